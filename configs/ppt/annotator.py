@@ -21,7 +21,7 @@ def get_config(task="yelp"):
     c.backbone.dtype = "bfloat16"
     if task == "yelp":
         c.task.name, c.task.fields = "custom", ("text",)
-        c.task.labels = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
+        c.task.labels = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
         c.data.source = "hub:Yelp/yelp_review_full"
         c.data.protocol, c.data.size = "holdout", _HELD_OUT
     else:

@@ -108,8 +108,8 @@ class Adapting(CorpusWork):
             f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
             f"{len(self.rows):,} rows of {c.data.max_len}, {self.dev.size} held-out rows"
         )
-        if corpus.skipped:
-            log.say(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+        for line in corpus.notes():
+            log.say(line)
         log.say(tree.overview(adapted.trainable, adapted.frozen))
         log.say(f"{c.objective.name}: {self.milestones.total} steps, {where}")
         for line in from_config.tell_kernel(c, self.placement, adapted.backbone.module):

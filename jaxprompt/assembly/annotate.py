@@ -22,7 +22,14 @@ from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.ppt import thresholds_of
 from jaxprompt.assembly.running import facts
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.ppt import AnnotationWriter, Reader, check_thresholds, check_unfinished
+from jaxprompt.corpus.ppt import (
+    AnnotationWriter,
+    Reader,
+    check_classes,
+    check_thresholds,
+    check_unfinished,
+    get_pattern,
+)
 from jaxprompt.corpus.ppt.reading import CUT
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.demos import COUNTS
@@ -70,14 +77,25 @@ def check_annotator(c: Any) -> None:
             f"task {task.name} {what}, and labels are classes; take a task with classes, from the "
             "worst to the best"
         )
-    names = parse(c.task.template).fields if c.task.template else task.fields
+    template = parse(c.task.template or task.template)
+    if odd := [part.text for part in template.parts if part.kind == "field" and part.modifiers]:
+        raise InputError(
+            f"{{{odd[0]}}} has a modifier in the template, and units of a corpus stand as they "
+            f"are; write {{{odd[0]}}} alone"
+        )
+    names = template.fields if c.task.template else task.fields
     if len(names) != 1:
         raise InputError(
             f"task {task.name} has {len(names)} texts, {', '.join(names)}, and a unit of a corpus "
             "is one; take a task of single texts"
         )
-    if task.labels:
-        check_thresholds(task.labels, thresholds_of(c))
+    if not task.labels:
+        raise InputError(
+            f"task {task.name} does not say which of its classes is the worst; give task.labels, "
+            "from the worst to the best"
+        )
+    check_thresholds(task.labels, thresholds_of(c))
+    check_classes(task.labels, len(get_pattern("cls", c.ppt.patterns).words))
 
 
 def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
@@ -180,8 +198,9 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     # -- text and classifier ----------------------------------------------------------------------
     check_annotator(c)
     keep_programs(c.train.compilation_cache)
-    check_unfinished(output)
     trained = from_config.is_zero_shot(classifier) or read_result(workdir) is not None
+    if not trained:  # whether these are its own annotations could be told after the training only
+        check_unfinished(output)
     check_saved(classifier, workdir, trained)
     processes.agree(facts(c) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)

@@ -69,19 +69,23 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
-        lines += _tell_layout(c, card)
+        lines += _tell_layout(c, card, has_decoder=dims.decoder_layers > 0)
     return lines
 
 
-def _tell_layout(c: Any, card: Mapping[str, Any]) -> list[str]:
-    """Says where a task's layout differs from that of the pre-training of its prompt."""
-    if "pretrained" not in card or c.task.form not in TASKS:
+def _tell_layout(c: Any, card: Mapping[str, Any], *, has_decoder: bool) -> list[str]:
+    """Says where a task is asked otherwise than in the pre-training of its prompt."""
+    own = card.get("pretrained", {})
+    if own.get("task") not in TASKS:
         return []
-    pairs = {
-        "task.eos": (card["layout"]["eos"], c.task.eos),
-        "ppt.patterns": (card["pretrained"].get("patterns", c.ppt.patterns), c.ppt.patterns),
-    }
-    return [
+    lines, pairs, is_form = [], {}, c.task.form in TASKS
+    if c.task.form and c.task.form != own["task"]:
+        lines = [f"  it was pre-trained by {own['task']}, and this run has task.form={c.task.form}"]
+    elif is_form and "patterns" in own:
+        pairs["ppt.patterns"] = own["patterns"], c.ppt.patterns
+    if is_form or has_decoder:  # a BERT's input has the same end in any case
+        pairs["task.eos"] = card["layout"]["eos"], c.task.eos
+    return lines + [
         f"  it was pre-trained with {field}={before}, and this run has {now}"
         for field, (before, now) in pairs.items()
         if before != now

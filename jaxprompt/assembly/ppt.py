@@ -13,8 +13,10 @@ from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
 from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.load_config import fields
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
+from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass
@@ -31,10 +33,11 @@ from jaxprompt.corpus.ppt import (
     numbers_of_options,
     selection,
 )
-from jaxprompt.corpus.ppt.patterns import fields
+from jaxprompt.corpus.ppt.patterns import fields as fields_of
+from jaxprompt.data.overview import tell_words
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tokenizer import segments
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
@@ -72,8 +75,37 @@ def check_ppt(c: Any) -> None:
     need_corpus(c)
     if not c.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+    _check_idle(c)
     check_learner(c)
     open_annotations(c)
+
+
+def _check_idle(c: Any) -> None:
+    """Raises InputError for fields that say what a task is: here the pre-training task is that."""
+    idle = {f"task.{name}": FIELDS["task"][name].default for name in c.task}
+    idle |= {"ppt.hard": False, "data.protocol": "", "data.source": ""}
+    given = fields(c)
+    for field in idle.keys() - {"task.answer", "task.eos"}:
+        value = given[field]
+        if value != idle[field]:
+            shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
+            raise InputError(
+                f"{field}={shown} does nothing in pretrain, whose examples and label "
+                f"words are those of ppt.task={c.ppt.task}; leave it out"
+            )
+
+
+def tell_idle(c: Any) -> list[str]:
+    """Names the fields of a block `ppt` that another of its tasks reads."""
+    read = {
+        "least": ("unified",), "most": ("unified",), "annotations": ("cls",),
+        "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
+    }  # fmt: skip
+    return [
+        f"ppt.{name}={brief(c.ppt[name])} is not read: ppt.task is {c.ppt.task}"
+        for name, tasks in read.items()
+        if c.ppt.task not in tasks and c.ppt[name] != FIELDS["ppt"][name].default
+    ]
 
 
 def check_learner(c: Any) -> None:
@@ -160,7 +192,7 @@ def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
             f"{c.ppt.patterns.partition('_')[0]}_end, or take another backbone"
         )
     task = Task(
-        c.ppt.task, fields(c.ppt.task, most), labels=pattern.words, template=template,
+        c.ppt.task, fields_of(c.ppt.task, most), labels=pattern.words, template=template,
         words=tuple((word,) for word in pattern.words), spaced=pattern.space,
     )  # fmt: skip
     return build_scorer(
@@ -181,6 +213,7 @@ class Text(NamedTuple):
     rows: PptRows  # to learn from
     held: Pass
     facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
+    classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
 def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) -> Text:
@@ -209,7 +242,8 @@ def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) ->
         digests = (task.digest for task in tasks)
         used = [labels.annotator, *tasks[0].counts.tolist(), *digests]
     facts = {"corpus": corpus.fingerprint, "labels": used, "about": about}
-    return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)})
+    classes = () if labels is None else labels.classes
+    return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)}, classes)
 
 
 def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
@@ -225,17 +259,16 @@ def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str
     lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
     lines += tell_init(c, backbone.module.dims)
     lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
-    if corpus.skipped:
-        lines.append(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
-    return lines
+    return lines + corpus.notes() + tell_idle(c)
 
 
 def told_task(asked: PptTask, text: Text) -> list[str]:
     """Says what is asked, what of the text is used for it, and what was left out."""
     words = asked.forms.verbalizer.words
+    own = tell_words(text.classes, words) or ["words " + ", ".join(entry[0] for entry in words)]
     return [
         f"task {asked.scorer.task.name}, template {asked.scorer.template!r}",
-        "  words " + ", ".join(entry[0] for entry in words),
+        f"  {own[0]}",
         f"  to learn from {text.tasks[0].summary()}",
         f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
     ]

@@ -9,6 +9,7 @@ import jax
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, shared_tuning, starting_text
 from jaxprompt.assembly.grid import is_grid, list_runs
+from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.initial_params import check_start, divide
 from jaxprompt.assembly.pipeline import Backbone, Scorer, Split
 from jaxprompt.assembly.prepared import prepare_task
@@ -83,6 +84,7 @@ def _tell_backbone(c: Any, backbone: Backbone) -> Iterator[str]:
     yield f"backbone {c.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
+    yield from tell_init(c, backbone.module.dims)
 
 
 def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:

@@ -266,6 +266,11 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
                     yield line, start, b"".join(held)
                 line, start, held, size = number, offset, [], 0
             begins = ends
+    if parted != "file" and number == 1 and b"\r" in b"".join(held).strip():
+        raise InputError(
+            f"{path}: its lines end in a carriage return alone; end them with a line feed, e.g. "
+            f"with tr '\\r' '\\n' < {path.name}"
+        )
     if not all(map(bytes.isspace, held)):
         yield line, start, b"".join(held)
 

@@ -42,6 +42,7 @@ class Corpus:
         self.skipped: int = meta["skipped"]  # documents that could not be read
         self.first_skipped: str = meta["first_skipped"]  # and why
         self.empty: int = meta["empty"]  # documents without text, left out too
+        self.repeats: int = meta.get("repeats", 0)  # documents whose tokens an earlier one has
         self._count: int = meta["documents"]
         sizes = {
             "ids": (meta["dtype"], self.num_tokens),
@@ -54,6 +55,18 @@ class Corpus:
     def __len__(self) -> int:
         """Number of documents."""
         return self._count
+
+    def notes(self) -> list[str]:
+        """Says which documents were left out, and how many are there again."""
+        lines = []
+        if self.skipped:
+            lines.append(f"{self.skipped} documents were left out, the first: {self.first_skipped}")
+        if self.repeats:
+            lines.append(
+                f"{self.repeats:,} of {len(self):,} documents repeat another word for word; one of "
+                "two equal documents may be held out and the other learned from: remove repeats"
+            )
+        return lines
 
     def document(self, number: int) -> list[np.ndarray]:
         """Ids of each unit of a document."""
@@ -134,6 +147,7 @@ class StoreWriter:
         self._folder = folder
         self._dtype = dtype
         self._max_id = 0
+        self._digests = [np.zeros(0, "<u8")]  # of documents
         with contextlib.ExitStack() as stack:  # a full disk leaves no file open
             self._files = {
                 name: stack.enter_context(open(folder / file, "wb"))
@@ -147,6 +161,10 @@ class StoreWriter:
     def add(self, part: EncodedDocuments) -> None:
         """Appends documents, those without units left out."""
         counts = part.units[part.units > 0]
+        ends = np.cumsum(part.lengths)[np.cumsum(counts) - 1]  # of documents, in tokens
+        own = np.split(np.ascontiguousarray(part.ids, self._dtype), ends[:-1]) if len(ends) else []
+        digests = [hashlib.blake2b(ids.data, digest_size=8).digest() for ids in own]
+        self._digests.append(np.frombuffer(b"".join(digests), "<u8"))
         # Bounds go on from what is written, so each part is appended as it comes.
         self._write("documents", self.num_units + np.cumsum(counts))
         self._write("units", self.tokens + np.cumsum(part.lengths))
@@ -166,9 +184,10 @@ class StoreWriter:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
+        repeats = self.documents - len(np.unique(np.concatenate(self._digests)))
         meta = dict(
             format=FORMAT, dtype=self._dtype, documents=self.documents, units=self.num_units,
-            tokens=self.tokens, max_id=self._max_id, empty=self.empty, **more,
+            tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats, **more,
         )  # fmt: skip
         with open(self._folder / META, "w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1)

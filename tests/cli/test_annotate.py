@@ -27,7 +27,7 @@ from jaxprompt.corpus.ppt import Annotations, AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer
 
 ANNOTATOR = ROOT / "configs/ppt/annotator.py"
-STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
+STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 BATCH, PART = 4, 4 * 64  # units that are labelled and written together
 # 10 and 11 characters, 3 tokens, 10,801 characters, more tokens than are read.
 ODD = [
@@ -282,6 +282,12 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
          "of bad, fair, good; set ppt.thresholds"),
         (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
          "task custom writes texts, and labels are classes; take a task with classes"),
+        ({"task__labels": ""}, "task custom does not say which of its classes is the worst; give "
+         "task.labels, from the worst to the best"),
+        ({"task__labels": "bad,good", "ppt__thresholds": "0.5,0.5"}, "the annotator has 2 classes "
+         "(bad, good), and ppt.task=cls has 5 label words; take a task of 5 classes, from the wo"),
+        ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, and "
+         "units of a corpus stand as they are; write {text} alone"),
         ({"task__choices": "a,b"}, "task custom has choices, and labels are classes"),
         ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, and a unit of a corpus is one"),
         ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),
@@ -300,10 +306,17 @@ def test_text_that_is_none(annotate, tmp_path):
     assert not (tmp_path / "new/config.json").exists()
 
 
-def test_labels_that_are_finished(refused, annotated, words):
-    workdir, output, _ = annotated
-    line = refused(*words(workdir, output))
-    assert line == f"{output} has finished annotations; take another folder"
+def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
+    """The same command counts them once more; by another classifier they are in the way."""
+    workdir, output, printed = annotated
+    before = files(output)
+    code, out, err = jaxprompt(capsys, *words(workdir, output))
+    assert code == 0 and f"{UNITS} units, {UNITS} done" in err
+    assert result_of(out) == result_of(printed) and files(output) == before
+    for place, started in ((tmp_path / "new", False), (workdir, True)):
+        line = refused(*words(place, output, data__max_len=32), started=started)
+        assert line == f"{output} has finished annotations; take another folder"
+    assert files(output) == before
 
 
 def test_what_changed_under_a_run(refused, annotated, words, fields, tmp_path, monkeypatch):

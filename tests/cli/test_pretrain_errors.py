@@ -69,6 +69,10 @@ def forbidden(monkeypatch):
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
         ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
         ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where: no annotations there"),
+        ({"task__words": "a,b,c"}, "task.words='a,b,c' does nothing in pretrain, whose examples"),
+        ({"task__form": "nsp"}, "task.form='nsp' does nothing in pretrain, whose examples and"),
+        ({"data__source": "rows"}, "words are those of ppt.task=nsp; leave it out"),
+        ({"ppt__hard": True}, "ppt.hard=True does nothing in pretrain"),
         ({"ppt__thresholds": "0.5,1"}, "ppt.thresholds=1 must be in [0, 1)"),
         ({"train__eval_steps": 0, "train__eval_epochs": 0}, "train.eval_epochs=0; set one above 0"),
     ],
@@ -152,7 +156,9 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
         tmp_path_factory, tmp_path / "three", classes=("bad", "fair", "good", "best", "x", "y")
     )
     line = start("cls-bert", ppt__annotations=three)
-    assert "the annotator has 6 classes (bad, fair, good, best, x, y), the pattern 5 words" in line
+    assert (
+        "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
+    )
     line = start("cls-bert", ppt__thresholds="0.5,0.5")
     assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1, one for each")
     unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)

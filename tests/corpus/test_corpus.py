@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,6 +230,19 @@ def test_skipped_documents_are_counted_and_no_secret(folder, tiny, tmp_path):
     assert ids(corpus) == EXPECTED and corpus.skipped == 1 and "c.txt" in corpus.first_skipped
     with pytest.raises(InputError, match="c.txt: not UTF-8 .*; corpus.on_error=skip leaves it out"):
         index(folder, tiny, tmp_path / "store")  # the finished store has them left out
+
+
+def test_documents_that_repeat_others_are_counted(folder, tiny, tmp_path):
+    assert index(folder, tiny, tmp_path / "store").notes() == []
+    shutil.copy(folder / "a.jsonl", folder / "c.jsonl")
+    corpus = index(folder, tiny, tmp_path / "store")
+    again = len(corpus) - len(EXPECTED)
+    assert corpus.repeats == again > 0
+    (line,) = corpus.notes()
+    assert line.startswith(f"{again} of {len(corpus)} documents repeat another word for word; one ")
+    # The same words divided otherwise are the same text, others are not.
+    write(tmp_path / "d.jsonl", ["one two", "one\ntwo", "two one", "one"])
+    assert index(tmp_path / "d.jsonl", tiny, tmp_path / "store").repeats == 1
 
 
 def test_ids_beyond_the_embedding(tiny):

@@ -359,3 +359,15 @@ def test_endless_units_are_cut():
     assert " ".join(parts) == words.strip()
     chinese = split("字" * 100000, language="zh")
     assert [len(part) for part in chinese] == [2**16, 100000 - 2**16]
+
+
+@pytest.mark.parametrize("documents", ["line", "blank"])
+def test_lines_that_end_in_a_carriage_return_alone(tmp_path, documents):
+    """As they would be one document, where each line was to be one."""
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"a b\rc d\re\r")
+    with pytest.raises(InputError, match=r"x.txt: its lines end in a carriage return alone; end t"):
+        read_all(path, documents=documents)
+    assert read_all(path) == ["a b\rc d\re\r"]  # a document of three paragraphs
+    path.write_bytes(b"a b\r")
+    assert read_all(path, documents=documents) == ["a b\r"]

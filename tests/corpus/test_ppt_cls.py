@@ -84,8 +84,14 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     found = second.seal()
     np.testing.assert_array_equal(found.probabilities, rows.astype(np.float16))
     assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
+    # Of the same work nothing is left to do, of other work it is in the way.
+    third = AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    assert third.done == 12
+    np.testing.assert_array_equal(third.seal().probabilities, found.probabilities)
+    third.close()
     with pytest.raises(InputError, match="has finished annotations; take another folder"):
-        AnnotationWriter(folder, corpus, CLASSES, "roberta")
+        AnnotationWriter(folder, corpus, CLASSES, "bert")
+    assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
 
 
 def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
@@ -132,7 +138,7 @@ def test_labels_of_other_text_or_classes(tmp_path, corpus):
     other = even_corpus(tmp_path / "other", 2, 5)
     with pytest.raises(InputError, match=r"annotates other text \(12 units\) than .* \(10\)"):
         cls.make(other, range(2), forms, found)
-    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), the pattern 3 words"):
+    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), and ppt.task=cls has 3"):
         found.check(corpus, 3)
     with pytest.raises(InputError, match="none of 12 units has 6 tokens and a label above its"):
         cls.make(corpus, range(3), forms, found, [0.98] * 5)

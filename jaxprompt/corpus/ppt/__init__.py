@@ -10,6 +10,7 @@ from jaxprompt.corpus.ppt.annotations import (
     PUBLISHED,
     Annotations,
     AnnotationWriter,
+    check_classes,
     check_thresholds,
     check_unfinished,
 )
@@ -23,6 +24,6 @@ from jaxprompt.corpus.ppt.units import Units
 
 __all__ = [
     "PATTERNS", "PUBLISHED", "TASKS", "AnnotationWriter", "Annotations", "Form", "Forms", "Pattern",
-    "PptRows", "Reader", "Units", "ask", "check_thresholds", "check_unfinished", "get_pattern",
-    "make_forms", "numbers_of_options", "unify",
+    "PptRows", "Reader", "Units", "ask", "check_classes", "check_thresholds", "check_unfinished",
+    "get_pattern", "make_forms", "numbers_of_options", "unify",
 ]  # fmt: skip

@@ -62,11 +62,7 @@ class Annotations:
 
     def check_classes(self, classes: int) -> None:
         """Raises InputError where there are other than so many classes."""
-        if classes != len(self.classes):
-            raise InputError(
-                f"the annotator has {len(self.classes)} classes ({', '.join(self.classes)}), the "
-                f"pattern {classes} words; give a word a class, in that order"
-            )
+        check_classes(self.classes, classes)
 
     def check_thresholds(self, thresholds: Sequence[float]) -> None:
         """Raises InputError where they are not one for each class."""
@@ -106,6 +102,15 @@ def check_thresholds(classes: Sequence[str], thresholds: Sequence[float]) -> Non
         )
 
 
+def check_classes(classes: Sequence[str], words: int) -> None:
+    """Raises InputError where there are other classes than label words."""
+    if len(classes) != words:
+        raise InputError(
+            f"the annotator has {len(classes)} classes ({', '.join(classes)}), and ppt.task=cls "
+            f"has {words} label words; take a task of {words} classes, from the worst to the best"
+        )
+
+
 def check_unfinished(folder: str | os.PathLike) -> None:
     """Raises InputError where a folder has all of its annotations."""
     if (Path(folder) / _META).exists():
@@ -115,6 +120,7 @@ def check_unfinished(folder: str | os.PathLike) -> None:
 class AnnotationWriter:
     """Writes annotations unit after unit; a writer of the same work goes on where one ended.
 
+    Where that was at the end of all units nothing is left to do, and `seal` opens what is there.
     One process writes; where several annotate, it gathers what they found.
     """
 
@@ -127,7 +133,12 @@ class AnnotationWriter:
             "format": FORMAT, "classes": list(classes), "annotator": annotator,
             "units": corpus.num_units, "corpus": _text_of(corpus),
         }  # fmt: skip
-        check_unfinished(self.folder)
+        self._work, self._row = work, len(classes) * _DTYPE.itemsize
+        self._file, self.done = None, corpus.num_units  # units
+        if (finished := _read(self.folder / _META)) == work:
+            return
+        if finished is not None:
+            check_unfinished(self.folder)
         begun = _read(self.folder / _PART)
         if begun is None:
             write_atomic(self.folder / _PART, json.dumps(work, indent=1))
@@ -140,13 +151,12 @@ class AnnotationWriter:
                 f"{self.folder} was begun with another {changed[0]}; restore it, or delete the "
                 "folder to annotate anew"
             )
-        self._work, self._row = work, len(classes) * _DTYPE.itemsize
         path = self.folder / _LABELS
         with _writing(path):
             # Rows without a part.json are of unknown origin: they are overwritten.
             self._file = open(path, "ab" if begun else "wb")
             # Opened to append, a file is at its end.
-            self.done = self._file.tell() // self._row  # units
+            self.done = self._file.tell() // self._row
             self._file.truncate(self.done * self._row)  # a row may have been cut by the end
 
     def append(self, probabilities: np.ndarray) -> None:
@@ -166,6 +176,8 @@ class AnnotationWriter:
         """Ends the work and opens it."""
         if self.done != self._work["units"]:
             raise ValueError(f"{self.done} of {self._work['units']} units are annotated")
+        if self._file is None:
+            return Annotations(self.folder)
         with _writing(self.folder):
             # The rows reach the disk before the file that vouches for them.
             os.fsync(self._file.fileno())
@@ -177,8 +189,9 @@ class AnnotationWriter:
 
     def close(self) -> None:
         """Closes the file, sealed or not."""
-        with _writing(self.folder):
-            self._file.close()
+        if self._file is not None:
+            with _writing(self.folder):
+                self._file.close()
 
 
 @contextlib.contextmanager

@@ -88,8 +88,9 @@ class Units:
         if self.documents < documents:
             raise InputError(
                 f"{self.documents} of {self._offered} documents have {self._count} units of "
-                f"{self._least} tokens or more, {task} needs {documents} such documents; add text, "
-                "or raise corpus.held_out if these are held out"
+                f"{self._least} tokens or more, {task} needs {documents} such documents; set "
+                "corpus.units=sentence if a document is one paragraph, raise corpus.held_out if "
+                "these are held out, or add text"
             )
 
     def summary(self) -> str:
