@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterable
+from types import UnionType
 from typing import Any
 
 _SHOWN = {
@@ -128,7 +129,7 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise InputError(f"config field {name}={brief(value)} must be {_SHOWN[kind]}")
 
 
-def check_type(argument: str, given: Any, kind: type, cure: str) -> None:
+def check_type(argument: str, given: Any, kind: type | UnionType, cure: str) -> None:
     """Raises InputError where an argument in Python is not of a type; `cure` says what to give."""
     if not isinstance(given, kind):
         raise InputError(f"{argument}={brief(given)} is a {type(given).__name__}; give {cure}")

@@ -2,9 +2,12 @@
 
 import codecs
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import secrets
+import socket
 import stat
 import sys
 from collections import Counter
@@ -12,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxprompt.errors import InputError, brief, has_surrogate
+from jaxprompt.errors import InputError, brief, escape, has_surrogate
 
 DEPTH = 64  # levels of JSON: far more than anything read here has, and safe to walk recursively
 NAME, PATH = 255, 4095  # bytes of a file's name and of a path on the systems that this runs on
@@ -255,6 +258,39 @@ def open_scratch(path: Path) -> BinaryIO:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
+
+
+def acquire(path: Path, place: Path, cure: str) -> int:
+    """Opens and locks a file, which says who may write to a place. -> its descriptor
+
+    The system releases the lock when the process dies. Where the file system has no locks, this is
+    said. Raises InputError, with the cure, where another process holds it.
+    """
+    while True:
+        try:
+            # No link is followed: the file that it names would be truncated below.
+            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
+                os.close(held)
+                raise InputError(
+                    f"{place} is in use by {holder}; wait for its end, or {cure}"
+                ) from error
+            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
+            print(escape(line), file=sys.stderr)
+            return held
+        # Between opening and locking another process may have removed the file.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), os.stat(path)):
+                os.ftruncate(held, 0)
+                os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return held
+        os.close(held)
 
 
 def write_error(path: str | os.PathLike, error: OSError) -> InputError:

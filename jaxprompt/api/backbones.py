@@ -1,17 +1,20 @@
 """A frozen model, opened and loaded."""
 
+from pathlib import Path
 from typing import Any
 
 from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.assembly.schema import check_fields, make_defaults
-from jaxprompt.errors import InputError, brief, nearest
+from jaxprompt.errors import InputError, brief, check_type, nearest
 from jaxprompt.parallel.sharding import make_placement
 
 _OWN = ("path", "init")  # fields that `load_backbone` has besides, or that a run alone has
 
 
-def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -> LoadedBackbone:
+def load_backbone(
+    path: str | Path, *, mesh: tuple[int, int] = (1, 1), **fields: Any
+) -> LoadedBackbone:
     """Loads the weights of a pre-trained model onto the devices.
 
     Args:
@@ -28,6 +31,7 @@ def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -
         if name not in block or name in _OWN:
             known = [field for field in block if field not in _OWN]
             raise InputError(f"load_backbone has no {name}; {nearest(name, known)}")
+    check_type("path", path, str | Path, "a folder, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER")
     block |= {"path": str(path), **fields}
     # Before anything is looked up: a wrong value is told without the hub.
     check_fields(block, "backbone")

@@ -108,7 +108,7 @@ def attach(
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("head", head)
     at_least("batch", batch, 1)
-    if bare := prompt is None:
+    if prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
     if isinstance(prompt, Sequence | Mapping) and not isinstance(prompt, str):
@@ -119,6 +119,8 @@ def attach(
             )
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives, or run.prompt")
+    if not prompt.card and prompt.adopted is None:
+        raise InputError(f"{prompt.path} has no card; give what jp.load_prompt(path) gives")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} names the column of a row that picks one of several prompts, and one "
@@ -153,15 +155,7 @@ def attach(
     opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
     scorer = scorer_of_card(opened, card, batch, force=force).with_backbone(opened)
     tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
-    try:
-        params = join(prompt.path, tensors, scorer, backbone)
-    except InputError as error:
-        if not bare:
-            raise
-        raise InputError(
-            f"head {card['head']['name']} has numbers that must be trained, and a backbone by "
-            "itself has none of them; give head=jp.verbalizer(), or train a prompt"
-        ) from error
+    params = join(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
 
@@ -230,4 +224,8 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     `model.encode` gives.
     """
     check_type("model", model, PromptedModel, "what attach gives of one prompt")
+    check_type("batch", batch, Batch, "what model.encode(rows) gives")
+    check_type("params", params, Mapping, "model.params, or others of their form")
+    if lost := model.params.keys() - params.keys():
+        raise InputError(f"params lack {min(lost)!r}; give model.params, or others of their form")
     return model.scorer.model.forward(params, batch)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.api.backbones import load_backbone
-from jaxprompt.assembly.adapters import Adopted, adopt, is_adapter
+from jaxprompt.assembly.adapters import Adopted, adopt, as_peft, is_adapter
 from jaxprompt.assembly.pipeline import LoadedBackbone, open_backbone
 from jaxprompt.assembly.prompt_artifact import (
-    as_peft,
     block_of_card,
     plain_tokens,
     read_export,
@@ -21,8 +20,9 @@ from jaxprompt.assembly.prompt_artifact import (
 from jaxprompt.assembly.schema import make_defaults
 from jaxprompt.assembly.tuned_backbone import as_delta
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
+from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
-from jaxprompt.convert.peft import write_peft
+from jaxprompt.convert.peft import outputs_of, write_peft
 from jaxprompt.errors import InputError, check_type, choose
 from jaxprompt.files import user_path
 
@@ -57,11 +57,15 @@ class Prompt:
 def load_prompt(path: str | Path) -> Prompt:
     """Reads a prompt: the folder of an export or of a PEFT adapter, or an .npy array [S, E].
 
-    Raises InputError for one that is missing, cut, or of another kind.
+    Such a folder may be on the hub, hub:owner/name[@revision]. Raises InputError for one that is
+    missing, cut, or of another kind.
     """
+    cure = "the place of a prompt; what train gives has it already, as run.prompt"
+    check_type("path", path, str | Path, cure)
     path = str(path)
-    if is_adapter(path):
-        adopted = adopt(path)
+    where = str(fetch_prompt(path)) if path.startswith(SCHEME) else path
+    if is_adapter(where):
+        adopted = adopt(where)
         return Prompt(adopted.tensors, {}, path, adopted)
     tensors, card = read_export(path)
     return Prompt(tensors, card, path)
@@ -122,8 +126,9 @@ def save_prompt(
         block_of_card(prompt.card, make_defaults().backbone.to_dict())
     )  # fmt: skip
     scorer = scorer_of_card(opened, prompt.card, batch=1)
-    paths = write_peft(path, **as_peft(scorer, prompt.tensors, prompt.card))
-    return (*paths, write_peft_card(path, prompt.card))
+    adapter = as_peft(scorer, prompt.tensors, prompt.card)
+    paths = write_peft(path, **adapter)
+    return (*paths, write_peft_card(path, prompt.card, outputs_of(adapter)))
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -18,11 +19,11 @@ from jax import export
 from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.convert.artifact import package_versions
+from jaxprompt.convert import artifact
 from jaxprompt.data.specials import FED
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, choose, with_article
-from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
 from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
 
@@ -30,6 +31,7 @@ FORMAT = 1
 _OF_ONE_LENGTH = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
+FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, CARD)
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program may be lowered for
 TEXTS = ("a short text", "a second text, which has more words than the first one")
 _DECODER = "decoder_"  # what the names of the decoder's inputs begin with
@@ -52,8 +54,10 @@ def write_stablehlo(
     scores, and run.py scores these. Only what the scores depend on is an input or a weight.
 
     Raises InputError for a head that does not score classes, a template with a row per choice, an
-    unknown platform and a folder that cannot be written, and where flatbuffers is missing.
+    unknown platform, a folder that holds other files or cannot be written, and where flatbuffers is
+    missing.
     """
+    check_folder(folder)
     _check(model.scorer, model.prompt.card["backbone"]["family"], platforms)
     folder = make_folder(folder)
     batch = _encode(model.scorer)
@@ -66,15 +70,40 @@ def write_stablehlo(
     card = json.dumps(_describe(model, program), indent=2, ensure_ascii=False) + "\n"
     script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
     files: dict[str, bytes | str] = {
+        CARD: card,  # first: it tells whose the others are
         PROGRAM: bytes(program.exported.serialize()),
         WEIGHTS: _safetensors(program.weights),
         EXAMPLE: _npz(example),
         SCRIPT: script,
-        CARD: card,
     }
     for name, data in files.items():
         write_atomic(folder / name, data)
-    return tuple(folder / name for name in files)
+    return tuple(folder / name for name in FILES)
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raises InputError where a folder holds what no program of ours has left there."""
+    try:
+        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(folder, error) from error
+    own = [artifact.TENSORS, artifact.CARD]  # of an export to the same folder
+    own += FILES if _is_ours(Path(folder)) else ()
+    if foreign := [name for name in found if name not in own]:
+        raise InputError(
+            f"{folder} holds {foreign[0]}, which no --stablehlo export has left there; delete it, "
+            "or give another folder"
+        )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        card = parse_json((folder / CARD).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(card, dict) and card.get("format") == FORMAT and "inputs" in card
 
 
 def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
@@ -238,7 +267,7 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
         "tokenizer": {name: card["backbone"][name] for name in ("id", "revision")},
         "max_len": scorer.layout.max_len,
         "example": list(TEXTS),
-        "versions": package_versions(),
+        "versions": artifact.package_versions(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Prompts that others wrote, PEFT's folders and .npy arrays, as exports of ours."""
+"""Prompts of others, PEFT's folders and .npy arrays, as exports of ours; exports for PEFT."""
 
 import os
 from collections.abc import Mapping
@@ -10,12 +10,17 @@ import numpy as np
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, read_task
 from jaxprompt.assembly.inheritance import rescaled
-from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.assembly.prompt_artifact import PEFT_PREFIXES, describe
+from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
+from jaxprompt.assembly.prompt_artifact import describe, encode_text, plain_tokens
+from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
+
+# Families whose torch models read the past keys and values by which PEFT hands a prefix over.
+_PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
+_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
 class Adopted(NamedTuple):
@@ -98,10 +103,10 @@ def card_of_adopted(
             f"decoder of {with_article(opened.family)}, in a form that is not read; train it in "
             "PEFT with task_type=SEQ_2_SEQ_LM"
         )
-    if "length" in adopted.prompt and opened.family not in PEFT_PREFIXES:
+    if "length" in adopted.prompt and opened.family not in _PREFIXES:
         raise InputError(
             f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
-            f"read; give the backbone that it was learned on: {', '.join(PEFT_PREFIXES)}"
+            f"read; give the backbone that it was learned on: {', '.join(_PREFIXES)}"
         )
     if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
@@ -159,3 +164,79 @@ def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[s
         tensors[f"head/main/{ours}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
         tensors[f"head/main/{ours}/bias"] = adapter.head[f"{name}.bias"]
     return tensors, found.block
+
+
+def as_peft(
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
+
+    The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
+    pools a soft token or has another head, and the adapter holds the prompt alone. Raises
+    InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
+    """
+    base, constant, family = card["backbone"], card["prompt"], card["backbone"]["family"]
+    if scorer.demos is not None:
+        raise InputError(
+            "--peft: the prompt is laid with demonstrations, which PEFT has no form for; ship "
+            "prompt.safetensors, which export writes without --peft"
+        )
+    if scorer.model.prompt.reads:
+        raise InputError(
+            f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no "
+            "form for; ship prompt.safetensors, which export writes without --peft"
+        )
+    if tuned_names(tensors):
+        raise InputError(
+            "--peft: the run tuned weights of the backbone, which an adapter does not hold; with "
+            "--tuned=FOLDER they become the model that it stands on"
+        )
+    if "prompt/rows" in tensors:
+        raise InputError(
+            f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
+            "form for; ship prompt.safetensors, which export writes without --peft"
+        )
+    own = {name for name in tensors if name.startswith("prompt/")}
+    if family == "t5" and own - {"prompt/slots"}:
+        raise InputError(
+            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    found = {"base": base["id"], "revision": base["revision"], "task_type": _TASKS.get(family)}
+    found |= {name: base["dims"][name] for name in ("layers", "heads")}
+    if "prompt/slots" in tensors:
+        if own != {"prompt/slots"}:
+            raise InputError(
+                f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
+                "of them; ship prompt.safetensors, which export writes without --peft"
+            )
+        if not _stand_in_front(scorer):
+            raise InputError(
+                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
+                "they stand elsewhere; ship prompt.safetensors, which export writes without --peft"
+            )
+        return found | {"soft": plain_tokens(tensors, card)}
+    if "prompt/k" not in tensors:
+        raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
+    span = (constant["first"], constant["last"], constant["shift"])
+    if span != (0, base["dims"]["layers"], constant["length"]):
+        raise InputError(
+            "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
+            f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
+        )
+    if family not in _PREFIXES:
+        raise InputError(
+            f"--peft: {with_article(family)} of transformers does not read the prefix of an "
+            "adapter; ship prompt.safetensors, which export writes without --peft"
+        )
+    found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
+    if family == "bert" and card["head"].get("pooler") == "checkpoint":
+        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
+        found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
+    return found
+
+
+def _stand_in_front(scorer: Scorer) -> bool:
+    """Tells whether the input begins with all soft tokens, [CLS] and hard words behind them."""
+    count = scorer.model.prompt.num_slots()
+    (rows,) = encode_text(scorer, "a text")
+    return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

@@ -21,12 +21,12 @@ from jaxprompt.assembly.pipeline import (
     load_weights,
     open_backbone,
 )
-from jaxprompt.assembly.tuned_backbone import tuned_names, without_delta
+from jaxprompt.assembly.tuned_backbone import without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Task, task_from_json
-from jaxprompt.errors import InputError, with_article
+from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take, make_prompt
@@ -52,9 +52,6 @@ _NEEDED = {
 }
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
-# Families whose torch models read the past keys and values by which PEFT hands a prefix over.
-PEFT_PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
-_PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
 class Exported(NamedTuple):
@@ -82,7 +79,7 @@ def pack(
     """
     params = tree.merge(trainable, frozen)
     # Any example will do: what is folded depends on no text.
-    batch = scorer.one_batch(_encode(scorer, ""))
+    batch = scorer.one_batch(encode_text(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
     own = tree.flatten({"prompt": prompt.exported(arrays)})
     # What another export holds is not exported once more, unless it was trained on.
@@ -290,6 +287,12 @@ def join(
     wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
         name: leaf for name, leaf in flat.items() if name in tensors
     }
+    lost = wanted.keys() - tensors.keys()
+    if any(x.startswith("head/") for x in lost) and not any(x.startswith("head/") for x in tensors):
+        raise InputError(
+            f"{path} has no numbers of a head, and head {scorer.head.name} must be trained; give "
+            "head=jp.verbalizer(), which reads label words, or train a prompt"
+        )
     for name in sorted(wanted.keys() ^ tensors.keys()):
         state = "lacks" if name in wanted else "holds the unknown"
         raise InputError(f"{path} {state} tensor {name!r}; export the prompt again")
@@ -319,82 +322,6 @@ def plain_tokens(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> 
     return None if rows is None else rows * np.float32(card["backbone"]["rescale"])
 
 
-def as_peft(
-    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
-
-    The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
-    pools a soft token or has another head, and the adapter holds the prompt alone. Raises
-    InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
-    """
-    base, constant, family = card["backbone"], card["prompt"], card["backbone"]["family"]
-    if scorer.demos is not None:
-        raise InputError(
-            "--peft: the prompt is laid with demonstrations, which PEFT has no form for; ship "
-            "prompt.safetensors, which export writes without --peft"
-        )
-    if scorer.model.prompt.reads:
-        raise InputError(
-            f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no "
-            "form for; ship prompt.safetensors, which export writes without --peft"
-        )
-    if tuned_names(tensors):
-        raise InputError(
-            "--peft: the run tuned weights of the backbone, which an adapter does not hold; with "
-            "--tuned=FOLDER they become the model that it stands on"
-        )
-    if "prompt/rows" in tensors:
-        raise InputError(
-            f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
-            "form for; ship prompt.safetensors, which export writes without --peft"
-        )
-    own = {name for name in tensors if name.startswith("prompt/")}
-    if family == "t5" and own - {"prompt/slots"}:
-        raise InputError(
-            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
-        )
-    found = {"base": base["id"], "revision": base["revision"], "task_type": _PEFT_TASKS.get(family)}
-    found |= {name: base["dims"][name] for name in ("layers", "heads")}
-    if "prompt/slots" in tensors:
-        if own != {"prompt/slots"}:
-            raise InputError(
-                f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
-                "of them; ship prompt.safetensors, which export writes without --peft"
-            )
-        if not _stand_in_front(scorer):
-            raise InputError(
-                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
-                "they stand elsewhere; ship prompt.safetensors, which export writes without --peft"
-            )
-        return found | {"soft": plain_tokens(tensors, card)}
-    if "prompt/k" not in tensors:
-        raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
-    span = (constant["first"], constant["last"], constant["shift"])
-    if span != (0, base["dims"]["layers"], constant["length"]):
-        raise InputError(
-            "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
-            f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
-        )
-    if family not in PEFT_PREFIXES:
-        raise InputError(
-            f"--peft: {with_article(family)} of transformers does not read the prefix of an "
-            "adapter; ship prompt.safetensors, which export writes without --peft"
-        )
-    found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
-    if family == "bert" and card["head"].get("pooler") == "checkpoint":
-        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
-        found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
-    return found
-
-
-def _encode(scorer: Scorer, text: str) -> list[list[Encoded]]:
+def encode_text(scorer: Scorer, text: str) -> list[list[Encoded]]:
     """Encodes one example whose fields and choices are all `text`."""
     return scorer.encoder.encode_all([scorer.task.example(text, (text,) * scorer.layout.num_rows)])
-
-
-def _stand_in_front(scorer: Scorer) -> bool:
-    """Tells whether the input begins with all soft tokens, [CLS] and hard words behind them."""
-    count = scorer.model.prompt.num_slots()
-    (rows,) = _encode(scorer, "a text")
-    return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

@@ -36,14 +36,16 @@ def main(argv: Sequence[str]) -> int:
     c = load_run(args, overrides)
 
     from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
+    from jaxprompt.api.stablehlo import check_folder
+    from jaxprompt.assembly.adapters import as_peft
     from jaxprompt.assembly.export import pack_run
-    from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens
+    from jaxprompt.assembly.prompt_artifact import plain_tokens
     from jaxprompt.assembly.settings import settings_of
     from jaxprompt.assembly.tuned_backbone import tuned_names
     from jaxprompt.convert.artifact import summary_of, write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
     from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
-    from jaxprompt.convert.peft import write_peft
+    from jaxprompt.convert.peft import outputs_of, write_peft
 
     folder = args.output or Path(args.workdir) / "export"
     if args.npy and Path(args.npy).suffix != ".npy":
@@ -54,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
         check_card(folder)
     if args.peft:
         check_peft_folder(args.peft, args.npy)
+    if args.stablehlo:
+        check_folder(args.stablehlo)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
@@ -83,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
     if args.peft:
         # The tuned one, where --tuned has written it.
         adapter |= {"base": card["backbone"]["id"], "revision": card["backbone"]["revision"]}
-        paths = (*paths, *write_peft(args.peft, **adapter), write_peft_card(args.peft, card))
+        files = write_peft(args.peft, **adapter)
+        paths = (*paths, *files, write_peft_card(args.peft, card, outputs_of(adapter)))
     print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
     if args.push:
         print(escape(push_prompt(folder, args.push, card)), file=sys.stderr)

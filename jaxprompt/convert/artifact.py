@@ -163,10 +163,13 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     if prompt.ndim != 2 or not prompt.size or prompt.shape[1] != (width or prompt.shape[1]):
         wanted = f"this backbone takes [length, {width}]" if width else "a prompt is [length, E]"
         raise InputError(f"{path} has shape {list(prompt.shape)}; {wanted}")
-    if not np.isfinite(prompt).all():
-        raise InputError(f"{path} holds NaN or infinity; save a prompt that is finite")
-    # A copy: the mapped file is closed with the array that maps it.
-    return prompt.astype(np.float32)
+    # A copy: the mapped file is closed with the array that maps it. Made before the check: a number
+    # beyond float32's range is an infinity from here on.
+    with np.errstate(over="ignore"):
+        rows = prompt.astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise InputError(f"{path} holds NaN or infinity in float32; save a prompt that is finite")
+    return rows
 
 
 def summary_of(folder: str | os.PathLike) -> str:

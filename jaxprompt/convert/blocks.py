@@ -5,6 +5,7 @@ the copy, but every page once touched would count as this process's memory, and 
 would end it with a signal.
 """
 
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -17,6 +18,11 @@ from jaxprompt.errors import InputError
 
 # Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
 _PAGE = 4096
+_CURES = {
+    errno.EACCES: "check its permissions", errno.EPERM: "check its permissions",
+    errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: fetch it anew",
+    errno.ENOENT: "it is a link to nothing: fetch it anew",
+}  # fmt: skip
 
 Read = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
@@ -74,4 +80,5 @@ def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
 
 def unreadable(path: Path, error: OSError) -> InputError:
     """Returns the one-line error for a file that the system does not give."""
-    return InputError(f"{path} cannot be read ({error.strerror}); check its permissions.")
+    cure = _CURES.get(error.errno, "check the path")
+    return InputError(f"{path} cannot be read ({error.strerror}); {cure}.")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxprompt.convert import peft
 from jaxprompt.convert.artifact import CARD, TENSORS
 from jaxprompt.convert.model_card import README, write_model_card
 from jaxprompt.errors import InputError, brief
@@ -15,7 +16,7 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def fetch_prompt(place: str) -> Path:
-    """Fetches an export, `place` as in "hub:owner/name" or "hub:owner/name@revision". -> its folder
+    """Fetches an export or a PEFT adapter, hub:owner/name or hub:owner/name@revision. -> its folder
 
     HF_HUB_OFFLINE=1 answers from the cache alone. Raises InputError where the hub does not give it.
     """
@@ -26,8 +27,9 @@ def fetch_prompt(place: str) -> Path:
     cure = "check the name and the network, or log in with `hf auth login` where it is private"
     with asking(f"{place} cannot be fetched", cure):
         found = snapshot_download(
-            name, revision=revision or None, allow_patterns=[TENSORS, CARD, README]
-        )
+            name, revision=revision or None,
+            allow_patterns=[TENSORS, CARD, README, *peft.FILES],
+        )  # fmt: skip
     return Path(found)
 
 
@@ -61,9 +63,12 @@ def asking(what: str, cure: str) -> Iterator[None]:
 
     try:
         yield
-    except (HFValidationError, HTTPError, OSError) as error:
-        # Of several lines, the first says what failed.
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+    # A ValueError for a card that the hub does not take.
+    except (HFValidationError, HTTPError, OSError, ValueError) as error:
+        # Of several lines the first says what failed; of a card's, the others what of it.
+        text = str(error).strip()
+        first = text if isinstance(error, ValueError) else text.partition("\n")[0]
+        reason = " ".join(first.split())[:400].rstrip(".")
         raise InputError(f"{what} ({reason}); {cure}") from error
 
 

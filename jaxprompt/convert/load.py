@@ -97,7 +97,7 @@ def load_backbone(
             f"{config['feed_forward_proj']!r}; take rescale 1"
         )
     with open_weights(folder) as weights:
-        names = _Names(weights, table, sizes.get("I", 1))
+        names = _Names(weights, table, sizes.get("I", 1), quantized_by(config))
         heads = names.heads(config)
         # Told here, not as tensors that are missing: it is the config that is wrong.
         spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
@@ -110,6 +110,7 @@ def load_backbone(
         tied = not writes or (read_tied(config, family) and _is_tied(weights, names, table))
         wanted = select(table, config, sizes, heads, tied=tied)
         names.require(wanted, sizes)
+        names.forbid_more(wanted, sizes)
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
         if quantize in BITS:
             for tensor in wanted:
@@ -135,6 +136,12 @@ def load_backbone(
     return Loaded(unflatten(flat), report)
 
 
+def quantized_by(config: Mapping[str, Any]) -> str:
+    """Names what a config.json says has quantized the weights, "" where nothing has."""
+    held = config.get("quantization_config")
+    return str(held.get("quant_method") or "another library") if isinstance(held, dict) else ""
+
+
 def present_heads(folder: str | Path, family: str, config: Mapping[str, Any]) -> set[str]:
     """Lists the heads that a checkpoint holds, from its config.json and its tensors' names."""
     with open_weights(folder) as weights:
@@ -144,8 +151,9 @@ def present_heads(folder: str | Path, family: str, config: Mapping[str, Any]) ->
 class _Names:
     """Finds our tensors in a file, whether or not it carries the family's prefix."""
 
-    def __init__(self, weights: Weights, family: Family, inner: int = 1):
+    def __init__(self, weights: Weights, family: Family, inner: int = 1, quantized: str = ""):
         self.family, self.weights, self.inner = family, weights, inner
+        self.quantized = quantized  # what config.json says made codes of the weights
         self.folder, self.is_gguf = weights.folder, is_gguf(weights.folder)
         self.names = set(weights.names())
         # A bare model is saved without the prefix, a model with a head with it.
@@ -180,10 +188,29 @@ class _Names:
             if self.find(tensor, i) is None
         ]
         if lost:
-            raise InputError(
+            raise self._wrong(
                 f"{self.folder} lacks {len(lost)} of the needed tensors: {', '.join(lost[:5])}"
                 f"{', ...' if len(lost) > 5 else ''}; " + (_ANEW if self.is_gguf else _COMPLETE)
             )
+
+    def forbid_more(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
+        """Raises InputError where the file has more layers than config.json says."""
+        for tensor in wanted:
+            count = copies(tensor, sizes)
+            if tensor.stack and (more := self.find(tensor, count)):
+                raise self._wrong(
+                    f"{self.folder} holds {more}, of a layer behind the {count} that config.json "
+                    "says; give the config.json of these weights."
+                )
+
+    def _wrong(self, message: str) -> InputError:
+        """Makes the error for tensors that are not those of config.json."""
+        if not self.quantized:
+            return InputError(message)
+        return InputError(
+            f"{self.folder} holds weights that {self.quantized} has quantized, which are not read; "
+            "give the checkpoint before that, and backbone.quantize=int8 or int4 for codes"
+        )
 
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
         """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
@@ -191,13 +218,13 @@ class _Names:
         found = [self.find(tensor, i) for i in range(copies(tensor, sizes))]
         for name in found:
             if self.weights.shape(name) != shape:
-                raise InputError(
+                raise self._wrong(
                     f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
                     f"{'its metadata' if self.is_gguf else 'config.json'} says {list(shape)}; "
                     + (_ANEW if self.is_gguf else "give the config.json of these weights.")
                 )
             if self.weights.dtype(name) not in FLOATS:
-                raise InputError(
+                raise self._wrong(
                     f"{name} in {self.folder} is {self.weights.dtype(name)}; only "
                     f"{', '.join(FLOATS)} are read, give a checkpoint that is not quantized."
                 )

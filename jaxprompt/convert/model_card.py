@@ -1,15 +1,17 @@
 """The README.md beside a prompt: what it is for, how good it is, and the lines that use it."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert import artifact, peft
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, read_json, write_atomic, write_error
+from jaxprompt.files import make_folder, read_json, user_path, write_atomic, write_error
 
 README = "README.md"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that tells a card of ours
 _AUTO = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
@@ -75,14 +77,16 @@ def _is_ours(readme: Path) -> bool:
         return False
 
 
-def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
+def write_peft_card(folder: str | Path, card: Mapping[str, Any], outputs: int = 0) -> Path:
     """Writes the README.md of a PEFT folder, with the labels where it has a head.
 
-    PEFT makes the base model anew and is told how many labels it has.
+    PEFT makes the base model anew and is told how many labels it has: `outputs` of the head, where
+    the task names none.
     """
     task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
     auto, labels = _AUTO[task_type], card["task"]["labels"]
-    given = f", id2label={dict(enumerate(labels))!r}" if task_type == "SEQ_CLS" else ""
+    given = f", id2label={dict(enumerate(labels))!r}" if labels else f", num_labels={outputs}"
+    given = given if task_type == "SEQ_CLS" else ""
     known = card["backbone"]["id"]
     if not (known.startswith("pkg:") or known.endswith(".gguf")):
         call = f"{auto}.from_pretrained({str(folder)!r}{given})"
@@ -97,6 +101,12 @@ def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
         f"model = PeftModel.from_pretrained(base, {str(folder)!r})",
     ]  # fmt: skip
     return _write(folder, card, "peft", code)
+
+
+def is_hub_id(name: str) -> bool:
+    """Tells whether the id of a backbone is a name on the hub: no folder, file or package."""
+    is_other = name.startswith("pkg:") or name.endswith(".gguf") or os.path.exists(user_path(name))
+    return _HUB_ID.fullmatch(name) is not None and not is_other
 
 
 def _backbone_of(known: Mapping[str, Any]) -> str:
@@ -129,8 +139,10 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
         for name, value in (values or {}).items()
         if isinstance(value, int | float)
     ]
+    # The hub refuses a card whose base model is no name of its own.
+    base = [f"base_model: {known['id']}"] if is_hub_id(known["id"]) else []
     lines = [
-        "---", f"base_model: {known['id']}", f"library_name: {library}",
+        "---", *base, f"library_name: {library}",
         _TAGS, "---", "",
         f"# A {card['method']} prompt for {task['name']}", "",
         f"It was learned for the model `{known['id']}`, weights "

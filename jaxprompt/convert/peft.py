@@ -184,6 +184,12 @@ def write_peft(
     return folder / _TENSORS, folder / _CONFIG
 
 
+def outputs_of(adapter: Mapping[str, Any]) -> int:
+    """Counts the outputs of the head among the arguments of `write_peft`, 0 without one."""
+    head = adapter.get("head") or {}
+    return next((len(x) for name, x in sorted(head.items()) if name.endswith("bias")), 0)
+
+
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     import ml_dtypes  # noqa: F401 - gives numpy the name bfloat16
     from safetensors import SafetensorError

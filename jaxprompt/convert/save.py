@@ -26,7 +26,7 @@ from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
-from jaxprompt.files import make_folder, read_json, write_atomic, write_error
+from jaxprompt.files import acquire, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
 from jaxprompt.tree import flatten
 
@@ -103,7 +103,7 @@ def save_backbone(
         write_atomic(partial / "config.json", _json(saved))
         _take_place(partial, target)
 
-    with _removed_on_failure(partial, target):
+    with _held(target), _removed_on_failure(partial, target):
         processes.on_first(_told(prepare, target))
         for file, names in files.items():
             with _opened(partial / file) as out:
@@ -291,6 +291,27 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     if not kinds & {".json", ".txt", ".model"}:
         raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")
     return sorted(path for path in found if path.is_file())
+
+
+@contextlib.contextmanager
+def _held(target: Path) -> Iterator[None]:
+    """Lets one run at a time write a folder: of two, each would write into what the other moves."""
+    path = target.with_name(f".{target.name}.lock")
+
+    @contextlib.contextmanager
+    def hold() -> Iterator[None]:
+        make_folder(target.parent)
+        held = acquire(path, target, "take another folder")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held: see `acquire`
+            os.close(held)
+
+    with contextlib.ExitStack() as stack:
+        processes.on_first(lambda: stack.enter_context(hold()))
+        yield
 
 
 def _check_free(target: Path, run: str) -> None:

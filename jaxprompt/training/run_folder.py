@@ -9,27 +9,24 @@ Several processes share the folder and call every function together: process 0 w
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
 import os
-import socket
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError
 from jaxprompt.files import (
     CONFIG,
     LOCK,
+    acquire,
     make_folder,
     parse_json,
     read_json,
     write_atomic,
-    write_error,
 )
 from jaxprompt.parallel import processes
 from jaxprompt.training.checkpoint_folders import steps_of
@@ -62,11 +59,11 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
 def _hold(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = _acquire(path)
+    held = acquire(path, folder, "take another --workdir")
     try:
         yield
     finally:
-        # A command that was refused leaves nothing. Removed while it is held: see `_acquire`.
+        # A command that was refused leaves nothing. Removed while it is held: see `acquire`.
         if not (folder / CONFIG).exists():
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -88,36 +85,6 @@ def is_held(workdir: str | os.PathLike) -> bool:
     finally:
         os.close(held)  # which releases what was just taken
     return False
-
-
-def _acquire(path: Path) -> int:
-    """Opens and locks a file. -> its descriptor"""
-    while True:
-        try:
-            # No link is followed: the file that it names would be truncated below.
-            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise write_error(path, error) from error
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
-                os.close(held)
-                raise InputError(
-                    f"{path.parent} is in use by {holder}; wait for its end, or take another "
-                    "--workdir"
-                ) from error
-            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
-            print(escape(line), file=sys.stderr)
-            return held
-        # Between opening and locking another process may have removed the file.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), os.stat(path)):
-                os.ftruncate(held, 0)
-                os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                return held
-        os.close(held)
 
 
 # -- config ---------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys
     assert model.params.keys() == {"backbone"}
     with pytest.raises(jp.InputError, match="a backbone by itself.*give task="):
         jp.attach(backbone, None)
-    with pytest.raises(jp.InputError, match="head linear has numbers that must be trained"):
+    with pytest.raises(jp.InputError, match="by itself has no numbers of a head, and head linear"):
         jp.attach(backbone, None, task=task, head=jp.linear(), max_len=24)
     alike = jp.attach(backbone, None, task=task, max_len=24, multiple=24)
     assert jp.predict(alike, rows[1]) == jp.predict(model, rows[1])
@@ -280,6 +280,9 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
         jp.save_prompt(bare, tmp_path / "x")
     with refused("classes are not known", "labels"):
         jp.attach(backbone, bare, task=jp.task("text"))
+    task = jp.task("text", labels=["a", "b"])
+    with refused("soft.npy has no numbers of a head, and head linear must be trained; give head="):
+        jp.attach(backbone, bare, task=task, max_len=24)
     with refused("max_new|generate|writes|T5"):
         jp.generate(model, ["a text"])
     with refused("2 fields|cannot tell|text"):
@@ -374,6 +377,15 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
         (lambda: jp.attach(backbone, trained.prompt, by="team"), "by='team' names the column"),
         (lambda: jp.attach(backbone, {1: trained.prompt}), "a prompt is called 1, which is no"),
         (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give what attach gives"),
+        (lambda: jp.attach(backbone, jp.Prompt({})), "the prompt has no card; give what jp.load_p"),
+        (
+            lambda: jp.load_prompt(trained),
+            "give the place of a prompt; what train gives has it alr",
+        ),
+        (lambda: jp.load_prompt(None), "path=None is a NoneType; give the place of a prompt"),
+        (lambda: jp.load_backbone(None), "path=None is a NoneType; give a folder, a .gguf file"),
+        (lambda: jp.scores(model.params, model, ["a text"]), "give what model.encode(rows) gives"),
+        (lambda: jp.scores({}, model, model.encode(["a"])), "params lack 'backbone'; give model.p"),
     ):
         with pytest.raises(jp.InputError, match=re.escape(told)):
             call()

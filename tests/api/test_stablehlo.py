@@ -16,6 +16,7 @@ from tiny_run import jaxprompt, make_backbone, write_rows
 import jaxprompt as jp
 from jaxprompt.api import run_scorer
 from jaxprompt.api.stablehlo import write_stablehlo
+from jaxprompt.cli import export as export_command
 
 pytest.importorskip("flatbuffers")
 LABELS = ("beast", "food", "tool")
@@ -357,9 +358,28 @@ def test_the_rest_that_cannot_be(models, tmp_path, monkeypatch):
     with refused("cannot write", "file"):
         write_stablehlo(model, tmp_path / "file" / "x")
     (tmp_path / "y" / "scorer.json").mkdir(parents=True)
-    with refused("cannot write", "scorer.json"):
+    with refused("holds scorer.json, which no --stablehlo export has left there"):
         write_stablehlo(model, tmp_path / "y")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with refused("flatbuffers", "pip install flatbuffers"):
         write_stablehlo(model, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_files_of_others_stay(models, tmp_path):
+    model = models("bert-prefix-linear")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "run.py").write_text("# mine")
+    (folder / "scorer.json").write_text("{}")
+    with refused("holds run.py, which no --stablehlo export has left there; delete it, or give"):
+        write_stablehlo(model, folder)
+    assert (folder / "run.py").read_text() == "# mine" and len(list(folder.iterdir())) == 2
+    own = tmp_path / "own"
+    jp.save_prompt(model.prompt, own)  # an export may stand beside
+    for _ in range(2):
+        write_stablehlo(model, own)
+    assert {path.name for path in own.iterdir()} == {*FILES, "prompt.json", "prompt.safetensors"}
+    words = (f"--workdir={tmp_path}", "--config=configs/base.py:prefix", f"--stablehlo={folder}")
+    with refused("holds run.py"):  # before the run is read
+        export_command.main(words)

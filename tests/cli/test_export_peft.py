@@ -11,9 +11,10 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_ro
 from configs.base import get_config
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.adapters import as_peft
 from jaxprompt.assembly.initial_params import read_rows
 from jaxprompt.assembly.pipeline import open_backbone
-from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens, read_export, unpack
+from jaxprompt.assembly.prompt_artifact import plain_tokens, read_export, unpack
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks import read_example
 from jaxprompt.errors import InputError

@@ -156,9 +156,7 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
         tmp_path_factory, tmp_path / "three", classes=("bad", "fair", "good", "best", "x", "y")
     )
     line = start("cls-bert", ppt__annotations=three)
-    assert (
-        "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
-    )
+    assert "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
     line = start("cls-bert", ppt__thresholds="0.5,0.5")
     assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1, one for each")
     unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)

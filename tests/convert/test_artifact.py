@@ -223,3 +223,9 @@ def test_a_folder_without_an_export_is_said_once(tmp_path):
     with pytest.raises(InputError) as caught:
         read_artifact(tmp_path)
     assert str(caught.value).count("prompt.json") == 1 and "whole JSON" not in str(caught.value)
+
+
+def test_an_npy_beyond_the_range_of_float32_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.full((3, 8), 1e39))
+    with pytest.raises(InputError, match="holds NaN or infinity in float32; save a prompt that is"):
+        import_npy(tmp_path / "x.npy", 8)

@@ -12,11 +12,18 @@ import huggingface_hub.errors
 import numpy as np
 import pytest
 
+from jaxprompt.api.prompts import load_prompt
 from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.cli import export
 from jaxprompt.convert import hub, model_card
 from jaxprompt.convert.artifact import write_artifact
-from jaxprompt.convert.model_card import check_peft_folder, write_model_card, write_peft_card
+from jaxprompt.convert.model_card import (
+    check_peft_folder,
+    is_hub_id,
+    write_model_card,
+    write_peft_card,
+)
+from jaxprompt.convert.peft import outputs_of, write_peft
 from jaxprompt.errors import InputError
 
 CARD = {
@@ -126,6 +133,47 @@ def test_the_card_is_markdown_that_the_hub_reads(tmp_path):
     assert "prompt-tuning" in loaded.data.tags
     code = path.read_text().split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
+
+
+def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):
+    """The hub refuses a card that names another, such as the folder of a backbone."""
+    folder = tmp_path / "owner" / "bert"
+    folder.mkdir(parents=True)
+    for name in (str(folder), "pkg:owner/model", "owner/model.gguf", "a/b/c"):
+        backbone = CARD["backbone"] | {"id": name}
+        path = write_model_card(tmp_path, CARD | {"backbone": backbone})
+        assert huggingface_hub.ModelCard.load(path).data.base_model is None
+        assert f"the model `{name}`" in path.read_text()
+    assert is_hub_id("gpt2") and is_hub_id("owner/bert")
+
+
+def test_a_card_that_the_hub_refuses_is_one_line(tmp_path, monkeypatch):
+    error = ValueError("Invalid metadata in README.md.\n- base_model: no such model")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, error))
+    write_artifact(tmp_path / "export", TENSORS, CARD)
+    with pytest.raises(InputError, match=r"refused it \(Invalid metadata in README.md. - base_mod"):
+        hub.push_prompt(tmp_path / "export", "owner/news", CARD)
+
+
+def test_an_adapter_of_the_hub_is_read(offline):
+    for path in offline.iterdir():
+        path.unlink()
+    rows = np.ones((2, 8), np.float32)
+    write_peft(offline, base="owner/bert", layers=2, heads=2, soft=rows)
+    prompt = load_prompt("hub:owner/prompt")
+    np.testing.assert_array_equal(prompt.tensors["prompt/slots"], rows)
+    assert prompt.path == "hub:owner/prompt"
+
+
+def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_path):
+    head = {"classifier.weight": np.ones((1, 8)), "classifier.bias": np.ones(1)}
+    own = dict(base="owner/bert", layers=2, heads=2, soft=np.ones((2, 8)), head=head)
+    write_peft(tmp_path, **own)
+    card = CARD | {"task": CARD["task"] | {"labels": []}}
+    text = write_peft_card(tmp_path, card, outputs_of(own)).read_text()
+    assert f"from_pretrained({str(tmp_path)!r}, num_labels=1)" in text
+    text = write_peft_card(tmp_path, CARD, 2).read_text()
+    assert "id2label={0: 'bad', 1: 'good'})" in text
 
 
 @pytest.mark.parametrize("name", ["sst2", "rte", "copa", "race", "squad", "quickstart"])

@@ -185,8 +185,43 @@ def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
     rewrite(folder, lambda tensors: tensors | {name: np.ones((8, 2), np.float32)})
     assert load(folder).report.unused == (name,)
     folder = folders("gpt2")
-    rewrite(folder, lambda tensors: tensors | {"transformer.h.2.ln_1.weight": np.ones(12)})
-    assert load(folder).report.unused == ("transformer.h.2.ln_1.weight",)
+    rewrite(folder, lambda tensors: tensors | {"transformer.h.0.ln_3.weight": np.ones(12)})
+    assert load(folder).report.unused == ("transformer.h.0.ln_3.weight",)
+
+
+@pytest.mark.parametrize(
+    "family, name, more",
+    [
+        ("gpt2", "n_layer", "transformer.h.1."), ("t5", "num_layers", "encoder.block.1."),
+        ("t5", "num_decoder_layers", "decoder.block.1."),
+    ],
+)  # fmt: skip
+def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name, more):
+    """As that of a smaller sibling: a backbone that is cut short would be loaded."""
+    folder = folders(family)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {name: 1}))
+    with pytest.raises(InputError) as caught:
+        load(folder)
+    assert f"{folder} holds {more}" in str(caught.value)
+    assert "of a layer behind the 1 that config.json says; give the config" in str(caught.value)
+
+
+def test_weights_that_another_library_has_quantized_are_named(folders):
+    folder = folders("gpt2")
+    path = folder / "config.json"
+    held = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | held))
+    load(folder)  # they may stand as numbers all the same
+    name = "transformer.h.0.mlp.c_fc.weight"
+    for tensor in (np.ones((72, 1), np.uint8), None):  # as bitsandbytes has them; as GPTQ has
+        rewrite(folder, lambda old, new=tensor: old | {name: new} if new is not None else {
+            key: x for key, x in old.items() if key != name
+        })  # fmt: skip
+        with pytest.raises(
+            InputError, match="weights that bitsandbytes has quantized, which are n"
+        ):
+            load(folder)
 
 
 @pytest.mark.parametrize(

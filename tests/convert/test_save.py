@@ -23,6 +23,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
+from jaxprompt.files import acquire
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
 
@@ -221,6 +222,21 @@ def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
         write(foreign, source, loaded)
     with pytest.raises(InputError, match="config.json is a file; give a new or empty folder"):
         write(source / "config.json", source, loaded)
+
+
+def test_of_two_processes_that_write_a_folder_one_is_refused(saved, tmp_path):
+    """Both would write beside it, each into what the other moves to its place."""
+    source, out = saved("bert"), tmp_path / "out"
+    loaded = load(source, "bert")
+    held = acquire(tmp_path / ".out.lock", out, "")
+    try:
+        with pytest.raises(InputError, match=f"out is in use by process {os.getpid()} on .*; wait"):
+            write(out, source, loaded)
+    finally:
+        os.close(held)
+    assert os.listdir(tmp_path) == [".out.lock"]
+    write(out, source, loaded)
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_parameters_of_another_config_are_refused(saved, tmp_path):

@@ -303,6 +303,21 @@ def test_a_file_cut_short_while_it_is_read_is_one_line(tmp_path, tensors):
     assert str(tmp_path / SINGLE) in str(caught.value)
 
 
+def test_weights_that_are_gone_or_cut_short_are_to_be_fetched_anew(tmp_path):
+    (tmp_path / SINGLE).symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match="cannot be read .*; it is a link to nothing: fetch it an"):
+        with open_weights(tmp_path):
+            pass
+    (tmp_path / SINGLE).unlink()
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a.weight": torch.ones(4096)}, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match="fetch it anew") as caught:
+        with open_weights(tmp_path):
+            pass
+    assert "permissions" not in str(caught.value)
+
+
 def test_a_disk_that_fails_is_one_line(tmp_path, tensors, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -215,9 +215,7 @@ def test_documents_needed(corpus, number, needed):
     forms = bert_forms("unified", options=(number,))
     assert len(selection.make("unified", corpus, range(needed), forms)) == needed * UNITS
     if needed > 1:
-        with pytest.raises(
-            InputError, match=f"unified needs {needed} such documents; set corpus"
-        ):
+        with pytest.raises(InputError, match=f"unified needs {needed} such documents; set corpus"):
             selection.make("unified", corpus, range(needed - 1), forms)
 
 
