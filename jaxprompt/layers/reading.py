@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.capping import logit_cap
@@ -29,6 +31,14 @@ class Scores(nn.Module):
     def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
         """Puts other arrays in their place; they may be traced."""
         return self.clone(**arrays) if arrays else self
+
+
+def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
+    """Sets the arrays of a head apart, which have no hash. -> head; their shape, type and bytes"""
+    if not isinstance(head, Scores) or not (arrays := head.arrays()):
+        return head, ()
+    told = [(x.shape, x.dtype.str, x.tobytes()) for x in map(np.asarray, jax.tree.leaves(arrays))]
+    return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(told)
 
 
 def take(hidden, positions):

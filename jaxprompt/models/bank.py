@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.layers.reading import without_arrays
 from jaxprompt.models.model import Params, count_reads, few_reads
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
@@ -28,13 +29,25 @@ class Held(NamedTuple):
     number: Any  # int32 [prompts], which of these is a prompt's; 0 where it has another kind
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Bank:
     """A backbone and the kinds of heads that prompts on it have; their numbers are arguments."""
 
     backbone: nn.Module
     heads: tuple[nn.Module, ...]
     choices: int = 1  # rows of an example
+
+    # As a Model's: arrays of heads have no hash.
+    def __hash__(self) -> int:
+        """Is that of all equal banks, which are the same program."""
+        return hash(self._key())
+
+    def __eq__(self, other: object) -> bool:
+        """Compares the parts, arrays of heads by their numbers."""
+        return isinstance(other, Bank) and self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.backbone, self.choices, *map(without_arrays, self.heads))
 
     def scores(self, params: Params, added: Injection, held: Sequence[Held], batch: Batch):
         """Scores a batch by every kind of head. -> of each kind [B, ...], as the head gives it
@@ -166,7 +179,7 @@ def group_heads(
     of = []
     for number, (head, own) in enumerate(zip(heads, rows, strict=True)):
         # The number of label rows is part of the kind: those of different shapes do not stack.
-        kind = (*_plain(head), None if own is None else own.shape)
+        kind = (*without_arrays(head), None if own is None else own.shape)
         if kind not in kinds:
             kinds.append(kind)
             owners.append([])
@@ -181,10 +194,3 @@ def group_heads(
         joined = jax.tree.map(join, *[params[i] for i in own])
         held.append(Held(joined, labels, jnp.asarray(number)))
     return tuple(heads[own[0]] for own in owners), held, of
-
-
-def _plain(head: nn.Module) -> tuple[nn.Module, Any]:
-    """Sets the arrays of a head apart, which have no order of equality. -> head, their bytes"""
-    arrays = jax.tree.map(np.asarray, head.arrays())
-    told = [(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(arrays)]
-    return head.with_arrays(jax.tree.map(lambda _: None, arrays)), told

@@ -13,6 +13,7 @@ from flax import linen as nn
 from jaxprompt.layers.embed import hide_slots
 from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
+from jaxprompt.layers.reading import without_arrays
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
@@ -23,7 +24,7 @@ KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] 
 READS = ("asked", "all")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """Composes the parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
 
@@ -45,11 +46,20 @@ class Model:
         where = None if placement is None else placement.replicated
         return {"backbone": backbone, **_compile_draw(self, choices, where)(key, backbone)}
 
-    # The one that a dataclass makes would hash the heads' mapping, which has no hash.
+    # Those that a dataclass makes would take the heads' mapping, which has no hash, and their
+    # arrays, which neither have one nor compare to a truth.
     def __hash__(self) -> int:
         """Is that of all equal models, which are the same program."""
+        return hash(self._key())
+
+    def __eq__(self, other: object) -> bool:
+        """Compares the parts, arrays of heads by their numbers."""
+        return isinstance(other, Model) and self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        heads = frozenset((name, *without_arrays(head)) for name, head in self.heads.items())
         own = self.is_kept, self.reads, self.front, self.varies
-        return hash((self.backbone, self.prompt, frozenset(self.heads.items()), *own))
+        return (self.backbone, self.prompt, heads, *own)
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))

@@ -343,15 +343,21 @@ def test_the_import_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_second_prediction_compiles_nothing(backbone, trained, texts):
+@pytest.mark.parametrize("head", ["linear", "verbalizer"])
+def test_a_second_prediction_compiles_nothing(backbone, trained, texts, head):
     scoring_step.forget()
-    model, counts = jp.attach(backbone, trained.prompt), []
+    words = ("beast", "food", "tool")
+    task = jp.task("text", labels=words, words=words, template="{text} about [mask] .")
+    own = dict(task=task, head=jp.verbalizer(), max_len=24)
+    given = (trained.prompt, {}) if head == "linear" else (None, own)
+    attach = lambda: jp.attach(backbone, given[0], **given[1])
+    model, counts = attach(), []
     listen = lambda name, _, **__: counts.append(name) if "backend_compile" in name else None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         first, some = jp.predict(model, texts[:3]), len(counts)
         assert jp.predict(model, texts[:3]) == first
-        again = jp.attach(backbone, trained.prompt)
+        again = attach()
         assert jp.predict(again, texts[:3]) == first
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)

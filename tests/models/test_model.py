@@ -13,6 +13,8 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.data.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
+from jaxprompt.models.bank import Bank
+from jaxprompt.models.folding import _injection
 from jaxprompt.models.model import Model, few_reads
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
@@ -114,6 +116,32 @@ def test_parts_without_numbers_survive_split_and_merge():
     assert set(merged) == {"backbone"}
     forward = jit(model.forward)
     assert_equal(forward(merged, make_batch()), forward(params, make_batch()))
+
+
+def with_words(rows, scores="restricted"):
+    backbone, _ = make_tiny()
+    where = np.array([[[0]], [[1]]])
+    own = verbalizer.LabelWords(np.array(rows), where, np.zeros_like(where), scores)
+    heads = {"main": verbalizer.AnswerHead(own, own), "other": own}
+    return Model(backbone, make_prompt("soft", backbone.dims, length=2), heads)
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: Bank(m.backbone, (*m.heads.values(),))])
+def test_equal_label_words_are_the_same_program(make):
+    """Their arrays have no hash of their own: else nothing that is compiled would be shared."""
+    one, equal = make(with_words([7, 9])), make(with_words([7, 9]))
+    assert one == equal and hash(one) == hash(equal)
+    others = [make(with_words(*own)) for own in (([7, 8], "restricted"), ([7, 9], "full"))]
+    assert all(one != other for other in others) and one != "a text"
+
+
+def test_what_is_compiled_is_shared_by_equal_label_words():
+    place = make_placement(1, 1)
+    for step in (scoring_step, _injection):
+        given = (place,) if step is scoring_step else ()
+        step.forget()
+        assert step(*given, with_words([7, 9])) is step(*given, with_words([7, 9]))
+        assert step(*given, with_words([7, 9])) is not step(*given, with_words([7, 8]))
 
 
 def test_no_gradient_reaches_the_words_through_the_method():
