@@ -5,6 +5,9 @@ Shape letters, upper case in comments and lower case in einsum:
     B batch       T tokens        S slot rows     P prefix length    L layers    N heads
     D head dim    H width         E embedding     F mlp              V vocab     C classes
     M scored positions            K rows (choices) of one example    W words of a class
+    S keys or columns, in attention and its caches, [B, S, N, D]     J pieces of a word
+    X what is multiplied by the output table        R trained label rows, or runs of a grid
+    G groups that share what others do not          A parts of a batch that are added up
 """
 
 from collections.abc import Callable

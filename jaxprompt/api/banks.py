@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprompt.api.prompts import Prompt
-from jaxprompt.api.rows import AnyRows, make_rows
+from jaxprompt.api.rows import AnyRows, read_rows
 from jaxprompt.assembly.bank import (
     Export,
     PromptBank,
@@ -45,8 +45,8 @@ class BankedModel:
 
         Raises InputError for the first that is no example of its prompt's task.
         """
-        task = self.bank.scorers[0].task
-        asked = read_asked(self.bank, from_rows(make_rows(rows, "rows", task)), self.by)
+        # Rows without names of columns name no prompt either.
+        asked = read_asked(self.bank, from_rows(read_rows(rows, "rows")), self.by)
         for _, record in asked:
             if record.error:
                 raise InputError(record.error)

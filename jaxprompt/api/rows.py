@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxprompt.data.files import SUFFIXES, Rows, read_file
 from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
-from jaxprompt.data.sources import as_python, name_labels, names_of
+from jaxprompt.data.sources import as_python, name_classes
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief
 
@@ -15,14 +15,23 @@ from jaxprompt.errors import InputError, brief
 AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
 
 
-def make_rows(given: AnyRows, split: str, task: Task, texts: str = "") -> Rows:
-    """Takes the rows of a split. Raises InputError for what holds no rows.
+def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
+    """Takes the rows of a split, with the data set's own names of the task's classes.
 
-    `texts` is what its message names first, where texts may stand for rows.
+    Raises InputError for what holds no rows.
+    """
+    return name_classes(task, read_rows(given, split, task.columns))
+
+
+def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:
+    """Takes rows as they stand, numbers of classes too. Raises InputError for what holds none.
+
+    `columns` are those of a file without names, `texts` is what a message names first, where texts
+    may stand for rows.
     """
     # Others are told by what they offer: neither pandas nor datasets is imported for it.
     if isinstance(given, str | Path):
-        return read_file(given, task.columns)
+        return read_file(given, columns)
     if hasattr(given, "to_dicts"):  # polars
         return Rows(as_python(given.to_dicts()), split)
     if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
@@ -39,9 +48,8 @@ def make_rows(given: AnyRows, split: str, task: Task, texts: str = "") -> Rows:
             )
         return Rows(as_python(given.to_dict("records")), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):
-        names = names_of(given.features, task)
         data = given if hasattr(given, "__len__") else list(given)  # a streaming one has no length
-        return Rows(data, split, convert=name_labels(task, names), classes=names)
+        return Rows(data, split, features=given.features)
     rows = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else None
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         odd = brief(given if rows is None else next(r for r in rows if not isinstance(r, Mapping)))
@@ -76,7 +84,7 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
     if texts and all(isinstance(text, str) for text in texts):
         records = from_texts(texts, task.fields)
     else:
-        records = from_rows(make_rows(given, "rows", task, "a list of texts, "))
+        records = from_rows(read_rows(given, "rows", task.columns, "a list of texts, "))
     records = with_examples(task, records)
     for record in records:
         if record.error:

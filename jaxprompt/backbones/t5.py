@@ -293,7 +293,11 @@ class Backbone(nn.Module):
         # Distances in a text are those of columns: one table of them serves all rows.
         columns = jnp.arange(tokens.ids.shape[1])[None]
         bias = self.bias(columns, columns)  # [1, N, T, T]
-        bias = self._with_front(self.bias, bias, tokens.positions, prefix)
+        places = tokens.positions
+        if prefix is not None and tokens.lengths is not None and batch.prompt is None:
+            # As the positions are, save those of padding, and the same for all rows.
+            places = columns + prefix.k.shape[2]
+        bias = self._with_front(self.bias, bias, places, prefix)
         return run_stack(
             self.layer, self.layers, x, _bare(prefix), seen_of(tokens, tokens), bias, **span,
             **self._way(deterministic),
@@ -314,7 +318,7 @@ class Backbone(nn.Module):
         # Outside of the relative bias a prefix has 0.
         if prefix.positions is None:
             return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
-        front = table(positions, prefix.positions[None])  # [B, N, T, P]
+        front = table(positions, prefix.positions[None])  # [B|1, N, T, P]
         own = jnp.broadcast_to(bias, (*front.shape[:3], bias.shape[3]))
         return jnp.concatenate([front, own], axis=-1)
 

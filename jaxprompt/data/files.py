@@ -71,6 +71,10 @@ class Rows(Sequence):
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
         return Rows([self[i] for i in indices], self.path, lines, classes=self.classes)
 
+    def named(self, convert: Callable[[Any], dict[str, Any]], classes: Sequence[str]) -> "Rows":
+        """The same rows as `convert` makes them, whose numbers of classes are then these names."""
+        return Rows(self, self.path, self._lines, convert, classes)
+
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
         """The rows that `make` gives for each row and its number; they have its origin."""
         rows, lines = [], []

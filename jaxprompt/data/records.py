@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file, reading
+from jaxprompt.data.sources import name_labels, names_of
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
 from jaxprompt.data.tasks.candidates import readable_rows
 from jaxprompt.errors import InputError
@@ -21,6 +22,7 @@ class Record(NamedTuple):
     row: dict[str, Any] | None = None
     error: str = ""  # why it is not an example
     example: Example | None = None
+    features: Mapping[str, Any] | None = None  # kinds of the columns, see `Rows`
 
 
 def from_texts(texts: Sequence[str], fields: Sequence[str]) -> list[Record]:
@@ -44,7 +46,7 @@ def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
 
 def from_rows(rows: Rows) -> list[Record]:
     """Makes a record of each row."""
-    return [Record(rows.origin(i), dict(row)) for i, row in enumerate(rows)]
+    return [Record(rows.origin(i), dict(row), features=rows.features) for i, row in enumerate(rows)]
 
 
 def from_stdin(fields: Sequence[str]) -> list[Record]:
@@ -102,8 +104,11 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
 def _with_example(task: Task, record: Record) -> Record:
     if record.error:
         return record
+    # Of a data set with names for its numbers, which may be of another order than the task's.
+    convert = name_labels(task, names_of(record.features, task))
+    row = convert(record.row) if convert else record.row
     try:
-        example = read_example(task, record.row, record.origin, need_label=False, need_place=False)
+        example = read_example(task, row, record.origin, need_label=False, need_place=False)
     except InputError as error:
         return record._replace(error=str(error))
     return record._replace(example=example)

@@ -158,11 +158,7 @@ def _names(split: str) -> set[str]:
 
 
 def _from_file(task: Task, path: str | Path) -> Rows:
-    rows = read_file(path, task.columns)
-    names = names_of(rows.features, task)
-    if (convert := name_labels(task, names)) is not None:
-        rows = Rows(list(map(convert, rows)), rows.path, classes=names)
-    return rows
+    return name_classes(task, read_file(path, task.columns))
 
 
 def _files_of(folder: Path, split: str) -> list[Path]:
@@ -345,6 +341,13 @@ def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
     column, known = task.tags or task.label, features or {}
     feature = known[column] if column in known else None
     return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+
+
+def name_classes(task: Task, rows: Rows) -> Rows:
+    """Writes a data set's own names of classes or tags for its numbers, where it has some."""
+    names = names_of(rows.features, task)
+    convert = name_labels(task, names)
+    return rows if convert is None else rows.named(convert, names)
 
 
 def name_labels(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:

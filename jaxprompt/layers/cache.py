@@ -14,7 +14,10 @@ from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 
 def unstack(tree, length: int) -> tuple:
-    """Takes stacked layers apart. Leaves [L, ...] -> L trees of leaves [...]"""
+    """Takes stacked layers apart. Leaves [L, ...] -> L trees of leaves [...]
+
+    These stand beside the stack: while a loop reads weights so, they are in memory twice.
+    """
     return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(length))
 
 

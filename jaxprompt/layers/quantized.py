@@ -127,7 +127,7 @@ def _numbers(codes, scale, minimum, *, dtype):
 # there, and the policy of a checkpoint tells operations apart by their names alone (stack.py).
 # It has no derivative, so that a quantized weight that trains is an error.
 _dequantize_p = Primitive("dequantize")
-_dequantize_p.def_impl(functools.partial(jax.jit(_numbers, static_argnames="dtype")))
+_dequantize_p.def_impl(jax.jit(_numbers, static_argnames="dtype"))
 mlir.register_lowering(_dequantize_p, mlir.lower_fun(_numbers, multiple_results=False))
 
 

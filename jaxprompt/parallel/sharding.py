@@ -25,7 +25,7 @@ DATA, MODEL = "data", "model"
 # Logical axis -> axis of the mesh; names that are not here are not divided.
 RULES = {
     "vocab": MODEL, "heads": MODEL, "key_heads": MODEL, "mlp": MODEL,
-    "act_batch": DATA, "act_heads": MODEL, "act_mlp": MODEL, "act_vocab": MODEL,
+    "act_batch": DATA, "act_heads": MODEL, "act_vocab": MODEL,
 }  # fmt: skip
 FSDP = {"embed": DATA}  # besides, where frozen weights are divided over the data axis too
 _INNER, _KEYS = ("heads", "kv"), ("key_heads", "kv")

@@ -18,8 +18,9 @@ from jaxprompt.parallel.sharding import Target
 
 INSTALL = {
     "tpu": 'pip install "libtpu==0.0.42.*"',
-    "cuda": "pip install --no-deps jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 "
-    "nvidia-cuda-nvcc-cu12",
+    # The plugin of another version is not used.
+    "cuda": f"pip install --no-deps jax-cuda12-plugin=={jax.__version__} "
+    f"jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12",
 }
 # Read by the compilers as they start: they look for no device.
 ENVIRONMENT = {
@@ -125,6 +126,11 @@ def standing_in(target: Target) -> Iterator[None]:
         "check_compute_capability": lambda text: target.capability >= float(text),
         "is_cuda_compute_capability_equal": lambda text: target.capability == float(text),
     }
+    if lost := [name for name in answers if not hasattr(fused, name)]:
+        raise InputError(
+            f"jax {jax.__version__} asks the GPU in another way ({lost[0]} is gone); plan without "
+            "--compiler, or with jax 0.10"
+        )
     before = {name: getattr(fused, name) for name in answers}
     for name, answer in answers.items():
         setattr(fused, name, answer)

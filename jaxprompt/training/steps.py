@@ -19,7 +19,7 @@ from jaxprompt.types import Batch, Objective
 
 def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, deterministic):
     """Gives an objective's sum, and (normaliser, other sums, the batch of those after it)."""
-    seen = objective.view(batch, key) if objective.view else batch
+    seen = objective.view(batch, rng.for_name(key, "view")) if objective.view else batch
     scores = model.forward(params, seen, head=objective.head, deterministic=deterministic, key=key)
     given = scores, seen.labels, seen.weights
     total, n = objective.loss(*given)
@@ -69,9 +69,13 @@ def make_train_step(
         if accumulate == 1:
             found, counted = terms(state.trainable, frozen, batch, step_key)
         else:
-            # Cut so that every part lies over all devices, as the whole batch does.
+            size = batch.index.shape[0] // accumulate  # examples of a part
+
+            # Every part lies over all devices, as the whole batch does: it takes one example of
+            # each `accumulate`, so that none is sent to another device. [B*K, ...] -> [A, ...]
             def cut(x):
-                x = x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])
+                x = x.reshape(size, accumulate, -1, *x.shape[1:]).swapaxes(0, 1)
+                x = x.reshape(accumulate, -1, *x.shape[3:])
                 return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
 
             parts = (jax.tree.map(cut, batch), jax.random.split(step_key, accumulate))

@@ -1,5 +1,6 @@
 """A prompt on its backbone: predictions, pure scores, files in and out."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -58,6 +59,51 @@ def test_a_repr_is_one_line_without_arrays(trained, backbone, model):
     both = jp.attach(backbone, {"a": trained.prompt, "b": trained.prompt}, by="task")
     assert repr(both) == "BankedModel(a, b; by 'task')"
     assert "history" not in repr(trained)
+
+
+@pytest.fixture(scope="module")
+def by_number(rows, tmp_path_factory):
+    """The dev rows as `datasets` writes them: numbers, with names of another order. -> a file"""
+    datasets = pytest.importorskip("datasets")
+    names = ["tool", "beast", "food"]
+    own = [{"text": row["text"], "label": names.index(row["label"])} for row in rows[1]]
+    kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    path = tmp_path_factory.mktemp("numbers") / "dev.parquet"
+    datasets.Dataset.from_list(own, features=datasets.Features(kinds)).to_parquet(path)
+    return path
+
+
+def test_numbers_of_classes_are_read_by_the_names_of_their_file(
+    model, trained, backbone, rows, by_number, tmp_path, capsys
+):
+    datasets = pytest.importorskip("datasets")
+    expected = jp.evaluate(model, rows[1])
+    assert jp.evaluate(model, by_number) == expected
+    held = datasets.Dataset.from_parquet(str(by_number))
+    assert jp.evaluate(model, held) == expected
+    folder = tmp_path / "export"
+    jp.save_prompt(trained.prompt, folder)
+    words = ("evaluate", f"--prompt={folder}", f"--input={by_number}")
+    code, out, err = jaxprompt(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["accuracy"] == pytest.approx(expected["accuracy"])
+    other = dataclasses.replace(trained.prompt, card=relabelled(trained.prompt.card))
+    for prompts in ({"a": trained.prompt, "b": other}, {"b": other, "a": trained.prompt}):
+        bank = jp.attach(backbone, prompts)
+        found = jp.evaluate(bank, held.add_column("prompt", ["a"] * len(held)))["a"]
+        assert found["accuracy"] == expected["accuracy"]
+
+
+def relabelled(card):
+    """The card of a task whose label stands in another column."""
+    return card | {"task": card["task"] | {"label": "team"}}
+
+
+def test_training_chooses_by_the_names_of_a_file(backbone, rows, small, by_number):
+    own = dict(method=jp.prefix(4), **small)
+    expected = jp.train(backbone, *rows, **own)
+    found = jp.train(backbone, rows[0], by_number, **own)
+    assert found.result["dev"] == expected.result["dev"]
 
 
 def test_dev_is_measured_as_in_training(model, trained, rows):

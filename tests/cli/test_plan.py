@@ -233,7 +233,7 @@ def test_what_fits_nowhere_is_said(capsys):
         (["--compiler=tpu", "--devices=1x v5e", "--limit=1"],
          '--compiler=tpu is not installed; pip install "libtpu==0.0.42.*"'),
         (["--compiler=cuda", "--devices=1x h100", "--limit=1"],
-         "--compiler=cuda is not installed; pip install --no-deps jax-cuda12-plugin==0.10.2"),
+         "--compiler=cuda is not installed; pip install --no-deps jax-cuda12-plugin=="),
         (["--config.backbone.path=google/t5-v1_1-xxll"], "nearest: "),
         (["--config.backbone.path="], "backbone.path is empty"),
         (["--config.prompt.length=80"], "leaves no room"),

@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.capping import logit_cap
 from jaxprompt.layers.output import Scored, score_targets
+from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.types import ABSENT, Batch
 
@@ -39,16 +40,16 @@ class LikeliestHead(Scores):
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Scores row by row: the logits of all would be large."""
+        """Scores place by place: the logits of all would be large."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
 
-        def one(row):  # [M, X]
-            logits = jnp.einsum("mx,vx->mv", row, table.astype(row.dtype))
+        def one(features):  # [B, X]
+            logits = score_table(features, table)
             # Not capped: a tanh keeps the order of the logits, and no capped model has a bias.
             return (logits if bias is None else logits + bias).argmax(-1)
 
-        return jax.lax.map(one, features)
+        return jax.lax.map(one, features.swapaxes(0, 1)).swapaxes(0, 1)
 
 
 class Detected(NamedTuple):
