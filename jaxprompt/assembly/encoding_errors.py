@@ -1,7 +1,7 @@
 """Examples that cannot be encoded: which of many they are."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.data.batching import EvalBatches
@@ -9,6 +9,7 @@ from jaxprompt.data.encoded import Split
 from jaxprompt.data.records import Record
 from jaxprompt.data.tasks import Example
 from jaxprompt.errors import InputError, brief
+from jaxprompt.models.generation import check_writing
 
 if TYPE_CHECKING:
     from jaxprompt.assembly.pipeline import Scorer
@@ -41,14 +42,23 @@ def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Examp
         raise InputError(f"example {brief(text)}: {error}") from error
 
 
-def mark_errors(scorer: "Scorer", records: Sequence[Record]) -> list[Record]:
-    """Replaces each example that cannot be encoded by itself with the reason."""
+def mark_errors(
+    scorer: "Scorer", records: Sequence[Record], how: Mapping[str, Any] | None = None
+) -> list[Record]:
+    """Replaces each example that cannot be encoded by itself with the reason.
+
+    By `how`, the `generate` block of a card, so is one that leaves no room for a text to be
+    written.
+    """
     marked = []
     for record in records:
         try:
             if record.example:
                 split = scorer.encode([record.example])
-                EvalBatches(split.rows, split.labels, scorer.layout)
+                batches = EvalBatches(split.rows, split.labels, scorer.layout)
+                if how is not None and scorer.head.WRITES:
+                    size, ends = (how["max_new"], how["beams"]), scorer.layout.ends
+                    check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")
         marked.append(record)

@@ -16,7 +16,7 @@ from typing import Any
 from jaxprompt.cli import bank, unreadable
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
-from jaxprompt.errors import InputError, choose, escape
+from jaxprompt.errors import InputError, at_least, choose, escape
 
 ON_ERROR = ("raise", "skip")
 
@@ -47,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
         "card says",
     )  # fmt: skip
     parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
+    parser.add_argument(
+        "--max-new", type=int, help="tokens of a written text at most (default: the card's)"
+    )
     args, overrides = parser.read(argv)
     if overrides:
         raise InputError("predict takes no --config: the exported card says all")
@@ -83,6 +86,10 @@ def main(argv: Sequence[str]) -> int:
     if not args.prompt:
         check_newest(args.workdir, card)
     head = writer() if args.generate else make_head(**card["head"])
+    if args.max_new is not None and not head.WRITES:
+        raise InputError(f"--max-new={args.max_new} is of texts; {where} answers {head.OF}")
+    how = card["generate"] | ({} if args.max_new is None else {"max_new": args.max_new})
+    at_least("--max-new", how["max_new"], 1)
     errors = ("error",) if args.on_error == "skip" else ()
     name, task = "", task_from_json(card["task"])
     if is_submission:
@@ -97,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     )
     scorer = exported.scorer
     if head.WRITES:
-        scorer = scorer.writing(card["generate"]["max_new"])
+        scorer = scorer.writing(how["max_new"])
     # Rows of which some become several examples: each of these has a line of its own.
     given = records.with_examples(scorer.task, given)
     unreadable.raise_first(given, args.on_error)
@@ -108,14 +115,14 @@ def main(argv: Sequence[str]) -> int:
         submissions.check(args.format, scorer.task, asked)
     answers = []
     if asked:
-        answer = make_answers(scorer, how=card["generate"], placement=placement)
+        answer = make_answers(scorer, how=how, placement=placement)
 
         def answer_all(given: Sequence[Any]) -> Any:
             asked = [record.example for record in given if record.example]
             return answer(exported.params, asked) if asked else None
 
         def mark(given: Sequence[Any]) -> Sequence[Any]:
-            given = mark_errors(scorer, given)
+            given = mark_errors(scorer, given, how)
             unreadable.raise_first(given, args.on_error)
             return given
 
@@ -139,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _predict_by_bank(args: Any) -> int:
     """Does the same with several prompts, each for the rows that name it."""
-    for flag in ("generate", "text", "sentence_encoder", "pretrained", "workdir"):
+    for flag in ("generate", "max_new", "text", "sentence_encoder", "pretrained", "workdir"):
         if getattr(args, flag):
             raise InputError(
                 f"--{flag.replace('_', '-')} is of one prompt, and --column={args.column} picks "

@@ -71,12 +71,14 @@ def _state(workdir: Path, result: Any) -> str:
 
 def _learned_from(record: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
+    for name, own in record.get("tasks", {}).items():  # that share a prompt
+        rows += [(f"{name}, {kind}", value) for kind, value in _learned_from(own)]
     if "task" in record:
         rows.append(("task", record["task"]["name"]))
     if "splits" in record:
         sizes = (f"{name} {own['examples']}" for name, own in record["splits"].items())
         rows.append(("examples", ", ".join(sizes)))
-    if "template" in record:
+    if record.get("template"):
         rows.append(("template", record["template"]))
     return rows
 

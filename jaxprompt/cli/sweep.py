@@ -40,6 +40,12 @@ def main(argv: Sequence[str]) -> int:
 
         need_matplotlib("--plot")
     if args.table:
+        given = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
+        if given := given + [f"--config.{field}" for field, _ in overrides]:
+            raise InputError(
+                f"--table={args.table} shows the runs of that folder and reads no {given[0]}; "
+                "leave it out, or write --table alone for the runs of --workdir"
+            )
         tell(read_folder(args.table), {}, args.plot, args.best)
         return 0
     need(args, "config", "workdir")
@@ -92,7 +98,8 @@ def execute(
     together, single = divide(runs, loaded)
     failed = {}
     if together:
-        outcome = runner.train(together, workdir, heard=signals.heard, size=size)
+        others = bool(single)
+        outcome = runner.train(together, workdir, heard=signals.heard, size=size, others=others)
         if outcome is None:
             return None
         failed |= outcome.failed
@@ -102,9 +109,12 @@ def execute(
         if run_folder.read_result(run.workdir) is not None
     ]
     for run in over:
-        run_folder.check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+        try:
+            run_folder.check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+        except InputError as error:
+            failed[run.name] = str(error)
     # Finished runs are not trained again, and still must be of this config and data.
-    runner.verify(over, workdir)
+    failed |= runner.verify([run for run in over if run.name not in failed], workdir)
     finished = {run.name for run in over}
     for run, c in single:
         if run.workdir.name not in finished:

@@ -77,13 +77,14 @@ class Outcome(NamedTuple):
 
 def train(
     runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
-    heard: Callable[[], int], ready: Callable[[], None] = lambda: None,
+    heard: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
     Runs with a result are left as they are, but what they learned from must be the same. A run that
-    fails does not stop the others. `ready` is called once data and weights are read. `heard` gives
-    the signal that asks for a stop, 0 where none does. Returns None where one ended it early.
+    fails does not stop the others, nor do all of them where there are `others` that the caller
+    trains. `ready` is called once data and weights are read. `heard` gives the signal that asks for
+    a stop, 0 where none does. Returns None where one ended it early.
     """
     if jax.process_count() > 1:
         raise InputError(
@@ -96,7 +97,7 @@ def train(
         work = _Work(runs, workdir, size, heard)
         work.note()
         try:
-            return work.outcome() if _train(work, command, ready) else None
+            return work.outcome() if _train(work, command, ready, others) else None
         finally:
             work.tidy()
 
@@ -118,17 +119,23 @@ def train_grid(
     )
 
 
-def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> None:
-    """Raises InputError where a run of some has learned from anything else than it would now."""
+def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dict[str, str]:
+    """Finds the runs that have learned from anything else than they would now. -> name, why"""
+    found: dict[str, str] = {}
 
-    def refuse(run: GridRun, error: Exception) -> None:
-        raise error
+    def note(run: GridRun, error: Exception) -> None:
+        found[run.name] = str(error)
 
     for group in by_config(runs):
-        KINDS[command].prepare(group, Path(workdir), refuse)
+        try:
+            KINDS[command].prepare(group, Path(workdir), note)
+        except InputError as error:
+            for run in group:
+                note(run, error)
+    return found
 
 
-def _train(work: "_Work", command: str, ready: Callable[[], None]) -> bool:
+def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool) -> bool:
     """Trains what is left to train. Returns False where a signal ended it early."""
     # What the checkpoint holds goes first: the next to train take its place on the disk.
     groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
@@ -137,7 +144,7 @@ def _train(work: "_Work", command: str, ready: Callable[[], None]) -> bool:
             shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
         except InputError as error:
             # With one config alone there is no other run that could go on.
-            if len(groups) == 1:
+            if len(groups) == 1 and not others:
                 raise
             for run in group:
                 work.fail(run, error)

@@ -46,6 +46,9 @@ class Profiler:
 
     def after(self, step: int, state: Any, last: bool) -> list[str]:
         """Ends the trace behind its last step. -> lines of its table, [] before that"""
+        if self._steps and last and step <= self._first:
+            taken = step - self._first + WARM
+            return [f"no trace: it begins behind {WARM} steps, and this run took {taken}"]
         if not self._is_on or not (last or step == self._first + self._steps):
             return []
         jax.block_until_ready(state)

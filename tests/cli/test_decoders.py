@@ -115,7 +115,7 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     assert err.endswith(told)
 
 
-def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
+def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
     fields = T5 | {"generate.max_new": 3}
     c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
     run(c, str(tmp_path))
@@ -128,6 +128,37 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["text"] for row in rows] == ["the cat", "a"]
     assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
+    words = ("predict", f"--workdir={tmp_path}", "--text=the cat")
+    code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new=1")
+    assert code == 0 and len(json.loads(out)["generated"].split()) <= 1
+    assert f"--max-new=1 is of texts; {tmp_path}/export answers classes" in refused(
+        *words, "--max-new=1"
+    )
+    assert "--max-new=0 must be at least 1" in refused(*words, "--generate", "--max-new=0")
+
+
+def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
+    folders, tmp_path, capsys, refused
+):
+    data = text_data(tmp_path / "data")
+    fields = TEXT | {"generate.max_new": 10}
+    c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
+    c.train.total_steps = c.train.eval_steps = 1
+    run(c, str(tmp_path / "run"))
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    row = read_lines(data / "test.jsonl")[0]
+    (column,) = row.keys() - {"answer"}
+    rows = write_rows(tmp_path / "rows.jsonl", [row, {column: "the cat " * 40}, row])
+    words = ("predict", f"--workdir={tmp_path / 'run'}", f"--input={rows}")
+    line = refused(*words, started=True)
+    assert "rows.jsonl:2: " in line and "max_new=10 exceed" in line and "--on-error=skip" in line
+    code, out, err = jaxprompt(capsys, *words, "--on-error=skip")
+    assert code == 0, err
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [("generated" in own, "error" in own) for own in found] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")

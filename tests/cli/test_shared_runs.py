@@ -69,6 +69,8 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert result["dev"]["mean"] == pytest.approx(np.mean(own))
     assert result["dev"]["topics/accuracy"] >= 0.7, result
     assert "task topics, template" in err and "% of the steps" in err, err
+    code, out, _ = jaxprompt(capsys, "show", str(workdir))
+    assert code == 0 and "topics, template" in out and "beasts, task" in out, out
     # The numbers of the prompt are those of every export, and each answers as the run did.
     held = {name: read_artifact(workdir / "export" / name)[0] for name in names}
     for name in names:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,47 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_pat
     assert "1 of 3 runs failed: soft-" in err.splitlines()[-1] and "compiling the step" in err
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2 and "| head_only | 1 |" in out
     assert not list((tmp_path / "runs").glob("*WRONG*"))
+
+
+def test_a_group_that_cannot_be_read_does_not_stop_a_run_beside_it(given, capsys, tmp_path):
+    """Two seeds on a backbone that is not there are one group, the only one that trains at once."""
+    file, field = Path(given[0].partition("=")[2]), "--config.backbone.path="
+    (place,) = (word.removeprefix(field) for word in given if word.startswith(field))
+    points = f"""
+def sweep():
+    for seed in (0, 1):
+        yield {{"config": "prefix", "backbone.path": {str(tmp_path / "gone")!r}, "seed": seed}}
+    yield {{"config": "head_only", "backbone.path": {place!r}}}
+"""
+    file.write_text(CONFIG.format(root=str(ROOT)).partition("def sweep")[0] + points)
+    words = [word for word in given if not word.startswith(field)]
+    code, out, err = jaxprompt(capsys, "sweep", *words, "--run")
+    assert code == 2 and "2 of 3 runs failed: prefix-" in err.splitlines()[-1], err
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1 and "| head_only" in out
+
+
+def test_a_finished_run_of_other_data_does_not_stop_the_others(given, data, capsys, tmp_path):
+    file, own = Path(given[0].partition("=")[2]), shutil.copytree(data, tmp_path / "own")
+    head = CONFIG.format(root=str(ROOT)).partition("def sweep")[0]
+    point = lambda method: f"    yield {{'config': '{method}'}}\n"
+    words = [*given, f"--config.data.source={own}"]
+    file.write_text(head + "def sweep():\n" + point("head_only"))
+    assert jaxprompt(capsys, "sweep", *words, "--run")[0] == 0
+    rows = (own / "dev.jsonl").read_text().splitlines(keepends=True)
+    (own / "dev.jsonl").write_text("".join([*rows, rows[0]]))
+    file.write_text(head + "def sweep():\n" + point("head_only") + point("prefix"))
+    code, out, err = jaxprompt(capsys, "sweep", *words, "--run")
+    assert code == 2 and "1 of 2 runs failed: head_only" in err.splitlines()[-1], err
+    assert "learned from something else" in err
+    assert (tmp_path / "runs/prefix/result.json").exists() and "| prefix" in out
+
+
+@pytest.mark.parametrize("word", ["--run", "--config.seed=1"])
+def test_the_table_of_a_folder_takes_nothing_of_a_sweep(given, capsys, tmp_path, word, refused):
+    line = refused("sweep", word, f"--table={tmp_path}")
+    name = word.partition("=")[0]
+    assert f"--table={tmp_path} shows the runs of that folder and reads no {name}; leave" in line
+    assert "reads no --config; " in refused("sweep", *given[:1], f"--table={tmp_path}")
 
 
 def test_the_name_of_a_folder_is_not_too_long(given, tmp_path):
