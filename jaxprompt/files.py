@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -213,6 +213,21 @@ def _check_ending(output: str, path: Path, written: str) -> None:
         raise InputError(
             f"--output={output}: {_WRITTEN[written]} written, and not {ending}; name it "
             f"{plain.with_suffix(written).name}"
+        )
+
+
+def check_others(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
+    """Raises InputError where a folder holds other files than those that `writer` leaves there."""
+    try:
+        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(folder, error) from error
+    if foreign := [name for name in found if name not in known]:
+        raise InputError(
+            f"{folder} holds {foreign[0]}, which no {writer} has left there; delete it, or give "
+            "another folder"
         )
 
 

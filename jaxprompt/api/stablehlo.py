@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -23,7 +22,7 @@ from jaxprompt.convert import artifact
 from jaxprompt.data.specials import FED
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, choose, with_article
-from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.files import make_folder, parse_json, write_atomic
 from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
 
@@ -83,19 +82,10 @@ def write_stablehlo(
 
 def check_folder(folder: str | Path) -> None:
     """Raises InputError where a folder holds what no program of ours has left there."""
-    try:
-        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise write_error(folder, error) from error
     own = [artifact.TENSORS, artifact.CARD]  # of an export to the same folder
+    # The card says whose the others are.
     own += FILES if _is_ours(Path(folder)) else ()
-    if foreign := [name for name in found if name not in own]:
-        raise InputError(
-            f"{folder} holds {foreign[0]}, which no --stablehlo export has left there; delete it, "
-            "or give another folder"
-        )
+    check_others(folder, own, "--stablehlo export")
 
 
 def _is_ours(folder: Path) -> bool:

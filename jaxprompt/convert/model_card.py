@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt.convert import artifact, peft
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, read_json, user_path, write_atomic, write_error
+from jaxprompt.files import check_others, make_folder, read_json, user_path, write_atomic
 
 README = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -52,22 +52,12 @@ def check_peft_folder(folder: str | Path, beside: str | None = None) -> None:
     An adapter of PEFT's own has the same files: the README.md beside it tells whose it is.
     """
     folder = Path(folder)
-    try:
-        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise write_error(folder, error) from error
     known = {artifact.TENSORS, artifact.CARD}
     if beside and Path(beside).parent.resolve() == folder.resolve():
         known.add(Path(beside).name)
     if _is_ours(folder / README):
         known |= {README, *peft.FILES}
-    if foreign := [name for name in found if name not in known]:
-        raise InputError(
-            f"{folder} holds {foreign[0]}, which no export of an adapter has left there; delete "
-            "it, or give another folder"
-        )
+    check_others(folder, known, "export of an adapter")
 
 
 def _is_ours(readme: Path) -> bool:
