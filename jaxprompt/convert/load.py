@@ -199,8 +199,8 @@ class _Names:
             count = copies(tensor, sizes)
             if tensor.stack and (more := self.find(tensor, count)):
                 raise self._wrong(
-                    f"{self.folder} holds {more}, of a layer behind the {count} that config.json "
-                    "says; give the config.json of these weights."
+                    f"{self.folder} holds {more}, and config.json has {count} such layers, too few "
+                    "for it; give the config.json of these weights."
                 )
 
     def _wrong(self, message: str) -> InputError:
@@ -209,7 +209,7 @@ class _Names:
             return InputError(message)
         return InputError(
             f"{self.folder} holds weights that {self.quantized} has quantized, which are not read; "
-            "give the checkpoint before that, and backbone.quantize=int8 or int4 for codes"
+            "give the unquantized checkpoint, and backbone.quantize=int8 or int4 for codes"
         )
 
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:

@@ -204,7 +204,7 @@ def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name
     with pytest.raises(InputError) as caught:
         load(folder)
     assert f"{folder} holds {more}" in str(caught.value)
-    assert "of a layer behind the 1 that config.json says; give the config" in str(caught.value)
+    assert "and config.json has 1 such layers, too few for it; give the" in str(caught.value)
 
 
 def test_weights_that_another_library_has_quantized_are_named(folders):
