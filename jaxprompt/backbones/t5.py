@@ -382,13 +382,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     scaled = hf.get("model_type") != "mt5" and read_flag(hf, "tie_word_embeddings", True)
     scaled = read_flag(hf, "scale_decoder_outputs", scaled)
     fields = dict(
-        vocab=read_size(hf, "vocab_size"),
-        width=read_size(hf, "d_model"),
-        layers=layers,
+        vocab=read_size(hf, "vocab_size"), width=read_size(hf, "d_model"), layers=layers,
         decoder_layers=read_size(hf, "num_decoder_layers", layers),
-        heads=read_size(hf, "num_heads"),
-        head_dim=read_size(hf, "d_kv"),
-        mlp=read_size(hf, "d_ff"),
+        heads=read_size(hf, "num_heads"), head_dim=read_size(hf, "d_kv"), mlp=read_size(hf, "d_ff"),
         buckets=buckets,
         max_distance=distance,
         activation=act,
