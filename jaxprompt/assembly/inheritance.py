@@ -75,20 +75,22 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
 
 def _tell_layout(c: Any, card: Mapping[str, Any], *, has_decoder: bool) -> list[str]:
     """Says where a task is asked otherwise than in the pre-training of its prompt."""
-    own = card.get("pretrained", {})
-    if own.get("task") not in TASKS:
+    before = card.get("pretrained", {})
+    if before.get("task") not in TASKS:
         return []
     lines, pairs, is_form = [], {}, c.task.form in TASKS
-    if c.task.form and c.task.form != own["task"]:
-        lines = [f"  it was pre-trained by {own['task']}, and this run has task.form={c.task.form}"]
-    elif is_form and "patterns" in own:
-        pairs["ppt.patterns"] = own["patterns"], c.ppt.patterns
+    if c.task.form and c.task.form != before["task"]:
+        lines = [
+            f"  it was pre-trained by {before['task']}, and this run has task.form={c.task.form}"
+        ]
+    elif is_form and "patterns" in before:
+        pairs["ppt.patterns"] = before["patterns"], c.ppt.patterns
     if is_form or has_decoder:  # a BERT's input has the same end in any case
         pairs["task.eos"] = card["layout"]["eos"], c.task.eos
     return lines + [
-        f"  it was pre-trained with {field}={before}, and this run has {now}"
-        for field, (before, now) in pairs.items()
-        if before != now
+        f"  it was pre-trained with {field}={held}, and this run has {now}"
+        for field, (held, now) in pairs.items()
+        if held != now
     ]
 
 

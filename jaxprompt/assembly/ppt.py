@@ -85,7 +85,8 @@ def _check_idle(c: Any) -> None:
     idle = {f"task.{name}": FIELDS["task"][name].default for name in c.task}
     idle |= {"ppt.hard": False, "data.protocol": "", "data.source": ""}
     given = fields(c)
-    for field in idle.keys() - {"task.answer", "task.eos"}:
+    # Sorted, so that all processes name the same one.
+    for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
         value = given[field]
         if value != idle[field]:
             shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)

@@ -295,7 +295,7 @@ class Backbone(nn.Module):
         bias = self.bias(columns, columns)  # [1, N, T, T]
         places = tokens.positions
         if prefix is not None and tokens.lengths is not None and batch.prompt is None:
-            # As the positions are, save those of padding, and the same for all rows.
+            # The text's positions, the same for all rows; those of padding do not matter.
             places = columns + prefix.k.shape[2]
         bias = self._with_front(self.bias, bias, places, prefix)
         return run_stack(

@@ -36,7 +36,6 @@ def main(argv: Sequence[str]) -> int:
     c = load_run(args, overrides)
 
     from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
-    from jaxprompt.api.stablehlo import check_folder
     from jaxprompt.assembly.adapters import as_peft
     from jaxprompt.assembly.export import pack_run
     from jaxprompt.assembly.prompt_artifact import plain_tokens
@@ -57,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     if args.peft:
         check_peft_folder(args.peft, args.npy)
     if args.stablehlo:
+        from jaxprompt.api.stablehlo import check_folder
+
         check_folder(args.stablehlo)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)

@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
 
         compilers.check(args.compiler, device)
     given = c, count or settings_of(c).devices, device, args.limit, args.compiler
-    found = alone(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
+    found = (
+        in_child_process(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
+    )
     if args.format == "json":
         print(json.dumps(found, indent=2))
         return 0
@@ -84,7 +86,7 @@ def find_plans(
     return describe(run, plans, limit)
 
 
-def alone(compiler: str, function: Callable[..., _T], *given: Any) -> _T:
+def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) -> _T:
     """Calls a function in a process of its own, which a fault of a compiler's library may end."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:

@@ -162,8 +162,10 @@ class StoreWriter:
         """Appends documents, those without units left out."""
         counts = part.units[part.units > 0]
         ends = np.cumsum(part.lengths)[np.cumsum(counts) - 1]  # of documents, in tokens
-        own = np.split(np.ascontiguousarray(part.ids, self._dtype), ends[:-1]) if len(ends) else []
-        digests = [hashlib.blake2b(ids.data, digest_size=8).digest() for ids in own]
+        texts = (
+            np.split(np.ascontiguousarray(part.ids, self._dtype), ends[:-1]) if len(ends) else []
+        )
+        digests = [hashlib.blake2b(ids.data, digest_size=8).digest() for ids in texts]
         self._digests.append(np.frombuffer(b"".join(digests), "<u8"))
         # Bounds go on from what is written, so each part is appended as it comes.
         self._write("documents", self.num_units + np.cumsum(counts))

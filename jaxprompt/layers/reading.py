@@ -34,11 +34,11 @@ class Scores(nn.Module):
 
 
 def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
-    """Sets the arrays of a head apart, which have no hash. -> head; their shape, type and bytes"""
+    """Splits a head from its arrays, which have no hash. -> head; their shape, type and bytes"""
     if not isinstance(head, Scores) or not (arrays := head.arrays()):
         return head, ()
-    told = [(x.shape, x.dtype.str, x.tobytes()) for x in map(np.asarray, jax.tree.leaves(arrays))]
-    return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(told)
+    keys = [(x.shape, x.dtype.str, x.tobytes()) for x in map(np.asarray, jax.tree.leaves(arrays))]
+    return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(keys)
 
 
 def take(hidden, positions):

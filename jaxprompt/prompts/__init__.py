@@ -192,19 +192,19 @@ class Method(nn.Module):
         raise TypeError(f"{type(self).__name__} must define __call__")
 
 
-def idle_fields(own: Any) -> list[tuple[str, str]]:
+def idle_fields(part: Any) -> list[tuple[str, str]]:
     """Lists the fields of a method or head that another makes idle, each with that other.
 
     Its READ_WITH says what fields need: {"start=normal": "scale"} that `start` has this value, or
     one of several with commas between, {"cross": "cross_layers"} that `cross` is neither 0 nor
     empty. Fields at their default are not listed.
     """
-    default, found = {field.name: field.default for field in dataclasses.fields(own)}, []
-    for need, names in own.READ_WITH.items():
+    default, found = {field.name: field.default for field in dataclasses.fields(part)}, []
+    for need, names in part.READ_WITH.items():
         other, _, values = need.partition("=")
-        value = getattr(own, other)
+        value = getattr(part, other)
         if not (str(value) in values.split(",") if values else value):
-            given = [name for name in names.split() if getattr(own, name) != default[name]]
+            given = [name for name in names.split() if getattr(part, name) != default[name]]
             found += [(name, other) for name in given]
     return found
 

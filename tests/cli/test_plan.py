@@ -15,7 +15,7 @@ from tiny_run import ROOT, jaxprompt
 from jaxprompt.assembly import ppt
 from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.assembly.load_config import load_config
-from jaxprompt.cli.plan import alone
+from jaxprompt.cli.plan import in_child_process
 from jaxprompt.errors import InputError
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import DeviceWork
@@ -174,7 +174,9 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     monkeypatch.setattr("jaxprompt.planning.search.compiled", compiled)
     monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: True)
     # What stands in for the compiler is in this process.
-    monkeypatch.setattr("jaxprompt.cli.plan.alone", lambda _, function, *given: function(*given))
+    monkeypatch.setattr(
+        "jaxprompt.cli.plan.in_child_process", lambda _, function, *given: function(*given)
+    )
     words = (*ELECTRA, "--devices=2x v5e", "--limit=2", "--compiler=tpu")
     code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1")
     assert code == 0 and len(asked) == len(set(asked)) == 2
@@ -194,10 +196,10 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
 
 def test_a_compiler_that_crashes_is_told_in_one_line():
     with pytest.raises(InputError, match="--compiler=tpu crashed on one of these plans, or ran"):
-        alone("tpu", os.abort)
+        in_child_process("tpu", os.abort)
     with pytest.raises(InputError, match="as its process says it"):
-        alone("tpu", _refuse, "as its process says it")
-    assert alone("tpu", os.getpid) != os.getpid()
+        in_child_process("tpu", _refuse, "as its process says it")
+    assert in_child_process("tpu", os.getpid) != os.getpid()
 
 
 def _refuse(said):
