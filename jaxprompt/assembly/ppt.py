@@ -83,7 +83,8 @@ def check_ppt(c: Any) -> None:
 def _check_idle(c: Any) -> None:
     """Raises InputError for fields that say what a task is: here the pre-training task is that."""
     idle = {f"task.{name}": FIELDS["task"][name].default for name in c.task}
-    idle |= {"ppt.hard": False, "data.protocol": "", "data.source": ""}
+    named = ("source", "only", "protocol", "rows", "files.train", "files.dev", "files.test")
+    idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
     given = fields(c)
     # Sorted, so that all processes name the same one.
     for field in sorted(idle.keys() - {"task.answer", "task.eos"}):

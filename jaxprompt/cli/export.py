@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         check_name(args.push)
         check_card(folder)
     if args.peft:
-        check_peft_folder(args.peft, args.npy)
+        check_peft_folder(args.peft, folder, args.npy)
     if args.stablehlo:
         from jaxprompt.api.stablehlo import check_folder
 

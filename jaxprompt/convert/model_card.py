@@ -44,15 +44,18 @@ def check_card(folder: str | Path) -> None:
         )
 
 
-def check_peft_folder(folder: str | Path, beside: str | None = None) -> None:
-    """Raises InputError where a PEFT folder would stand among what no export of ours has left.
+def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None = None) -> None:
+    """Raises InputError where a PEFT folder would stand among what this export does not write.
 
-    `beside` is another file that the same export writes, which may stand there from the last time.
+    `output` is the folder of the prompt, `beside` another file that the same export writes; both
+    may be the PEFT folder's, and stand there from the last time.
 
     An adapter of PEFT's own has the same files: the README.md beside it tells whose it is.
     """
     folder = Path(folder)
-    known = {artifact.TENSORS, artifact.CARD}
+    known = set()
+    if Path(output).resolve() == folder.resolve():
+        known |= {artifact.TENSORS, artifact.CARD}
     if beside and Path(beside).parent.resolve() == folder.resolve():
         known.add(Path(beside).name)
     if _is_ours(folder / README):

@@ -72,6 +72,7 @@ def forbidden(monkeypatch):
         ({"task__words": "a,b,c"}, "task.words='a,b,c' does nothing in pretrain, whose examples"),
         ({"task__form": "nsp"}, "task.form='nsp' does nothing in pretrain, whose examples and"),
         ({"data__source": "rows"}, "words are those of ppt.task=nsp; leave it out"),
+        ({"data__files__dev": "d.csv"}, "data.files.dev='d.csv' does nothing in pretrain"),
         ({"ppt__hard": True}, "ppt.hard=True does nothing in pretrain"),
         ({"ppt__thresholds": "0.5,1"}, "ppt.thresholds=1 must be in [0, 1)"),
         ({"train__eval_steps": 0, "train__eval_epochs": 0}, "train.eval_epochs=0; set one above 0"),

@@ -214,19 +214,26 @@ def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
         (tmp_path / name).write_text("{}")
     if told:
         with pytest.raises(InputError, match="holds .*, which no export.*another folder"):
-            check_peft_folder(tmp_path)
+            check_peft_folder(tmp_path, tmp_path)
     else:
-        check_peft_folder(tmp_path)
+        check_peft_folder(tmp_path, tmp_path)
     write_model_card(tmp_path, CARD)
     (tmp_path / "adapter_config.json").write_text("{}")
     if told == "config.json":
         with pytest.raises(InputError, match="holds config.json"):
-            check_peft_folder(tmp_path)
+            check_peft_folder(tmp_path, tmp_path)
     else:
-        check_peft_folder(tmp_path)
+        check_peft_folder(tmp_path, tmp_path)
     with pytest.raises(InputError, match="cannot write .*README.md"):
-        check_peft_folder(tmp_path / "README.md")
-    check_peft_folder(tmp_path / "new")
+        check_peft_folder(tmp_path / "README.md", tmp_path)
+    check_peft_folder(tmp_path / "new", tmp_path)
+
+
+def test_an_adapter_stands_beside_no_prompt_of_another_export(tmp_path):
+    """An adapter beside the prompt.json of another run would have two answers to what it is."""
+    (tmp_path / "prompt.json").write_text("{}")
+    with pytest.raises(InputError, match="holds prompt.json, which no export of an adapter"):
+        check_peft_folder(tmp_path, tmp_path / "export")
 
 
 def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):
