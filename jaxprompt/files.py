@@ -57,7 +57,7 @@ def is_run(folder: Path) -> bool:
 def utf8_command(start: bytes) -> str:
     """Names the command that makes UTF-8 of a file that is none, by its first bytes."""
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"
+    return f"iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -121,7 +121,7 @@ def save_prompt(
         from jaxprompt.api.stablehlo import write_stablehlo
 
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
-    check_peft_folder(path)
+    check_peft_folder(path, path)
     opened = backbone.backbone if backbone else open_backbone(
         block_of_card(prompt.card, make_defaults().backbone.to_dict())
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Rows of any kind as the data rooms read them."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: st
             )
         return Rows(as_python(given.to_dict("records")), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):
+        if hasattr(given, "with_format"):
+            given = given.with_format(None)  # as tensors and frames its cells are no texts
         data = given if hasattr(given, "__len__") else list(given)  # a streaming one has no length
         return Rows(data, split, features=given.features)
     rows = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else None
@@ -80,9 +82,16 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
             f"rows={brief(given)} is taken for a text, and a file of that name is there; give "
             f"Path({given!r}) for its rows"
         )
+    if isinstance(given, Iterator):
+        given = list(given)
     texts: list[Any] = _as_list(given)
-    if texts and all(isinstance(text, str) for text in texts):
-        records = from_texts(texts, task.fields)
+    if any(isinstance(text, str) for text in texts):
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise InputError(
+                    f"text {number}: {brief(text)} is no text; write one there, or leave it out"
+                )
+        records = from_texts(texts, task.fields, "text")
     else:
         records = from_rows(read_rows(given, "rows", task.columns, "a list of texts, "))
     records = with_examples(task, records)

@@ -46,6 +46,8 @@ class AbstractRun:
     model: Model  # what trains
     objectives: Sequence[Objective]
     batch: Batch  # numpy, every row as long as it may be
+    evaluated: Batch  # the same of evaluation
+    writing: Mapping[str, Any]  # the `generate` block
     widens: bool  # whether the device has no bfloat16 and holds float32 in its place
     notes: tuple[str, ...]  # where its shape is from, and what was assumed
 
@@ -120,16 +122,23 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
         scorer = share_front(c, scorer)
         model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
-    # Every row is the longest one, so the shapes are those of the largest batch.
-    split = scorer.encode([example], targets=True)
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
-    size = c.data.batch
-    batch = scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
-    return AbstractRun(
-        c, settings_of(c), backbone, scorer, model, objectives, batch, widens, notes + more
+    batches = (
+        _lay(scorer, example, c.data.batch, targets=True),
+        _lay(scorer, example, c.data.eval_batch, targets=False),
     )
+    return AbstractRun(
+        c, settings_of(c), backbone, scorer, model, objectives, *batches, c.generate.to_dict(),
+        widens, notes + more,
+    )  # fmt: skip
+
+
+def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:
+    """Lays so many copies of the longest example into a batch, whose shapes are the largest."""
+    split = scorer.encode([example], targets=targets)
+    return scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
 
 
 def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:

@@ -34,13 +34,13 @@ def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike)
     if _digests(saved) != _digests(now):
         raise InputError(
             f"{workdir} started from {now and now['path']}, which holds another export now; "
-            "restore that, or train again in another --workdir"
+            "restore that, or train again in another workdir"
         )
     for path, digest in record.get("files", {}).items():
         if made.get("files", {}).get(path) != digest:
             raise InputError(
                 f"{workdir} started from {path}, which holds other soft tokens now; restore that, "
-                "or train again in another --workdir"
+                "or train again in another workdir"
             )
 
 
@@ -83,9 +83,9 @@ def check_backbone(
     if learned != fingerprint:
         raise InputError(
             f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
-            f"{fingerprint[:12]}; give the same backbone or another --workdir"
+            f"{fingerprint[:12]}; give the same backbone or another workdir"
         )
-    cure = "give the same backbone or another --workdir"
+    cure = "give the same backbone or another workdir"
     check_identity(record.get("identity", {}), identity, f"{workdir} was trained with", cure)
 
 
@@ -113,7 +113,7 @@ def check_start(
         raise InputError(
             f"{workdir} has a frozen prompt that started from its training split "
             f"(prompt.start=task): {saved['examples']} examples, which are not the "
-            f"{now['examples']} of now; restore them or train again in another --workdir"
+            f"{now['examples']} of now; restore them or train again in another workdir"
         )
 
 
@@ -126,13 +126,13 @@ def check_shown(
         raise InputError(
             f"{workdir} shows demonstrations from its training split: {saved['examples']} "
             f"examples, which are not the {now['examples']} of now; restore them or train again in "
-            "another --workdir"
+            "another workdir"
         )
     marks = [str(part.get("sentence_encoder", ""))[:12] for part in (record, facts)]
     if marks[0] != marks[1]:
         raise InputError(
             f"{workdir} compared sentences with weights {marks[0]}, demos.encoder holds "
-            f"{marks[1]}; give the same encoder or another --workdir"
+            f"{marks[1]}; give the same encoder or another workdir"
         )
 
 
@@ -152,8 +152,8 @@ def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str,
         if known is not None and known["step"] > step:
             raise InputError(
                 f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
-                "are not there any more; train again in another --workdir"
+                "are not there any more; train again in another workdir"
             )
     if record is None:
-        raise InputError(f"{workdir} has no record.json; train again in another --workdir")
+        raise InputError(f"{workdir} has no record.json; train again in another workdir")
     return record, step

@@ -237,7 +237,7 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     from jaxprompt.data import records
 
     if args.text:
-        return records.from_texts(args.text, fields)
+        return records.from_texts(args.text, fields, "--text")
     is_file = _reads_file(args)
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):

@@ -25,7 +25,8 @@ class ModelType(NamedTuple):
     gemma: bool = False  # norms by 1 + w, scaled embeddings, a tanh GELU by default
     sandwich: bool = False  # norms behind the attention and the MLP too
     head_norms: bool = False  # of queries and keys
-    qkv_bias: bool = False  # always, where others have `attention_bias`
+    biases: bool = True  # has the field `attention_bias`
+    qkv_bias: bool = False  # always, where others have the field
     mlp_bias: bool = False  # has the field
     heads_of_keys: int = 0  # 0 = as many as there are heads
     head_dim: int = 0  # 0 = width / heads
@@ -34,7 +35,7 @@ class ModelType(NamedTuple):
 # The defaults are those of each configuration class of transformers.
 MODEL_TYPES = {
     "llama": ModelType(mlp_bias=True),
-    "mistral": ModelType(heads_of_keys=8),
+    "mistral": ModelType(biases=False, heads_of_keys=8),
     "qwen2": ModelType(qkv_bias=True, heads_of_keys=32),
     "qwen3": ModelType(head_norms=True, heads_of_keys=32, head_dim=128),
     "gemma": ModelType(gemma=True, heads_of_keys=16, head_dim=256),
@@ -86,7 +87,7 @@ def read_activation(hf: Mapping[str, Any]) -> str:
 def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
     """Lists which maps have a bias: "qkv", "out", "mlp"."""
     _, own = read_type(hf)
-    every = not own.qkv_bias and read_flag(hf, "attention_bias", False)
+    every = own.biases and not own.qkv_bias and read_flag(hf, "attention_bias", False)
     mlp = own.mlp_bias and read_flag(hf, "mlp_bias", False)
     told = {"qkv": own.qkv_bias or every, "out": every, "mlp": mlp}
     return frozenset(name for name, has in told.items() if has)

@@ -58,6 +58,7 @@ def read_turning(
         own["original_max_position_embeddings"] = trained
     base = read_positive(own, "rope_theta", theta)
     own.pop("rope_theta", None)
+    own.pop("finetuned", None)  # that such positions were trained on, which the weights tell
     more = sorted(own.keys() - _KINDS[name])
     if more:
         raise InputError(
@@ -94,8 +95,13 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
                 "not tell apart; give rope_theta and rope_type alone"
             )
         found = dict(found or {})
+    elif kind and whole:  # which transformers passes over
+        raise InputError(
+            f"rope_parameters={brief(whole)} do not say which kind of layers they are for; write "
+            "{'full_attention': {...}, 'sliding_attention': {...}}"
+        )
     else:
-        found = dict(whole or {}) if not local else {}
+        found = dict(whole or {})
     # rope_scaling is the form before transformers 5, and never concerned local layers.
     if older and not local:
         found = found | older if nested else dict(older)

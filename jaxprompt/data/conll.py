@@ -125,15 +125,20 @@ def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
         if not line.strip():
             continue
         left, bar, right = line.partition(_BAR)
-        index, *words = left.split() or [""]
+        index, *words = _cells(left) or [""]
         if not bar or not words or not re.fullmatch("-?[0-9]{1,9}", index):
             raise InputError(
                 f"{path}:{number}: {line.strip()!r:.60} must be the index of the predicate, the "
                 f"words, {_BAR} and a tag for each word; mend or remove it"
             )
-        found.append({"tokens": words, "predicate": int(index), "tags": right.split()})
+        found.append({"tokens": words, "predicate": int(index), "tags": _cells(right)})
         numbers.append(number)
     return found, numbers
+
+
+def _cells(line: str) -> list[str]:
+    """Takes a line apart at spaces and tabs: other white space, as in 10\u00a0000, is of a word."""
+    return [cell for cell in re.split(r"[ \t]+", line.strip("\r\n")) if cell]
 
 
 def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
@@ -141,7 +146,7 @@ def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
     first, own = 0, []
     # A blank line at the end closes the last sentence.
     for number, line in enumerate([*lines, ""], 1):
-        cells = line.split()
+        cells = _cells(line)
         if not cells or line.startswith(_DOCUMENT) or cells[0] == _START:
             if own:
                 yield Sentence(first, own)

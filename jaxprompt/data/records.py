@@ -25,10 +25,10 @@ class Record(NamedTuple):
     features: Mapping[str, Any] | None = None  # kinds of the columns, see `Rows`
 
 
-def from_texts(texts: Sequence[str], fields: Sequence[str]) -> list[Record]:
-    """Makes records of texts that are the one field of a task each."""
+def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[Record]:
+    """Makes records of texts that are the one field of a task each; messages call one `name`."""
     return [
-        Record(f"--text {number}", _one_field(text, fields, "--text"))
+        Record(f"{name} {number}", _one_field(text, fields, name))
         for number, text in enumerate(texts, 1)
     ]
 

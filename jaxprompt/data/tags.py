@@ -102,7 +102,7 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
         if scheme == "bioes":
             if not goes_on if kind else letter in ("I", "E"):
                 raise ValueError(word)
-        elif scheme == "iob2" and letter == "I" and not goes_on:
+        elif scheme == "iob2" and (letter in ("E", "S") or letter == "I" and not goes_on):
             raise ValueError(word)
         if goes_on and letter == "I":
             continue

@@ -5,6 +5,7 @@ Start and end are read at every token of the text, no answer at [CLS] (Devlin et
 """
 
 import dataclasses
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -209,7 +210,28 @@ class Head(InText):
                 f"{name}: {none} of {split.size} questions without an answer, "
                 f"{int((windows > 1).sum())} texts are read in windows"
             )
+            long, cut = self._out_of_reach(split)
+            if long or cut:
+                lines.append(
+                    f"{name}: of {split.size} questions {long} have an answer of more than "
+                    f"head.max_answer={self.max_answer} tokens, and of {cut} no window holds the "
+                    "answer whole; these are never found: raise head.max_answer, head.stride or "
+                    "data.max_len"
+                )
         return lines
+
+    def _out_of_reach(self, split: Split) -> tuple[int, int]:
+        """Counts answers that are longer than may be, and those that every window cuts.
+
+        Of several answers the first counts, which is learned.
+        """
+        lengths = np.zeros(split.size, int)  # 0 = no window holds it
+        rows, starts = np.nonzero((split.labels > 0) & (split.labels & START > 0))
+        ends = np.nonzero((split.labels > 0) & (split.labels & END > 0))[1]
+        whole = starts > 0  # at [CLS] it is elsewhere
+        lengths[split.parts.owner[rows[whole]]] = (ends - starts + 1)[whole]
+        asked = np.array([any(texts) for texts in split.references])
+        return int((lengths > self.max_answer).sum()), int((asked & (lengths == 0)).sum())
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Compares answers with all that are right; `tune` adds the threshold that is best."""
@@ -328,9 +350,15 @@ def _each_once(scores: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _trim(text: str, first: int, last: int) -> tuple[int, int]:
-    """Leaves out the white space at both ends of a span, which some tokenizers make tokens of."""
+    """Leaves out the white space at both ends of a span, which some tokenizers make tokens of.
+
+    Marks behind its last letter, as a decomposed accent, belong to it: some tokenizers drop them.
+    """
     span = text[first:last]
-    return first + len(span) - len(span.lstrip()), last - len(span) + len(span.rstrip())
+    first, last = first + len(span) - len(span.lstrip()), last - len(span) + len(span.rstrip())
+    while first < last < len(text) and unicodedata.category(text[last])[0] == "M":
+        last += 1
+    return first, last
 
 
 def _best_spans(

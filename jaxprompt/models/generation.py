@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import pick_beams, repeat_rows
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, Params, place
-from jaxprompt.types import NO_LIMIT, Array, Batch
+from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
 
 class Generated(NamedTuple):
@@ -48,12 +48,9 @@ def generate(
     """
     ends = tuple(np.atleast_1d(eos).tolist())
     check_writing(model, batch, max_new, beams, early_stopping, ends)
-    injection = model.inject(params, batch)
-    batch = place(batch, injection)
-    injection = model.share_front(params, injection, front_kv=front_kv)
-    tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
-    backbone = model.backbone.bind({"params": params["backbone"]})
-    states, cache = backbone.prefill(batch, injection, room)
+    room = max_new - 1  # nothing follows the last token, so it is not read
+    batch, states, cache = read_input(model, params, batch, room, front_kv=front_kv)
+    tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
     columns = jnp.arange(tokens.mask.shape[1])
     # Padding may stand on either side, so the last real column is looked for.
@@ -83,6 +80,20 @@ def generate(
     return _beam_search(
         read, _score(backbone, state), cache, found, idle, ends, penalties, beams, reach
     )
+
+
+def read_input(
+    model: Model, params: Params, batch: Batch, room: int, *, front_kv: KeyValues | None = None
+) -> tuple[Batch, Array, Cache]:
+    """Reads what is to be continued, for `room` tokens more.
+
+    -> the batch with its positions, the states of its tokens, and what they leave for those to come
+    """
+    injection = model.inject(params, batch)
+    batch = place(batch, injection)
+    injection = model.share_front(params, injection, front_kv=front_kv)
+    backbone = model.backbone.bind({"params": params["backbone"]})
+    return batch, *backbone.prefill(batch, injection, room)
 
 
 class _Row(NamedTuple):

@@ -9,6 +9,7 @@ stays: XLA widens it there as well.
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,16 @@ from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import AbstractRun
 from jaxprompt.assembly.initial_params import divide
-from jaxprompt.models.model import backbone_shapes
+from jaxprompt.models.generation import read_input
+from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.compilers import Compiled, compile_for
+from jaxprompt.training.evaluation import make_writing
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import make_train_step
+from jaxprompt.training.steps import make_eval_step, make_train_step
+from jaxprompt.types import Batch
 
 _STEPS = 1000  # an epoch: rates depend on it, shapes do not
 # The first is set for training on the CPU too. The others leave out most of LLVM's work, which
@@ -59,7 +63,12 @@ class Sizes(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes on one device."""
-        return self.frozen_bytes + self.trained_bytes + self.optimizer_bytes + self.batch_bytes
+        return self.numbers + self.batch_bytes
+
+    @property
+    def numbers(self) -> int:
+        """Bytes on one device without a batch: they stay while a run evaluates."""
+        return self.frozen_bytes + self.trained_bytes + self.optimizer_bytes
 
 
 class Cost(NamedTuple):
@@ -99,6 +108,29 @@ def make_shapes(
         _placed(state, like(placement, state, placement.parameters(trainable))),
         _placed(frozen, placement.parameters(frozen)),
         jax.tree.map(lambda x: _place(x, placement.batch), run.batch),
+    )
+
+
+class Evaluation(NamedTuple):
+    """The model that evaluates, and what a batch of it takes, as in `Shapes`."""
+
+    model: Model
+    trainable: tree.Flat
+    frozen: tree.Flat
+    batch: Any
+
+
+def make_evaluation(
+    run: AbstractRun, placement: Placement, attention: str = "", *, as_it_runs: bool = False
+) -> Evaluation:
+    """Makes the model of a run that evaluates on a mesh; all else is as in `make_shapes`."""
+    rows = placement.padded(run.backbone.module.cfg.vocab)
+    numbers = _numbers(run, rows, as_it_runs)[:2]
+    module = _module(run, rows, "none", attention, as_it_runs)
+    return Evaluation(
+        dataclasses.replace(run.scorer.model, backbone=module),
+        *(_placed(leaves, placement.parameters(leaves)) for leaves in numbers),
+        jax.tree.map(lambda x: _place(x, placement.batch), run.evaluated),
     )
 
 
@@ -163,10 +195,72 @@ def cost_of(run: AbstractRun, placement: Placement, remat: str = "", attention: 
     return measure(make_shapes(run, placement, remat, attention), placement)
 
 
+@functools.lru_cache(maxsize=64)
+def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -> int:
+    """Compiles the evaluation of a batch for one device. -> bytes at the peak, the state's too"""
+    stays = weigh(make_shapes(run, placement), placement).numbers
+    found = make_evaluation(run, placement, attention)
+    if run.scorer.head.WRITES:
+        own = _weigh_writing(found, placement, run.writing)
+    else:
+        own = sum(_measure(placement, make_eval_step(found.model), found))
+    return stays + _local(found.batch) + own
+
+
+def _weigh_writing(found: Evaluation, placement: Placement, how: Mapping[str, Any]) -> int:
+    """Counts what writing texts takes beside the numbers and the batch, in bytes on one device.
+
+    The loop over tokens is not compiled: in front of it XLA's CPU compiler would widen all layers.
+    """
+    model = found.model
+
+    def start(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
+        _, states, cache = read_input(
+            model, tree.merge(trainable, frozen), batch, how["max_new"] - 1
+        )
+        return states[:, -1], cache
+
+    def take_apart(trainable: tree.Flat, frozen: tree.Flat) -> Any:
+        backbone = tree.merge(trainable, frozen)["backbone"]
+        return model.backbone.bind({"params": backbone}).reading_layers()
+
+    reading, kept = _measure(placement, start, found)
+    state, cache = jax.eval_shape(within(placement, start), *found[1:])
+    layers = jax.eval_shape(take_apart, found.trainable, found.frozen)
+    # The copies of the layers lie as these do.
+    copies = _whole(layers) * _local(found.frozen) // _whole(found.frozen)
+    # Each beam has a cache of its own, and the scores of the whole vocabulary.
+    beams = (how["beams"] - 1) * kept * _whole(cache.own) // _whole((state, cache))
+    rows = placement.batch.shard_shape(state.shape)[0] * how["beams"]
+    scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
+    return copies + kept + max(reading, beams + scores)
+
+
+def _measure(placement: Placement, step: Any, found: Evaluation) -> tuple[int, int]:
+    """Compiles a step of an evaluation. -> bytes of temporary arrays and of results"""
+    lowered = jax.jit(within(placement, step)).lower(*found[1:])
+    memory = lowered.compile(compiler_options=known_options(**_OPTIONS)).memory_analysis()
+    return memory.temp_size_in_bytes, memory.output_size_in_bytes
+
+
 def compile_run(run: AbstractRun, placement: Placement, remat: str, attention: str) -> Compiled:
     """Compiles the step for the devices of a mesh by their own compiler."""
     shapes = make_shapes(run, placement, remat, attention, as_it_runs=True)
     return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)
+
+
+def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -> Compiled:
+    """Compiles the evaluation of a batch for the devices of a mesh by their own compiler."""
+    found = make_evaluation(run, placement, attention, as_it_runs=True)
+    step = (
+        make_writing(run.writing, found.model, run.scorer.layout)
+        if run.scorer.head.WRITES
+        else make_eval_step(found.model)
+    )
+    compiled = compile_for(placement, within(placement, step), *found[1:])
+    # It is not given the state of the optimizer, which stays.
+    stays = weigh(make_shapes(run, placement), placement).optimizer_bytes
+    return compiled._replace(bytes=compiled.bytes + stays)
 
 
 def measure(shapes: Shapes, placement: Placement) -> Cost:
@@ -186,6 +280,11 @@ def _place(x, sharding):
 
 def _placed(leaves, shardings):
     return jax.tree.map(_place, leaves, shardings)
+
+
+def _whole(leaves: Any) -> int:
+    """Counts the bytes of a tree on all devices together, each of its parts once."""
+    return sum(x.dtype.itemsize * math.prod(x.shape) for x in jax.tree.leaves(leaves))
 
 
 def _local(leaves: Any) -> int:

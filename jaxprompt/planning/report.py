@@ -17,7 +17,12 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
     return {
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
-        "batch": {"rows": rows, "length": length, "dtype": dtype},
+        "batch": {
+            "rows": rows,
+            "length": length,
+            "dtype": dtype,
+            "evaluated": run.settings.eval_batch,
+        },
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
         "plans": {
@@ -44,6 +49,7 @@ def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[
             "activations": cost.activations,
             "other": sizes.batch_bytes + cost.results,
             "total": cost.bytes,
+            "evaluation": plan.evaluation,
         },
         "flops": cost.work.flops,
         "collectives": {
@@ -54,24 +60,28 @@ def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[
     if plan.device is None:
         return found
     if plan.compiled is not None:
-        found |= {"compiled": _describe_compiled(plan.compiled)}
+        found |= {"compiled": _describe_compiled(plan.compiled, plan.evaluated)}
     time = plan.time(dtype)
     return found | {
         "room": plan.room,
         "fits": plan.fits,
+        "evaluates": plan.evaluates,
         "seconds": {**time._asdict(), "step": time.step},
         "tokens_per_second": tokens / time.step,
     }
 
 
-def _describe_compiled(compiled: Compiled | str) -> dict[str, Any]:
-    if isinstance(compiled, str):
-        return {"refused": compiled}
+def _describe_compiled(
+    compiled: Compiled | str, evaluated: Compiled | str | None
+) -> dict[str, Any]:
+    for found in (compiled, evaluated):
+        if isinstance(found, str):
+            return {"refused": found}
     work = compiled.work
     return {
         "bytes": {
             "arguments": compiled.arguments, "temporary": compiled.temporary,
-            "total": compiled.bytes,
+            "total": compiled.bytes, "evaluation": evaluated.bytes,
         },
         "collectives": {
             kind: {
@@ -137,8 +147,14 @@ def _advice(found: dict[str, Any]) -> list[str]:
             if plan["attention"]:
                 flags.append(f"--config.backbone.attention={plan['attention']}")
             lines.append(f"{name}, {plan['devices']}x {plan['device']}: {' '.join(flags)}")
+    if not found["plans"]["as configured"]["evaluates"]:
+        size = found["batch"]["evaluated"]
+        lines.append(
+            f"as configured, the evaluation of {size} examples at once does not fit; lower "
+            "data.eval_batch, since no score depends on it"
+        )
     if found["plans"]["smallest"] is None:
-        cure = "lower data.batch or data.max_len"
+        cure = "lower data.batch, data.eval_batch or data.max_len"
         lines.append(f"no mesh of 1, 2, 4, ... up to {limit} such devices holds it; {cure}")
     return list(dict.fromkeys(lines))
 
@@ -158,7 +174,7 @@ def _table(plans: dict[str, Any]) -> list[str]:
     if any(plan["attention"] for plan in columns):
         row("attention", lambda p: p["attention"] or "as configured")
     for part in columns[0]["bytes"]:
-        name = {"total": "  in all"}.get(part, f"  {part}")
+        name = {"total": "  in all", "evaluation": "  in evaluation"}.get(part, f"  {part}")
         row(name, lambda p, part=part: _bytes(p["bytes"][part]))
     rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes per device", [""] * len(columns)))
     if columns[0]["device"]:
@@ -193,7 +209,10 @@ def _table(plans: dict[str, Any]) -> list[str]:
 def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Shows what the devices' own compiler says of memory, below what was estimated."""
     own = [plan["compiled"].get("bytes", {}) for plan in columns]
-    names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  peak"}
+    names = {
+        "arguments": "  arguments", "temporary": "  temporary", "total": "  peak",
+        "evaluation": "  in evaluation",
+    }  # fmt: skip
     show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
     rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
     return [("bytes per device, compiled", [""] * len(columns)), *rows]

@@ -1,8 +1,8 @@
 """Which mesh of a device holds a run, and how fast it would be."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -12,7 +12,15 @@ from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
 from jaxprompt.planning.compilers import Compiled, find_devices
-from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, weigh
+from jaxprompt.planning.cost import (
+    Cost,
+    compile_evaluation,
+    compile_run,
+    cost_of,
+    evaluation_of,
+    make_shapes,
+    weigh,
+)
 
 UTILISATION = 0.4  # of a device's peak that products reach
 RESERVE = 0.08  # of a device's memory that the framework and gaps between arrays take
@@ -53,7 +61,10 @@ class Plan(NamedTuple):
     mesh: Mesh
     cost: Cost
     device: Device | None
-    compiled: Compiled | str | None = None  # by the device's own compiler, or why it refuses
+    evaluation: int = 0  # bytes on one device at the peak of an evaluation, once weighed
+    # By the device's own compiler, or why it refuses: the step, and an evaluation.
+    compiled: Compiled | str | None = None
+    evaluated: Compiled | str | None = None
 
     @property
     def room(self) -> int:
@@ -63,9 +74,21 @@ class Plan(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the run stays within the room, as the device's own compiler says if asked."""
+        return self.trains and self.evaluates
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step does."""
         if isinstance(self.compiled, str):
             return False
         return (self.compiled or self.cost).bytes <= self.room
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation does."""
+        if isinstance(self.evaluated, str):
+            return False
+        return (self.evaluated.bytes if self.evaluated else self.evaluation) <= self.room
 
     def time(self, dtype: str) -> Time:
         """Estimates the seconds of a step."""
@@ -91,19 +114,31 @@ def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> P
     Raises InputError where batch or model do not divide over it.
     """
     placement = from_config.build_placement(run.config, jax.devices()[:count])
-    return _plan(run, device, placement, run.settings.remat)
+    return _weigh_evaluation(run, _plan(run, device, placement, run.settings.remat))
+
+
+def _weigh_evaluation(run: AbstractRun, plan: Plan) -> Plan:
+    place = _lay(plan.mesh, jax.devices())
+    return plan._replace(evaluation=evaluation_of(run, place, plan.mesh.attention))
+
+
+def _lay(mesh: Mesh, devices: Sequence[Any]) -> Placement:
+    devices = devices[: mesh.devices]
+    return make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
 
 
 def compiled(run: AbstractRun, plan: Plan) -> Plan:
     """Asks the device's own compiler about a plan."""
     mesh = plan.mesh
     try:
-        devices = find_devices(plan.device, mesh.devices)
-        placement = make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
-        found = compile_run(run, placement, mesh.remat, mesh.attention)
-        return plan._replace(compiled=found)
+        placement = _lay(mesh, find_devices(plan.device, mesh.devices))
+        plan = plan._replace(compiled=compile_run(run, placement, mesh.remat, mesh.attention))
     except InputError as error:
         return plan._replace(compiled=str(error))
+    try:
+        return plan._replace(evaluated=compile_evaluation(run, placement, mesh.attention))
+    except InputError as error:
+        return plan._replace(evaluated=str(error))
 
 
 def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
@@ -131,7 +166,9 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
             # Tried only where the least memory is enough.
             found = fitting("dots", full) or full
     step = lambda plan: plan.time(run.settings.dtype).step
-    return min(found.values(), key=step, default=None)
+    # An evaluation takes less than a step as a rule, and is weighed where it decides.
+    plans = (_weigh_evaluation(run, plan) for plan in sorted(found.values(), key=step))
+    return next((plan for plan in plans if plan.fits), None)
 
 
 def smallest(

@@ -176,7 +176,7 @@ class _Work:
         if foreign:
             raise InputError(
                 f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
-                "runs; take another --workdir, or delete its checkpoints"
+                "runs; take another workdir, or delete its checkpoints"
             )
         for run in map(by_name.get, self.started):
             check_kept(run.folder, workdir)

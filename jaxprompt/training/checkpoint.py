@@ -370,5 +370,5 @@ def _check_same(path: Path, saved: dict, wanted: dict) -> None:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise InputError(
             f"checkpoint {path} is of another model or optimizer: {differing[0]}{more}; "
-            "use the config it was saved with, or another --workdir"
+            "use the config it was saved with, or another workdir"
         )

@@ -99,7 +99,7 @@ def find(folder: Path, step: int | None) -> Path:
         there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         is_lost = step is not None and folder.name == BEST  # a state or a result says it was there
-        first = "train first, until dev is scored, or give another --workdir"
+        first = "train first, until dev is scored, or give another workdir"
         cure = _anew(folder) if is_lost else first
         raise InputError(f"{what} in {folder} ({there}); {cure}")
     path = folder / str(steps[-1] if step is None else step)

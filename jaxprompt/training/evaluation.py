@@ -158,9 +158,14 @@ def make_answering(
 
 def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layout: Layout) -> Step:
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
+    return place_step(placement, make_writing(how, model, layout), begin_pass(model))
+
+
+def make_writing(how: Mapping[str, Any], model: Model, layout: Layout) -> Callable[..., jax.Array]:
+    """Makes the step that `make_writer` compiles."""
     settings = dict(how, eos=layout.ends, pad=layout.pad_id)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
-    return place_step(placement, make_generate_step(model, **settings), begin_pass(model))
+    return make_generate_step(model, **settings)
 
 
 def write_texts(step, tokenizer, ends, trainable, frozen, batches, size: int) -> list[str]:

@@ -71,7 +71,7 @@ class RunLog:
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
                     f"{self._path}:{number} is no record of a run ({error}); "
-                    "mend or delete the file, or take another --workdir"
+                    "mend or delete the file, or take another workdir"
                 ) from error
         write_atomic(self._path, b"".join(kept))
 

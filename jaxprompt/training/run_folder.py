@@ -59,7 +59,7 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
 def _hold(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = acquire(path, folder, "take another --workdir")
+    held = acquire(path, folder, "take another workdir")
     try:
         yield
     finally:
@@ -119,7 +119,7 @@ def check_workdir(
         saved = _leaves(parse_json(old_text)) if old_text is not None else {}
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} is no readable config ({error}); restore it, or take another --workdir"
+            f"{path} is no readable config ({error}); restore it, or take another workdir"
         ) from error
     if old_text is None:
         _check_new(Path(workdir))
@@ -127,12 +127,12 @@ def check_workdir(
     # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
     if not saved.keys() & given.keys():
-        raise InputError(f"{path} is no config of a run; take another --workdir")
+        raise InputError(f"{path} is no config of a run; take another workdir")
     is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
     if differing := _differences(saved, given, "given", is_free):
         raise InputError(
             f"{workdir} holds a run of another config: {differing}; "
-            "give the saved values, or take another --workdir"
+            "give the saved values, or take another workdir"
         )
     return old_text
 
@@ -161,7 +161,7 @@ def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
 
     Raises InputError for one that was cut or changed since it was written.
     """
-    cure = "restore it, or train again in another --workdir"
+    cure = "restore it, or train again in another workdir"
     record = _read_object(Path(workdir) / RECORD, cure)
     if record is not None and record.pop(_SEAL, None) != _digest(record):
         raise InputError(f"{Path(workdir) / RECORD} is not as the run wrote it; {cure}")
@@ -181,7 +181,7 @@ def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
     if not path.exists():
         raise InputError(
             f"{workdir} has checkpoints and no {path}, which says what they learned from; "
-            "restore it, or train again in another --workdir"
+            "restore it, or train again in another workdir"
         )
 
 
@@ -197,7 +197,7 @@ def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     if differing := _differences(_leaves(saved), _leaves(now), "now"):
         raise InputError(
             f"{workdir} holds a run that learned from something else: {differing}; restore that, "
-            "or take another --workdir"
+            "or take another workdir"
         )
 
 

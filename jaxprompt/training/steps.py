@@ -141,7 +141,7 @@ def tell_broken(streak: int, step: int, skipped: int) -> str:
         )
     return (
         f"{streak} steps in a row were not finite, up to step {step}; lower optim.lr or set "
-        "optim.clip, and start in another --workdir"
+        "optim.clip, and start in another workdir"
     )
 
 

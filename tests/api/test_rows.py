@@ -90,3 +90,23 @@ def test_a_column_without_a_name_is_refused():
     frame = pandas.DataFrame([["a text", "b"]])
     with pytest.raises(jp.InputError, match="train: a column of the DataFrame is called 0, which"):
         make_rows(frame, "train", TASK)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "pandas", "arrow"])
+def test_the_format_of_a_data_set_changes_nothing(form, numbered):
+    """Its class names went with the format "torch", whose labels are tensors."""
+    plain, formatted = (
+        make_rows(given, "train", TASK) for given in (numbered[0], numbered[0].with_format(form))
+    )
+    assert list(formatted) == list(plain) and formatted.classes == plain.classes
+    streaming = numbered[0].to_iterable_dataset().with_format("numpy")
+    assert list(make_rows(streaming, "train", TASK)) == list(plain)
+
+
+def test_a_text_that_is_none_is_named_by_its_number():
+    with pytest.raises(jp.InputError, match=r"^text 2: None is no text; write one there, or lea"):
+        make_records(["a good text", None], TASK)
+    with pytest.raises(jp.InputError, match=r"^text 1: nan is no text"):
+        make_records(iter([float("nan"), "a"]), TASK)
+    found = make_records((text for text in "ab"), TASK)
+    assert [record.row for record in found] == [{"text": "a"}, {"text": "b"}]

@@ -44,7 +44,7 @@ KINDS = {
     "yarn with a factor": (
         "llama", dict(rope_parameters=_YARN | dict(attention_factor=1.3, beta_fast=16)),
     ),
-    "mistral": ("mistral", dict(sliding_window=4)),
+    "mistral": ("mistral", dict(attention_bias=True, sliding_window=4)),
     # A token less than the text of `test_model`, as many as that of `test_prefix` with its prefix.
     "mistral wide": ("mistral", dict(sliding_window=11)),
     "mistral global": ("mistral", dict(sliding_window=None)),

@@ -31,7 +31,7 @@ def test_a_workdir_of_another_config(refused, no_reading, run, command):
     before = files(run)
     line = refused(*again(run, command, "--config.seed=7"))
     assert f"{run} holds a run of another config: seed (saved 0, given 7)" in line
-    assert "another --workdir" in line
+    assert "another workdir" in line
     (run / "result.json").unlink()
     line = refused(*again(run, command, "--config.head.pooler=mean"))
     assert "head.pooler (saved 'auto', given 'mean')" in line

@@ -195,7 +195,7 @@ def test_a_run_is_resumed_with_the_same_alone(place, refused, change):
         rows = rows[1:] + rows[:1] if change == "the order" else rows[:-1]
     write_rows(path, rows)
     line = refused(*again())
-    assert f"splits.{name}." in line and "another --workdir" in line
+    assert f"splits.{name}." in line and "another workdir" in line
     assert not (place / "run/result.json").exists()
 
 
@@ -219,7 +219,7 @@ def test_without_its_record_a_run_is_not_resumed(place, refused):
     for _ in range(2):
         line = refused(*again())
         assert "record.json" in line
-        assert "restore it, or train again in another --workdir" in line and "delete" not in line
+        assert "restore it, or train again in another workdir" in line and "delete" not in line
         path.unlink(missing_ok=True)
 
 

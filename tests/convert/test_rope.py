@@ -73,3 +73,16 @@ def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(
 def test_a_block_that_is_not_known_is_refused(block, message):
     with pytest.raises(InputError, match=message):
         read_turning({"rope_parameters": block}, 8, 40)
+
+
+def test_a_block_for_layers_of_two_kinds_says_which_it_is_for():
+    """A Gemma 3 with one block for all is loaded by transformers as though it had none."""
+    flat = {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+    for kind in ("full_attention", "sliding_attention"):
+        with pytest.raises(InputError, match="do not say which kind of layers .*'full_attention'"):
+            read_turning(flat, 8, 40, kind=kind)
+        assert read_turning({"rope_parameters": {}}, 8, 40, kind=kind) == read_turning({}, 8, 40)
+
+
+def test_that_a_yarn_was_tuned_changes_nothing():
+    assert read(finetuned=True) == read()

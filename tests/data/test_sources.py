@@ -198,7 +198,7 @@ def test_set_in_the_package():
         ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
         ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
         ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row .*end its lines with a line feed"),
-        ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8 .* -f LATIN1"),
+        ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8 .* -f WINDOWS-1252"),
         ("a.csv", "text,label\n".encode("utf-16"), r"a.csv:1: not UTF-8 .* -f UTF-16"),
         ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells.* holds a tab into double quotes"),
         ("a.csv", b"text;label\na;b;c\n", r"a.csv:2: 3 cells.* holds a semicolon into double"),

@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.data import submissions
 from jaxprompt.data.records import Record, with_examples
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks import get_task, read_example
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 
@@ -62,6 +62,19 @@ ASKED = [{"question": "a", "context": "b c", "id": name} for name in ("x1", "x2"
 )  # fmt: skip
 def test_files_have_the_servers_form(form, name, rows, found, text):
     assert submit(form, name, rows, found) == text
+
+
+def test_questions_of_the_same_words_are_told_apart_by_their_numbers():
+    """As the official script groups them."""
+    task, own = (
+        get_task("multirc"),
+        {"paragraph": "p", "question": "Who?", "answer": "a", "label": 1},
+    )
+    numbers = [(0, 0), (0, 1), (1, 2)]  # of the question and the answer
+    rows = [own | {"idx": {"paragraph": 0, "question": q, "answer": a}} for q, a in numbers]
+    first, second, third = (read_example(task, row, "rows:1").question for row in rows)
+    assert first == second != third
+    assert len({read_example(task, own | {"answer": a}, "rows:1").question for a in "ab"}) == 1
 
 
 def test_multirc_groups_answers_by_question_and_paragraph():

@@ -89,7 +89,7 @@ def test_what_is_no_scheme_is_refused(rows, parts):
     [
         ("O I-A", "iob2", 2), ("B-A I-B", "iob2", 2), ("B-A O", "bioes", 2), ("B-A", "bioes", 2),
         ("I-A E-A", "bioes", 1), ("O E-A", "bioes", 2), ("S-A I-A", "bioes", 2),
-        ("B-A B-A E-A", "bioes", 2),
+        ("B-A B-A E-A", "bioes", 2), ("B-A E-A", "iob2", 2), ("O S-A", "iob2", 2),
     ],
 )  # fmt: skip
 def test_a_transition_that_a_scheme_lacks_names_the_word(row, scheme, word):

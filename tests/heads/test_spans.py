@@ -145,6 +145,32 @@ def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
                 assert span == text[places[begin][0] : places[end][1]].strip()
 
 
+def test_an_answer_has_the_accents_of_its_last_letter(bert):
+    """BERT drops a decomposed accent, which no subword then holds."""
+    context = "He went to the cafe\u0301 and drank an e\u0301te\u0301."
+    for answer in ("cafe\u0301", "e\u0301te\u0301"):
+        own = {"text": [answer], "answer_start": [context.index(answer)]}
+        given = {"question": "Where?", "context": context, "answers": own}
+        head, examples, split = encode(bert, [given])
+        (found,) = head.answers(TASK, examples, split, scores_of(split), 0)
+        assert found["prediction"] == answer == context[found["start"] : found["end"]]
+        assert head.measure("f1", split, scores_of(split), 0)["exact_match"] == 1.0
+
+
+def test_answers_that_are_out_of_reach_are_counted(bert):
+    """CMRC's are longer than SQuAD's: a third of its training set has more than 30 tokens."""
+    rows = [row("Gansu"), row("It has 1,095,947 people"), row()]
+    lines = lambda max_len, **fields: encode(bert, rows, max_len, **fields)[0].tell(
+        TASK, 0, {"train": encode(bert, rows, max_len, **fields)[2]}
+    )
+    assert len(lines(128)) == 1
+    told = lines(128, max_answer=4)[1]
+    assert told.startswith("train: of 3 questions 1 have an answer of more than head.max_answer=4")
+    assert "tokens, and of 0 no window holds the answer whole" in told
+    told = lines(17, stride=0)[1]
+    assert "0 have an answer of more than head.max_answer=30 tokens, and of 2 no" in told
+
+
 def test_a_span_of_two_windows_counts_once(bert):
     """Its score is the share of the better of the two, as if the other window had not held it."""
     head, examples, split = encode(bert, [row("2 airports")], max_len=30, n_best=1)

@@ -100,6 +100,10 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     return made
 
 
+# What the numbers of a question are called, its paragraph first, in MultiRC and in ReCoRD.
+_NUMBERED = ("paragraph", "question", "passage", "query")
+
+
 def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
     """Names the question that a row answers, "" where the task asks none.
 
@@ -117,6 +121,9 @@ def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool)
             f"{show_columns(row)}; set task.question to some of them"
         )
     asked = "\n".join(spelling(row.get(column)) for column in task.question)
+    # SuperGLUE numbers its questions: two of one paragraph may have the same words.
+    if isinstance(numbers := row.get("idx"), Mapping):
+        asked += "".join(f"\n{part}={numbers[part]}" for part in _NUMBERED if part in numbers)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
