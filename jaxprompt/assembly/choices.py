@@ -37,7 +37,15 @@ class Choice:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, length: int | None = None, **values: Any) -> "Choice":
-        """Sets fields. `length` is the number of prompt tokens, of a method that has any."""
+        """Sets fields. `length` is the number of prompt tokens, of a method that has any.
+
+        Raises InputError for a head's field without its name.
+        """
+        if self.block == "head" and length is not None:
+            raise InputError(
+                f"jp.{self.name}({length!r}): a head's fields go by their names; write "
+                f"jp.{self.name}(FIELD={length!r})"
+            )
         own = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **own, **values})
 
@@ -181,6 +189,8 @@ def make_config(
 def writing(held: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
     """Sets fields of the block `generate`. Raises InputError for an unknown one, or its value."""
     c = load_config("base")
-    fill_fields(c, {f"generate__{name}": value for name, value in how.items()})
+    # Fields of a config are texts where a word is one of their values.
+    word = lambda value: str(value).lower() if isinstance(value, bool) else value
+    fill_fields(c, {f"generate__{name}": word(value) for name, value in how.items()})
     check_fields(c.generate.to_dict(), "generate")
     return dict(held) | {name: c.generate[name] for name in how}

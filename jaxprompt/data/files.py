@@ -25,6 +25,7 @@ _FOLDER = "is a folder, not a file; name a file in it, or give the folder as dat
 # label5 between these two.
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
+_SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line: what divides the cells
 # Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
@@ -250,9 +251,12 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
     """Reads CSV with double quotes, its cells divided by commas, semicolons or tabs."""
     lines = list(_lines(path))
+    given = _SEP.match(lines[0]) if lines else None
+    if given:
+        lines[0] = "\n"
     # Lines keep their ends, which a quoted cell may hold.
     first = next((line for line in lines if line.strip()), "")
-    mark = _delimiter(first)
+    mark = given[1] if given else _delimiter(first)
     return _table(path, lines, _unnamed(_cells(first, mark), columns), delimiter=mark, strict=True)
 
 
@@ -354,7 +358,8 @@ def _header(cells: list[str], path: Path) -> list[str]:
     """Checks the column names. The first may be empty: pandas writes its index so."""
     if "" in cells[1:] or len(set(cells)) < len(cells):
         raise InputError(
-            f"{path}:1: the header must name every column once, got: {', '.join(cells)}"
+            f"{path}:1: the header must name every column once, got: {', '.join(cells)}; name the "
+            "columns in the first line"
         )
     return cells
 

@@ -91,10 +91,31 @@ def keep_programs(folder: str = "") -> None:
         )
         print(escape(line), file=sys.stderr)
         return
-    jax.config.update("jax_compilation_cache_dir", str(path / _machine()))
+    path /= _machine()
+    jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)
     if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
         jax.config.update("jax_compilation_cache_max_size", _LIMIT)
+        _drop_cut_programs(path)
+
+
+def _drop_cut_programs(folder: Path) -> None:
+    """Deletes programs of which a part was written, by a process that was killed or a full disk.
+
+    JAX writes the time of a program behind it. With one that has none it stores no other program.
+    """
+    import filelock
+
+    if not folder.is_dir():
+        return
+    try:
+        # JAX's own lock: another process may be between the two.
+        with filelock.FileLock(folder / ".lockfile", timeout=10):
+            for program in folder.glob("*-cache"):
+                if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
+                    program.unlink()
+    except (OSError, filelock.Timeout):
+        pass  # a cache that is not clean is slow, no more
 
 
 def _own_folder(path: Path) -> Path:

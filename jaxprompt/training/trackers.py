@@ -231,8 +231,11 @@ def _load(name: str) -> ModuleType:
 
 
 def _open_events(folder: Path, first: int) -> Any:
-    """Opens an event file, named so that TensorBoard finds it."""
+    """Opens an event file, named so that TensorBoard finds it, and behind those that are there."""
     from tensorboardX.record_writer import RecordWriter
 
-    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{first}"
+    # It reads them in the order of their names, and this clock may be behind that of the last one.
+    made = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
+    moment = max(int(time.time()), max(made, default=0) + 1)
+    name = f"events.out.tfevents.{moment}.{socket.gethostname()}.{first}"
     return RecordWriter(str(folder / name))

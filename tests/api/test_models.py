@@ -462,11 +462,10 @@ def test_what_is_no_row_is_named_with_what_is(model, tmp_path, monkeypatch):
     twice = pandas.DataFrame([["the cat", "the rice"]], columns=["text", "text"])
     with refused("the DataFrame has the column 'text' twice; rename or drop one"):
         jp.predict(model, twice)
-    for odd in ({"text": "a"}, ["a", {"text": "b"}]):
-        with refused(
-            "cannot be read as rows; give a list of texts, a list of dicts, a datasets.Dataset"
-        ):
-            jp.predict(model, odd)
+    with refused("cannot be read as rows; give a list of texts, a list of dicts, a datasets.Data"):
+        jp.predict(model, {"text": "a"})
+    with refused("text 2: {'text': 'b'} is no text; write one there, or leave it out"):
+        jp.predict(model, ["a", {"text": "b"}])
     (tmp_path / "test.csv").write_text("text\nthe cat\n")
     monkeypatch.chdir(tmp_path)
     with refused("is taken for a text, and a file of that name is there; give Path"):

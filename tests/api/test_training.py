@@ -134,6 +134,8 @@ def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
     assert jp.generate(model, titles[:3]) == [row["generated"] for row in found]
     longer = jp.generate(model, titles[:3], max_new=8, beams=2)
     assert len(longer) == 3
+    early = [jp.generate(model, titles[:3], beams=2, early_stopping=x) for x in (True, "true")]
+    assert early[0] == early[1]
     assert set(jp.evaluate(model, titles)) >= {"rouge_l"}
 
 
@@ -150,6 +152,7 @@ WRONG = {
     "a grid": (dict(seeds=(0, 1)), "train learns one run"),
     "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix has no lenght.*length"),
     "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear has no poolr.*pooler"),
+    "no name": (dict(head=lambda: jp.linear(8)), r"jp.linear\(8\): a head's fields go by their names"),
     "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),

@@ -101,6 +101,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
 AS_WRITTEN = {
     "index.csv": b",text,label\n0,fine,good\n1,poor,bad\n",
     "named index.csv": b"Unnamed: 0,text,label\n0,fine,good\n1,poor,bad\n",
+    "excel.csv": b"\xef\xbb\xbfsep=;\r\ntext;label\r\nfine;good\r\npoor;bad\r\n",
     "semicolons.csv": b"\xef\xbb\xbftext;label\r\nfine;good\r\npoor;bad\r\n",
     "quoted.csv": b'"text";"label"\n"fine";"good"\n"poor";"bad"\n',
     "tabs.csv": b"text\tlabel\nfine\tgood\npoor\tbad\n",
@@ -195,6 +196,7 @@ def test_set_in_the_package():
         ("a.json", b"[{]", r"a.json: broken JSON"),
         ("a.csv", b"text,label\na,b\nc\n", r"a.csv:3: 1 cells, but the header has 2 \(text, label"),
         ("a.csv", b'text,label\n"a,b\nc,d\n', r"a.csv:2: broken row"),
+        ("a.csv", b"sep=;\ntext;label\na;b\nc\n", r"a.csv:4: 1 cells, but the header has 2"),
         ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
         ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
         ("a.csv", b"text,label\ra,b\r", r"a.csv:1: broken row .*end its lines with a line feed"),

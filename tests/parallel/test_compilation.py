@@ -94,3 +94,18 @@ def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypat
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     compilation.keep_programs()
     assert "compiled programs are not kept" in capsys.readouterr().err and not told
+
+
+def test_a_program_that_was_cut_is_dropped(told, tmp_path):
+    """One without its time kept JAX from storing any other program."""
+    from jax._src.lru_cache import LRUCache
+
+    compilation.keep_programs(str(tmp_path / "mine"))
+    kept = LRUCache(told["jax_compilation_cache_dir"], max_size=2**20)
+    kept.put("whole", b"program")
+    (kept.path / "cut-cache").write_bytes(b"pro")
+    with pytest.raises(FileNotFoundError):
+        kept.put("other", b"program")
+    compilation.keep_programs(str(tmp_path / "mine"))
+    kept.put("other", b"program")
+    assert kept.get("whole") == kept.get("other") == b"program" and kept.get("cut") is None
