@@ -152,7 +152,6 @@ WRONG = {
     "a grid": (dict(seeds=(0, 1)), "train learns one run"),
     "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix has no lenght.*length"),
     "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear has no poolr.*pooler"),
-    "no name": (dict(head=lambda: jp.linear(8)), r"jp.linear\(8\): a head's fields go by their names"),
     "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),
@@ -174,6 +173,13 @@ def test_what_is_wrong_is_named(case, backbone, rows, small):
     given = dict(train=rows[0], dev=rows[1]) | small | changes
     with pytest.raises(jp.InputError, match=told):
         jp.train(backbone, **given)
+
+
+def test_a_field_of_a_head_goes_by_its_name():
+    """Only a method's length may stand without one."""
+    with pytest.raises(jp.InputError, match=r"jp.linear\('mean'\): a head's fields go by their n"):
+        jp.linear("mean")
+    assert jp.prefix(4).values == {"length": 4}
 
 
 def test_a_backbone_has_its_own_fields(folder):
