@@ -23,6 +23,7 @@ from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers import kernels
+from jaxprompt.layers.cache import copies_layers
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
@@ -48,6 +49,7 @@ class AbstractRun:
     batch: Batch  # numpy, every row as long as it may be
     evaluated: Batch  # the same of evaluation
     writing: Mapping[str, Any]  # the `generate` block
+    copies: bool  # whether the writing of texts copies the layers on the device
     widens: bool  # whether the device has no bfloat16 and holds float32 in its place
     notes: tuple[str, ...]  # where its shape is from, and what was assumed
 
@@ -131,7 +133,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     )
     return AbstractRun(
         c, settings_of(c), backbone, scorer, model, objectives, *batches, c.generate.to_dict(),
-        widens, notes + more,
+        device is None or copies_layers(device.platform), widens, notes + more,
     )  # fmt: skip
 
 

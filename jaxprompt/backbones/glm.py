@@ -17,7 +17,7 @@ from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import seen_before, seen_of
-from jaxprompt.layers.cache import remember, unstack
+from jaxprompt.layers.cache import remember, take_layers
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
@@ -112,12 +112,12 @@ class Backbone(nn.Module):
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], own[0].mask.shape)
         return x, Cache(own, blank)
 
-    def reading_layers(self) -> tuple[Any, ...]:
-        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
-        return unstack(self.layers, self.cfg.layers)
+    def reading_layers(self) -> Any:
+        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        return take_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with the `reading_layers`.
+        """Reads one token more with each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """

@@ -18,7 +18,7 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before
-from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
+from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -182,12 +182,12 @@ class Backbone(nn.Module):
         own = remember(prefix, k, v, tokens.mask, room)
         return x, Cache(own, place(prefix, tokens.positions, room))
 
-    def reading_layers(self) -> tuple[Any, ...]:
-        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
-        return unstack(self.layers, self.cfg.layers)
+    def reading_layers(self) -> Any:
+        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        return take_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with the `reading_layers`.
+        """Reads one token more with each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """

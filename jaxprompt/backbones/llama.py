@@ -281,7 +281,7 @@ class Backbone(Decoder):
         return self._run(x, None, tokens, True, last=layer)[0]
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with the `reading_layers`.
+        """Reads one token more with each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """

@@ -15,7 +15,7 @@ from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, re
 from jaxprompt.convert.shapes import feed_forward_of
 from jaxprompt.errors import InputError, brief
 from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before, seen_of
-from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
+from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
@@ -248,12 +248,12 @@ class Backbone(nn.Module):
         mine = remember(own, k, v, tokens.mask, room)
         return x, Cache(mine, place(own, tokens.positions, room), seen)
 
-    def reading_layers(self) -> tuple[Any, ...]:
-        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
-        return unstack(self.decoder_layers, self.cfg.decoder_layers)
+    def reading_layers(self) -> Any:
+        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        return take_layers(self.decoder_layers, self.cfg.decoder_layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with the `reading_layers`.
+        """Reads one token more with each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """

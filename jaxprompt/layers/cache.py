@@ -5,20 +5,54 @@ slices a stack or transposes.
 """
 
 import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
+from jaxprompt.parallel.sharding import target
 from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 
-def unstack(tree, length: int) -> tuple:
-    """Takes stacked layers apart. Leaves [L, ...] -> L trees of leaves [...]
+class Stack(NamedTuple):
+    """Layers that a loop over tokens reads where they lie."""
 
-    These stand beside the stack: while a loop reads weights so, they are in memory twice.
-    """
+    tree: Any  # leaves [L, ...]
+    length: int  # L
+
+
+def unstack(tree, length: int) -> tuple:
+    """Takes a stack apart. Leaves [L, ...] -> L trees of leaves [...]"""
     return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(length))
+
+
+def copies_layers(platform: str) -> bool:
+    """Tells whether a loop over tokens reads copies of the layers, which stand beside the stack.
+
+    A TPU's compiler reads a slice of the stack inside the product. Those of CPUs and GPUs would
+    copy it at every token.
+    """
+    return platform != "tpu"
+
+
+def take_layers(tree, length: int) -> tuple | Stack:
+    """Gives what a loop over tokens reads the layers from, by `each_layer`."""
+    return unstack(tree, length) if copies_layers(target().platform) else Stack(tree, length)
+
+
+def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
+    """Gives the weights of each layer, inside of a loop that counts `column`, int scalar >= 0."""
+    if not isinstance(layers, Stack):
+        return layers
+    # 0 at each turn, which the compiler does not know: else it would slice in front of the loop,
+    # and keep the copies.
+    none = (column < 0).astype(jnp.int32)
+    take = lambda i: jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, none + i, keepdims=False), layers.tree
+    )
+    return map(take, range(layers.length))
 
 
 def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import pick_beams, repeat_rows
+from jaxprompt.layers.cache import each_layer, pick_beams, repeat_rows
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, Params, place
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
@@ -63,7 +63,9 @@ def generate(
         """Reads new token number `count`. int [B] or [B, K] -> float32 [B or B*K, V], the cache"""
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
-        x, cache = inner.extend(layers, ids.ravel(), where.ravel(), cache, opened + count)
+        column = opened + count
+        own = each_layer(layers, column)
+        x, cache = inner.extend(own, ids.ravel(), where.ravel(), cache, column)
         return _score(inner, x), cache
 
     # On the host, in float64: index is the length.

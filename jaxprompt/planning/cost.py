@@ -9,7 +9,6 @@ stays: XLA widens it there as well.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -201,18 +200,18 @@ def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -
     stays = weigh(make_shapes(run, placement), placement).numbers
     found = make_evaluation(run, placement, attention)
     if run.scorer.head.WRITES:
-        own = _weigh_writing(found, placement, run.writing)
+        own = _weigh_writing(run, found, placement)
     else:
         own = sum(_measure(placement, make_eval_step(found.model), found))
     return stays + _local(found.batch) + own
 
 
-def _weigh_writing(found: Evaluation, placement: Placement, how: Mapping[str, Any]) -> int:
+def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) -> int:
     """Counts what writing texts takes beside the numbers and the batch, in bytes on one device.
 
     The loop over tokens is not compiled: in front of it XLA's CPU compiler would widen all layers.
     """
-    model = found.model
+    model, how = found.model, run.writing
 
     def start(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
         _, states, cache = read_input(
@@ -228,7 +227,7 @@ def _weigh_writing(found: Evaluation, placement: Placement, how: Mapping[str, An
     state, cache = jax.eval_shape(within(placement, start), *found[1:])
     layers = jax.eval_shape(take_apart, found.trainable, found.frozen)
     # The copies of the layers lie as these do.
-    copies = _whole(layers) * _local(found.frozen) // _whole(found.frozen)
+    copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
     # Each beam has a cache of its own, and the scores of the whole vocabulary.
     beams = (how["beams"] - 1) * kept * _whole(cache.own) // _whole((state, cache))
     rows = placement.batch.shard_shape(state.shape)[0] * how["beams"]

@@ -16,6 +16,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
+from jaxprompt.layers import cache
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import Model
@@ -389,6 +390,18 @@ def test_stacks_agree(pairs, kind):
     one, other = run(pair, batch, beams=2), run(scanned, batch, beams=2)
     assert_equal(one.ids, other.ids)
     assert_close(one.scores, other.scores)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "gemma2"])
+def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeypatch):
+    """As on TPUs, whose compiler slices a stack inside the product."""
+    pair, batch = pairs(kind), make_batch(kind)
+    copied = run(pair, batch, beams=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "copies_layers", lambda platform: False)
+        found = run(pair, batch, beams=2)
+    assert_equal(found.ids, copied.ids)
+    assert_close(found.scores, copied.scores)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
