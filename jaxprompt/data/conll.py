@@ -138,7 +138,7 @@ def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
 
 def _cells(line: str) -> list[str]:
     """Takes a line apart at spaces and tabs: other white space, as in 10\u00a0000, is of a word."""
-    return [cell for cell in re.split(r"[ \t]+", line.strip("\r\n")) if cell]
+    return [cell for cell in re.split(r"[ \t\r\n]+", line) if cell] if line.strip() else []
 
 
 def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:

@@ -18,10 +18,7 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
         "batch": {
-            "rows": rows,
-            "length": length,
-            "dtype": dtype,
-            "evaluated": run.settings.eval_batch,
+            "rows": rows, "length": length, "dtype": dtype, "evaluated": run.settings.eval_batch,
         },
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
@@ -29,7 +26,7 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
             name: plan and _describe_plan(plan, dtype, rows * length, heads)
             for name, plan in plans.items()
         },
-    }
+    }  # fmt: skip
 
 
 def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:

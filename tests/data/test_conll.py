@@ -114,7 +114,7 @@ def test_words_with_a_tag_each(tmp_path):
 
 
 def test_a_word_may_hold_a_space_that_does_not_break(tmp_path):
-    rows = read(tmp_path, "Berlin\u00a0Mitte B-LOC\n\n10\u00a0000 O\r\nmen\tO\n", "x.conll")
+    rows = read(tmp_path, "Berlin\u00a0Mitte B-LOC\n\u00a0\n10\u00a0000 O\r\nmen\tO\n", "x.conll")
     assert [row["tokens"] for row in rows] == [["Berlin\u00a0Mitte"], ["10\u00a0000", "men"]]
     (row,) = read(tmp_path, "1 10\u00a0000 eat ||| B-A0 B-V\n")
     assert row["tokens"] == ["10\u00a0000", "eat"]
