@@ -17,8 +17,9 @@ ENDED_CHAT = (
 )
 CHATS = {"llama": LLAMA_CHAT, "tinyllama": TINYLLAMA_CHAT, "behind a special": ENDED_CHAT}
 # How tokenizer.json writes the space before a text: one form of Llama 2's, its later form, that of
-# Mistral 7B v0.3, the first form under another class, and Gemma's, which has none.
-KINDS = ("always", "first", "llama", "prepend", "gemma")
+# Mistral 7B v0.3, the first form under another class, Gemma's, which has none, and that of a
+# tokenizer saved with add_prefix_space=False.
+KINDS = ("always", "first", "llama", "prepend", "gemma", "never")
 
 
 def write_pieces(folder: Path, kind: str, chat: str = "") -> Path:
@@ -33,7 +34,7 @@ def write_pieces(folder: Path, kind: str, chat: str = "") -> Path:
     made.train_from_iterator([TEXT] * 20, trainer)
     made = Tokenizer.from_str(json.dumps(json.loads(made.to_str()) | {"pre_tokenizer": None}))
     replaced = normalizers.Replace(" ", "▁")
-    if kind in ("always", "first"):
+    if kind in ("always", "first", "never"):
         made.pre_tokenizer = before.Metaspace(prepend_scheme=kind, split=False)
     elif kind == "gemma":
         made.normalizer = replaced

@@ -24,7 +24,7 @@ _BEGIN = (
 )
 # Which split texts as GPT-2 does, as transformers does where its table lacks a pre-tokenizer.
 _AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
-_MADE = 3  # counts the ways in which this module has made a tokenizer of the same metadata
+_MADE = 4  # counts the ways in which this module has made a tokenizer of the same metadata
 _CURE = "take another file, or a folder with tokenizer.json"
 
 
@@ -73,6 +73,7 @@ def _digest(header: Header) -> str:
 
 def _make(header: Header) -> Any:
     """Makes the tokenizer by transformers' own converters, which need no torch."""
+    from tokenizers import pre_tokenizers as before
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -95,10 +96,12 @@ def _make(header: Header) -> Any:
     try:
         backend, more = convert_gguf_tokenizer(header.architecture, parts)
         if is_bytes and pre == _DIGITS:
-            from tokenizers import pre_tokenizers as before
-
             steps = before.Digits(individual_digits=True), before.ByteLevel(add_prefix_space=False)
             backend.pre_tokenizer = before.Sequence(list(steps))
+        front = backend.pre_tokenizer
+        # transformers reads this field and does nothing with it.
+        if parts.get("add_prefix_space") is False and isinstance(front, before.Metaspace):
+            backend.pre_tokenizer = before.Metaspace(prepend_scheme="never", split=front.split)
         # A word of the vocabulary is one token, whatever the merges make of it.
         if is_bytes and pre in _BEGIN:
             backend.model.ignore_merges = True

@@ -158,9 +158,8 @@ def segments(tokenizer: Any, types: int) -> int:
 
 
 def starts_with_space(tokenizer: Any) -> bool:
-    """Tells whether the first word of an input carries a space too, as SentencePiece has it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return "Metaspace" in str(getattr(backend, "pre_tokenizer", ""))
+    """Tells whether the first word of an input carries a space too, as most of SentencePiece's."""
+    return spaced_sections(tokenizer) != "never"
 
 
 def keeps_spaces(tokenizer: Any) -> bool:

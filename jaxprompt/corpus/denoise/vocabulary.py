@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.data.specials import SENTINEL
-from jaxprompt.data.tokenizer import starts_with_space
 from jaxprompt.data.words import ids_of_no_word
 from jaxprompt.errors import InputError
 
@@ -45,7 +44,9 @@ def word_starts(tokenizer: Any) -> np.ndarray:
     elif "ByteLevel" in str(getattr(backend, "pre_tokenizer", "")):
         begins = lambda token: token.startswith(_SPACES)
     # Gemma's normalizer writes it, the others' pre-tokenizer.
-    elif starts_with_space(tokenizer) or "▁" in str(getattr(backend, "normalizer", "")):
+    elif "Metaspace" in str(getattr(backend, "pre_tokenizer", "")) or "▁" in str(
+        getattr(backend, "normalizer", "")
+    ):
         begins = lambda token: token.startswith("▁")
     else:
         raise InputError(
