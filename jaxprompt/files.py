@@ -54,6 +54,21 @@ def is_run(folder: Path) -> bool:
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
+def is_held(workdir: str | os.PathLike) -> bool:
+    """Tells whether a process holds a folder's lock at this moment."""
+    try:
+        held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(held)  # which releases what was just taken
+    return False
+
+
 def utf8_command(start: bytes) -> str:
     """Names the command that makes UTF-8 of a file that is none, by its first bytes."""
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

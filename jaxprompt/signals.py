@@ -15,6 +15,7 @@ written so that this is safe, as SIGKILL is.
 """
 
 import contextlib
+import contextvars
 import os
 import signal
 import sys
@@ -48,6 +49,14 @@ class _State:
 _now = _State()
 
 
+# Whether what a run saves stays, of the thread that runs it.
+_KEEPS: contextvars.ContextVar[bool] = contextvars.ContextVar("keeps", default=True)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def note(text: str) -> None:
     """Sets what the line says after "stopped by SIGTERM ", until it is set anew.
 
@@ -74,7 +83,17 @@ def stopped(number: int, saved: str) -> str:
     """Returns the line of a block that stopped at a signal, which another process may have got."""
     _now.heard, _now.goes_on = number, True
     _now.told.acquire(blocking=False)
-    return f"stopped by {NAMES[number]} {saved}"
+    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is kept")
+
+
+@contextlib.contextmanager
+def keeping(keeps: bool) -> Iterator[None]:
+    """Says whether what a block saves stays behind it."""
+    token = _KEEPS.set(keeps)
+    try:
+        yield
+    finally:
+        _KEEPS.reset(token)
 
 
 def ending() -> bool:
@@ -92,7 +111,7 @@ def exit_code(otherwise: int = 0) -> int:
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handles both signals in a block; a block inside another does nothing by itself."""
-    if _now.handled or threading.current_thread() is not threading.main_thread():
+    if _now.handled or not _is_main():
         yield
         return
     _now.reset()
@@ -102,6 +121,8 @@ def handled() -> Iterator[None]:
         yield
     finally:
         _now.handled = False
+        # A run in another thread, or a later one, must not stop by it.
+        _now.heard, _now.ending = 0, False
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -113,16 +134,20 @@ def held() -> Iterator[Callable[[], int]]:
     A second Ctrl-C ends the command all the same.
     """
     with handled():
-        _now.holding += 1
+        own = int(_is_main())  # a signal meets the main thread alone
+        _now.holding += own
         try:
             yield heard
         finally:
-            _now.holding -= 1
+            _now.holding -= own
 
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """Lets no signal wait in a part of a `held` block that has nothing to save."""
+    if not _is_main():
+        yield
+        return
     holding, _now.holding = _now.holding, 0
     try:
         check(_now.heard)

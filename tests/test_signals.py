@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -126,3 +127,38 @@ def test_handlers_are_given_back_and_what_was_heard_forgotten():
             with pytest.raises(signals.Stopped), signals.at_once():
                 raise AssertionError("a signal that waited is not asked for again")
     assert [signal.getsignal(number) for number in CODES] == before
+
+
+def test_a_signal_that_a_block_heard_stops_no_later_run():
+    """In a notebook: an interrupted cell, then runs in a thread."""
+    with signals.handled(), signals.held():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.heard() == 0 and not signals.ending()
+
+
+def test_a_block_of_a_thread_is_no_block_of_the_main_thread():
+    inside, leave = threading.Event(), threading.Event()
+
+    def run():
+        with signals.held(), signals.at_once():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(10)
+    with signals.handled(), signals.held() as heard:
+        leave.set()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGINT)  # waits, for this block has something to save
+        assert heard() == signal.SIGINT
+    with pytest.raises(signals.Stopped), signals.handled():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_is_not_kept_is_not_promised():
+    with signals.keeping(False):
+        assert signals.stopped(signal.SIGINT, "at step 3; saved") == (
+            "stopped by Ctrl-C; nothing is kept"
+        )
+    assert signals.stopped(signal.SIGINT, "at step 3; saved").endswith("at step 3; saved")

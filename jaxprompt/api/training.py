@@ -69,10 +69,13 @@ def train(
     parts = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
     given = Given(rows, backbone)
-    with _folder(workdir) as folder, signals.handled():
+    keeps = workdir is not None
+    with _folder(workdir) as folder, signals.handled(), signals.keeping(keeps):
         result = tune.run(c, str(folder), given)
         if result is None:
-            raise KeyboardInterrupt(f"stopped; the same call resumes {folder}")
+            resumes = f"the same call resumes {folder}"
+            nothing = "nothing is kept without a workdir"
+            raise KeyboardInterrupt(f"stopped; {resumes if keeps else nothing}")
         packed = pack_run(c, str(folder), given)
         prompt = Prompt(packed.tensors, packed.card, str(folder))
         history = read_metrics(folder)

@@ -34,6 +34,7 @@ from jaxprompt.assembly.pipeline import (
     open_backbone,
 )
 from jaxprompt.assembly.records import (
+    beside_training,
     check_backbone,
     check_origins,
     check_shown,
@@ -340,7 +341,10 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     weights = start(c, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
         check_origins(c, record, workdir)
-    trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
+    with beside_training(workdir):
+        trainable, best = Checkpoints(workdir).restore_best(
+            weights.trainable, best_step, or_newer=True
+        )
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.get("dev") or {})
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)

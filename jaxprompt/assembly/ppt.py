@@ -354,7 +354,8 @@ def restore(c: Any, workdir: str) -> from_config.Trained:
     placement = from_config.build_placement(c)
     asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
-    trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step)
+    with records.beside_training(workdir):
+        trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
     weights = from_config.Weights(trainable, learned.frozen, learned.report)
     return from_config.Trained(
         placement, asked.scorer, {}, weights, best, asked.backbone.family, record

@@ -1,9 +1,10 @@
 """What a run learned from: made for its folder, and compared when the run is repeated or read."""
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxprompt.assembly.inheritance import read_origin
 from jaxprompt.assembly.initial_params import rows_of_file
 from jaxprompt.assembly.method import inherited, start_files, starts_of
 from jaxprompt.errors import InputError
+from jaxprompt.files import is_held
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import check_record, check_workdir, read_record, read_result
 
@@ -136,6 +138,23 @@ def check_shown(
         )
 
 
+@contextlib.contextmanager
+def beside_training(workdir: str) -> Iterator[None]:
+    """Reads checkpoints in a block, which a run that is at work there may replace meanwhile.
+
+    Raises InputError where it did.
+    """
+    try:
+        yield
+    except InputError:
+        if is_held(workdir):
+            raise InputError(
+                f"{workdir} is being trained, and replaced its best numbers while they were read; "
+                "give the command again"
+            ) from None
+        raise
+
+
 def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """Reads what a run of a config learned from and the step of its best numbers.
 
@@ -146,7 +165,8 @@ def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str,
     checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
     # A finished run says which step was best; of an unfinished one the checkpoints do.
     step = checkpoints.best() if result is None else result["best_step"]
-    checkpoints.check_best(step)
+    with beside_training(workdir):
+        checkpoints.check_best(step)
     if result is None and (saved := checkpoints.latest()) is not None:
         known = checkpoints.position().get("best")
         if known is not None and known["step"] > step:

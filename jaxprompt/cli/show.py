@@ -53,8 +53,8 @@ def show(workdir: Path) -> str:
 
 
 def _state(workdir: Path, result: Any) -> str:
+    from jaxprompt.files import is_held
     from jaxprompt.training.checkpoint import Checkpoints
-    from jaxprompt.training.run_folder import is_held
 
     if result:
         return f"finished after {result['steps']} steps, best at step {result['best_step']}"

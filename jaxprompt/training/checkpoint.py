@@ -164,12 +164,16 @@ class Checkpoints:
             args = ocp.args.Composite(position=ocp.args.JsonRestore())
             return checkpointer.restore(find(self._root, None), args=args).position
 
-    def restore_best(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
+    def restore_best(
+        self, template: Tree, step: int | None = None, *, or_newer: bool = False
+    ) -> tuple[Tree, dict]:
         """Reads (trainable, info) of the best at `step`, the newest by default.
 
-        Errors as in `restore`.
+        With `or_newer` a better one may have taken its place since. Errors as in `restore`.
         """
         self.settle()
+        if or_newer and step is not None:
+            step = max(step, *agreed_steps(self._best))
         return _read(self._best, step, template)
 
     def steps(self) -> list[int]:

@@ -9,7 +9,6 @@ Several processes share the folder and call every function together: process 0 w
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -72,21 +71,6 @@ def _hold(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def is_held(workdir: str | os.PathLike) -> bool:
-    """Tells whether a process holds a folder's lock at this moment."""
-    try:
-        held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(held)  # which releases what was just taken
-    return False
-
-
 # -- config ---------------------------------------------------------------------------------------
 
 
@@ -142,7 +126,7 @@ def _check_new(folder: Path) -> None:
     if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
         raise InputError(
             f"{folder} holds {foreign[0]} but no {CONFIG}, so it is no run's folder; take another "
-            "--workdir"
+            "workdir"
         )
 
 

@@ -1,11 +1,15 @@
 """jp.train learns what the command learns, from rows of any kind, and leaves the backbone alone."""
 
+import os
+import signal
+
 import jax
 import numpy as np
 import pytest
 from tiny_run import jaxprompt, write_rows
 
 import jaxprompt as jp
+from jaxprompt.training.log import RunLog
 from jaxprompt.training.run_folder import read_result
 
 
@@ -137,6 +141,20 @@ def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
     early = [jp.generate(model, titles[:3], beams=2, early_stopping=x) for x in (True, "true")]
     assert early[0] == early[1]
     assert set(jp.evaluate(model, titles)) >= {"rouge_l"}
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_ctrl_c_says_what_is_kept(backbone, rows, small, tmp_path, monkeypatch, capsys, keeps):
+    def interrupt(log, step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RunLog, "progress", interrupt)
+    folder = tmp_path / "run" if keeps else None
+    told = f"the same call resumes {folder}" if keeps else "nothing is kept without a workdir"
+    with pytest.raises(KeyboardInterrupt, match=f"^stopped; {told}$"):
+        jp.train(backbone, *rows[:2], workdir=folder, **small)
+    assert ("nothing is kept" if not keeps else "saved, the same") in capsys.readouterr().err
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from jaxprompt.data import gguf_tokenizer
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer, starts_with_space
 from jaxprompt.errors import InputError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
@@ -97,6 +97,16 @@ def test_sentencepiece(tmp_path, architecture, adds):
     assert ours.bos_token == "<s>"
     assert (ours("a")["input_ids"][0] == 1) == (adds is None)
     assert encode_texts(load_tokenizer(path), ["ab"]) == [[7]]  # as written: no space in front
+
+
+def test_a_sentencepiece_that_begins_without_a_space(tmp_path):
+    """As llama.cpp reads the field, which transformers passes over."""
+    path = write_vocabulary(
+        tmp_path / "m.gguf", more=lambda writer: writer.add_add_space_prefix(False)
+    )
+    assert AutoTokenizer.from_pretrained(tokenizer_folder(path))("ab ab")["input_ids"][1:] == [7, 9]
+    assert not starts_with_space(load_tokenizer(path))
+    assert starts_with_space(load_tokenizer(write_vocabulary(tmp_path / "n.gguf")))
 
 
 @pytest.mark.parametrize(

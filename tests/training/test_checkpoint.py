@@ -476,6 +476,10 @@ def test_the_best_that_is_asked_for(tmp_path):
         checkpoints.save_best(step, {"prompt/table": jnp.ones((2, width))}, {"step": step})
     template = {"prompt/table": jnp.ones((2, 3))}
     assert checkpoints.restore_best(template, 2)[1] == {"step": 2}
+    # One who reads beside the run asks for the best of a moment ago.
+    wider = {"prompt/table": jnp.ones((2, 4))}
+    for asked in (2, 3, 5):
+        assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
     shutil.rmtree(tmp_path / "checkpoints/best/5")
     with pytest.raises(InputError, match="no checkpoint of step 5 .*steps there: 2"):
         checkpoints.check_best(5)

@@ -1,6 +1,7 @@
 """A run's folder belongs to one config, one record and one process at a time."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.training import run_folder
 from jaxprompt.training.run_folder import (
     check_record,
     check_workdir,
@@ -147,7 +147,7 @@ def test_another_process_waits_outside_until_the_first_dies(tmp_path):
     with pytest.raises(InputError) as error, lock(workdir):
         pass
     line = one_line(error)
-    assert f"{workdir} is in use by process {holder.pid} on " in line and "--workdir" in line
+    assert f"{workdir} is in use by process {holder.pid} on " in line and "another workdir" in line
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     with lock(workdir):
@@ -173,7 +173,7 @@ def test_a_refused_command_leaves_nothing(tmp_path):
 
 def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch):
     """Else two processes would hold two files of one name."""
-    flock, removed = run_folder.fcntl.flock, []
+    flock, removed = fcntl.flock, []
 
     def remove_first(held, how):
         if not removed:
@@ -181,7 +181,7 @@ def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch)
             (tmp_path / "lock").unlink()
         flock(held, how)
 
-    monkeypatch.setattr(run_folder.fcntl, "flock", remove_first)
+    monkeypatch.setattr(fcntl, "flock", remove_first)
     with lock(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
         with pytest.raises(InputError, match="is in use"), lock(tmp_path):
@@ -201,7 +201,7 @@ def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
     def refuse(*_args):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(run_folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with lock(tmp_path):
         pass
     assert "no lock here (No locks available); start one run at a time" in capsys.readouterr().err
