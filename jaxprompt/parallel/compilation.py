@@ -1,5 +1,6 @@
 """Compilation of train steps, and the folder in which compiled programs are kept."""
 
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -104,17 +105,16 @@ def _drop_cut_programs(folder: Path) -> None:
 
     JAX writes the time of a program behind it. With one that has none it stores no other program.
     """
-    import filelock
-
     if not folder.is_dir():
         return
+    # JAX's own lock: another process may be between the two. Then the next command looks again.
     try:
-        # JAX's own lock: another process may be between the two.
-        with filelock.FileLock(folder / ".lockfile", timeout=10):
+        with (folder / ".lockfile").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for program in folder.glob("*-cache"):
                 if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
                     program.unlink()
-    except (OSError, filelock.Timeout):
+    except OSError:
         pass  # a cache that is not clean is slow, no more
 
 
