@@ -149,7 +149,7 @@ def beside_training(workdir: str) -> Iterator[None]:
     except InputError:
         if is_held(workdir):
             raise InputError(
-                f"{workdir} is being trained, and replaced its best numbers while they were read; "
+                f"{workdir} is being trained, and replaced its best parameters while they were read; "
                 "give the command again"
             ) from None
         raise

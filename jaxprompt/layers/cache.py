@@ -48,9 +48,9 @@ def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
         return layers
     # 0 at each turn, which the compiler does not know: else it would slice in front of the loop,
     # and keep the copies.
-    none = (column < 0).astype(jnp.int32)
+    zero = (column < 0).astype(jnp.int32)
     take = lambda i: jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, none + i, keepdims=False), layers.tree
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, zero + i, keepdims=False), layers.tree
     )
     return map(take, range(layers.length))
 

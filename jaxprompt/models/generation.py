@@ -64,8 +64,8 @@ def generate(
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
         column = opened + count
-        own = each_layer(layers, column)
-        x, cache = inner.extend(own, ids.ravel(), where.ravel(), cache, column)
+        weights = each_layer(layers, column)
+        x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
         return _score(inner, x), cache
 
     # On the host, in float64: index is the length.

@@ -1,4 +1,4 @@
-"""What a train step holds, multiplies and sends: the real step, compiled but never run.
+"""What a train step takes, and what an evaluation holds: the real steps, compiled but never run.
 
 XLA's CPU compiler widens bfloat16: it keeps float32 copies of weights and activations that no
 accelerator has. float16 it leaves as it is, so a backbone in bfloat16 is compiled in float16, of
@@ -62,10 +62,10 @@ class Sizes(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes on one device."""
-        return self.numbers + self.batch_bytes
+        return self.resident_bytes + self.batch_bytes
 
     @property
-    def numbers(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes on one device without a batch: they stay while a run evaluates."""
         return self.frozen_bytes + self.trained_bytes + self.optimizer_bytes
 
@@ -197,7 +197,7 @@ def cost_of(run: AbstractRun, placement: Placement, remat: str = "", attention: 
 @functools.lru_cache(maxsize=64)
 def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -> int:
     """Compiles the evaluation of a batch for one device. -> bytes at the peak, the state's too"""
-    stays = weigh(make_shapes(run, placement), placement).numbers
+    stays = weigh(make_shapes(run, placement), placement).resident_bytes
     found = make_evaluation(run, placement, attention)
     if run.scorer.head.WRITES:
         own = _weigh_writing(run, found, placement)

@@ -148,7 +148,7 @@ def _advice(found: dict[str, Any]) -> list[str]:
         size = found["batch"]["evaluated"]
         lines.append(
             f"as configured, the evaluation of {size} examples at once does not fit; lower "
-            "data.eval_batch, since no score depends on it"
+            "data.eval_batch, since no score depends on it, or take more devices"
         )
     if found["plans"]["smallest"] is None:
         cure = "lower data.batch, data.eval_batch or data.max_len"

@@ -66,10 +66,8 @@ def test_files_have_the_servers_form(form, name, rows, found, text):
 
 def test_questions_of_the_same_words_are_told_apart_by_their_numbers():
     """As the official script groups them."""
-    task, own = (
-        get_task("multirc"),
-        {"paragraph": "p", "question": "Who?", "answer": "a", "label": 1},
-    )
+    task = get_task("multirc")
+    own = {"paragraph": "p", "question": "Who?", "answer": "a", "label": 1}
     numbers = [(0, 0), (0, 1), (1, 2)]  # of the question and the answer
     rows = [own | {"idx": {"paragraph": 0, "question": q, "answer": a}} for q, a in numbers]
     first, second, third = (read_example(task, row, "rows:1").question for row in rows)

@@ -27,7 +27,7 @@ def own(run, placement=None):
     """Bytes beside the numbers of a run."""
     placement = placement or on()
     sizes = weigh(make_shapes(run, placement), placement)
-    return evaluation_of(run, placement) - sizes.numbers
+    return evaluation_of(run, placement) - sizes.resident_bytes
 
 
 def device(bytes_):
