@@ -149,8 +149,8 @@ def beside_training(workdir: str) -> Iterator[None]:
     except InputError:
         if is_held(workdir):
             raise InputError(
-                f"{workdir} is being trained, and replaced its best parameters while they were read; "
-                "give the command again"
+                f"{workdir} is being trained, and replaced its best parameters while they were "
+                "read; give the command again"
             ) from None
         raise
 
