@@ -94,9 +94,9 @@ class BatchedRuns:
         while self.step < plan.total and self._live():
             batch = self.programs.put_batch(self._take(), len(self.rows))
             if is_new := self.programs.is_new(batch):
-                shape = batch.encoder.ids.shape
+                runs, rows, width = batch.encoder.ids.shape
                 self.log.say(
-                    "compiling the step for {} runs x {} sequences x {} tokens".format(*shape)
+                    f"compiling the step for {count_runs(runs)} x {rows} sequences x {width} tokens"
                 )
             # Nothing is lost before the first step, which compiles.
             with signals.at_once() if self.step == first else nullcontext():
@@ -115,7 +115,8 @@ class BatchedRuns:
                 if due.logs:
                     self._log(found)
                 self._end_broken(read)
-            self.log.progress(self.step)
+            if ahead.done is not None:
+                self.log.progress(ahead.done)
             if due.evaluates:
                 self._evaluate(due.last)
                 self._regroup()
@@ -310,6 +311,11 @@ def _span(values: Sequence[float]) -> str:
         return "none"
     ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
     return " to ".join(ends)
+
+
+def count_runs(count: int) -> str:
+    """Writes a number of runs, as in "2 runs"."""
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def halves(total: int) -> list[int]:

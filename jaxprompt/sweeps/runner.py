@@ -27,7 +27,7 @@ from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps import pretrain, tune
-from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.sweeps.batched_loop import BatchedRuns, count_runs
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.memory import available, fitting
 from jaxprompt.sweeps.runs import (
@@ -277,7 +277,7 @@ class _Work:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.say(f"compiling the step for {len(some)} runs")
+                log.say(f"compiling the step for {count_runs(len(some))}")
                 programs, words = program(some)
                 first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
@@ -289,7 +289,7 @@ class _Work:
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 newest = self.checkpoints.latest() if resumed else -1
                 where = f"resumed at step {newest}" if resumed else "from the start"
-                log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
+                log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
                 self.checkpoints.rewind(newest)
                 programs, words = program(chunk)
                 states, owns = [], []

@@ -64,11 +64,14 @@ class LookAhead:
     def __init__(self):
         """Begins without a step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
+        self.done: int | None = None  # the newest step that the device is known to have ended
 
     def add(self, step: int, measured: dict[str, Any]) -> None:
         """Takes a step that the device was given; waits for the one _AHEAD before it."""
         self._unread.append((step, measured["streak"], measured["skipped"]))
         jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
+        ended = (step for step, streak, _ in self._unread[-_AHEAD - 1 :] if streak.is_ready())
+        self.done = max(ended, default=self.done)
 
     def wait(self) -> None:
         """Waits for all steps taken."""
@@ -77,7 +80,7 @@ class LookAhead:
     def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
         """Waits for the newest step. -> the counts of all since the last call, its metrics"""
         read, found = jax.device_get((self._unread, measured))
-        self._unread = []
+        self.done, self._unread = read[-1][0], []
         return read, found
 
 
@@ -252,7 +255,8 @@ def run(
             # Of the last step dev is scored first: the same command then completes the run.
             if not due.last:
                 _stop_if_broken(read, job.settings.max_streak, save_now)
-        log.progress(step)
+        if ahead.done is not None:
+            log.progress(ahead.done)
         if due.evaluates:
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})

@@ -475,6 +475,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     words = (f"--config={file}", f"--workdir={tmp_path / 'grid'}", "--run")
     code, _, err = jaxprompt(capsys, "sweep", *words)
     assert code == 0 and "one after another: 1 + 1 runs" in err, err
+    assert err.count("\n1 run at once, ") == 2
     found = results(tmp_path / "grid")["prompt.scale=3.0"]
     with c.unlocked():
         c.prompt.scale = 3.0
