@@ -5,6 +5,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
@@ -108,6 +109,24 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parts(value: Any) -> list[Any]:
     parts = value.values() if isinstance(value, dict) else value if type(value) is list else ()
     return [part for part in parts if isinstance(part, dict | list)]
+
+
+def dumps(value: Any, **given: Any) -> str:
+    """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of `plain`."""
+    return json.dumps(plain(value), allow_nan=False, **given)
+
+
+def plain(value: Any) -> Any:
+    """Turns numpy and jax numbers into Python's, and what JSON lacks into strings for float()."""
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:

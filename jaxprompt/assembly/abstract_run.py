@@ -14,6 +14,7 @@ from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
+from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.published import published
 from jaxprompt.data.demos import COUNTS
 from jaxprompt.data.gguf_header import is_gguf
@@ -154,9 +155,11 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
         except InputError as error:
             if "pkg:" in name or os.path.exists(name) or not name:
                 raise
+            why = str(error).rstrip(".")
+            if is_hub_id(name) and not _is_cached(name, block["revision"] or None):
+                why = f"backbone {name} is not on this machine, and a plan downloads nothing"
             raise InputError(
-                f"{str(error).rstrip('.')}; without files the published shapes are known, "
-                f"{nearest(name, published())}"
+                f"{why}; without files the published shapes are known, {nearest(name, published())}"
             ) from error
     backbone = shape_backbone(block, Path(name), known.hf, known.heads)
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)

@@ -70,7 +70,7 @@ def _inline(
     tokenizer: Any, ids: np.ndarray, places: dict[int, tuple[int, int]], told: np.ndarray | None
 ) -> str:
     """Writes a row with marks in it; `places` tells what was put at a position, and the truth."""
-    pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+    pieces = _pieces(tokenizer, ids.tolist())
     for at in range(len(pieces)):
         new, old = places.get(at, (ids[at], ids[at]))
         if told is None and at in places:
@@ -80,15 +80,20 @@ def _inline(
         elif told is not None and not told[at]:
             shown = "!" + _names(tokenizer, [new])
         else:
-            pieces[at] = tokenizer.convert_ids_to_tokens(int(new))
+            pieces[at] = _pieces(tokenizer, [new])[0]
             continue
         # The original's mark of a space, so that the words around stay apart as in the text.
-        front = tokenizer.convert_ids_to_tokens(int(old))
+        front = _pieces(tokenizer, [old])[0]
         pieces[at] = next((mark for mark in _MARKS if front.startswith(mark)), "") + f"[{shown}]"
     return tokenizer.convert_tokens_to_string(pieces)
 
 
 def _names(tokenizer: Any, ids: Sequence[int]) -> str:
-    pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
     clean = lambda piece: tokenizer.convert_tokens_to_string([piece]).strip().removeprefix("##")
-    return "|".join(map(clean, pieces))
+    return "|".join(map(clean, _pieces(tokenizer, ids)))
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Names tokens; a row of the vocabulary that pads it, and has no token, by its number."""
+    pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
+    return [f"[{one}]" if piece is None else piece for one, piece in zip(ids, pieces, strict=True)]

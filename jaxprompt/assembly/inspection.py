@@ -18,12 +18,12 @@ from jaxprompt.assembly.method import starts_of
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.files import dumps
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import place_step, predict_scores
-from jaxprompt.training.log import dumps
 from jaxprompt.types import Batch
 
 PICTURED = 4  # steps whose states are drawn where none are asked for

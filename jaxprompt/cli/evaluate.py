@@ -13,7 +13,7 @@ from jaxprompt.cli import bank
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.cli.unreadable import answer_encodable
 from jaxprompt.errors import InputError, escape
-from jaxprompt.training.log import dumps
+from jaxprompt.files import dumps
 
 _OF_RUNS = ("config", "workdir", "split", "majority", "output", "prefix")
 _OF_RUNS += ("coordinator", "processes", "process", "cluster", "timeout")

@@ -83,8 +83,9 @@ def _learned_from(record: dict[str, Any]) -> list[tuple[str, object]]:
     return rows
 
 
-def _scores(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+def _scores(values: dict[str, float | str]) -> str:
+    # A text is a number that JSON lacks.
+    return ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
 
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
-from jaxprompt.training.log import dumps
+from jaxprompt.files import dumps
 
 
 def main(argv: Sequence[str]) -> int:

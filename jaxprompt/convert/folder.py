@@ -52,12 +52,17 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
         )
     if is_gguf(path):
         raise InputError(f"backbone {text!r} does not exist; give the path of a .gguf file.")
-    if not _HUB_ID.fullmatch(text):
+    if not is_hub_id(text):
         raise InputError(
             f"backbone {text!r} is no folder and no hub id; give an existing folder, "
             "'owner/name' or 'pkg:package/folder'."
         )
     return _hub_folder(text, revision)
+
+
+def is_hub_id(text: str) -> bool:
+    """Tells whether a text has the form of a hub id, "name" or "owner/name"."""
+    return bool(_HUB_ID.fullmatch(text))
 
 
 def package_folder(package: str, sub: str = "model") -> Path:

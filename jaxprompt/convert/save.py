@@ -26,7 +26,7 @@ from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
-from jaxprompt.files import acquire, make_folder, read_json, write_atomic, write_error
+from jaxprompt.files import acquire, dumps, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
 from jaxprompt.tree import flatten
 
@@ -213,7 +213,7 @@ def _index(
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:

@@ -6,8 +6,6 @@ the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock v
 "time" and nowhere else: without that key the lines of two equal runs are equal.
 """
 
-import json
-import math
 import os
 import sys
 import threading
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.files import dumps, make_folder, parse_json, plain, write_atomic, write_error
 from jaxprompt.training.pace import clock
 from jaxprompt.training.trackers import open_tracker
 
@@ -79,11 +77,11 @@ class RunLog:
         """Appends one record: numbers, strings, and dicts and lists of them; "time" is a dict."""
         if not self._enabled:
             return
-        record = {"step": int(step), **{name: _plain(value) for name, value in values.items()}}
+        record = {"step": int(step), **{name: plain(value) for name, value in values.items()}}
         try:
             with open(self._path, "ab") as file:
                 # A whole line at once, so that a kill tears the last line at most.
-                file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+                file.write(dumps(record).encode() + b"\n")
         except OSError as error:
             raise write_error(self._path, error) from error
         self._tracker.write(int(step), values)
@@ -218,11 +216,6 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def dumps(value: Any, **given: Any) -> str:
-    """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of metrics.jsonl."""
-    return json.dumps(_plain(value), allow_nan=False, **given)
-
-
 def _is_terminal() -> bool:
     """Tells whether stderr is a terminal that has room for a line."""
     try:
@@ -230,16 +223,3 @@ def _is_terminal() -> bool:
     except (OSError, ValueError, AttributeError):  # no file, or one that is no terminal
         return False
     return size.columns > 0 and size.lines > 0  # both are 0 where nobody has set them
-
-
-def _plain(value: Any) -> Any:
-    """Turns numpy and jax numbers into Python's, and what JSON lacks into strings."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -22,6 +22,7 @@ from jaxprompt.files import (
     CONFIG,
     LOCK,
     acquire,
+    dumps,
     make_folder,
     parse_json,
     read_json,
@@ -29,7 +30,6 @@ from jaxprompt.files import (
 )
 from jaxprompt.parallel import processes
 from jaxprompt.training.checkpoint_folders import steps_of
-from jaxprompt.training.log import dumps
 
 RECORD, RESULT = "record.json", "result.json"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
@@ -94,9 +94,16 @@ def check_workdir(
     """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
 
     `free` lists the dotted fields (or blocks of fields) that may change between runs.
-    Raises InputError naming the fields that differ, and for a folder that holds what a run writes
-    but no config.json; any other folder without one fits every config.
+    Raises InputError naming the fields that differ, for a path that orbax cannot write to, and for
+    a folder that holds what a run writes but no config.json; any other folder without one fits
+    every config.
     """
+    absolute = os.path.abspath(workdir)
+    if "[" in absolute:
+        raise InputError(
+            f"{absolute} has a bracket in its path, and checkpoints cannot be written there: their "
+            "library reads it as a pattern; take another workdir"
+        )
     path = Path(workdir) / CONFIG
     try:
         old_text = path.read_text() if path.exists() else None

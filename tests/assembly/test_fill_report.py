@@ -17,7 +17,7 @@ class WordPieces:
     """Spells the words above as a WordPiece tokenizer does."""
 
     def convert_ids_to_tokens(self, ids):
-        return WORDS[ids] if isinstance(ids, int) else [WORDS[i] for i in ids]
+        return [WORDS[i] if i < len(WORDS) else None for i in ids]
 
     def convert_tokens_to_string(self, pieces):
         return " ".join(pieces).replace(" ##", "")
@@ -57,6 +57,15 @@ def test_replaced_tokens_are_found_missed_and_cried_for():
     told = np.array([[True, True, True, False, True, False, True, True]])
     _, text = render("rtd", WordPieces(), made, drawn, told)
     assert text == "[CLS] the [+cat|old] [!house] stood[-cat|s] near [SEP]"
+
+
+def test_a_row_of_the_vocabulary_without_a_token_is_shown_by_its_number():
+    """Vocabularies are padded to a multiple of 64, and a model may find such a row the likeliest."""
+    row, made = ids("[CLS] the [MASK] house [SEP]"), [[WORDS.index("old")]]
+    told = np.ones((1, 5), bool)
+    for objective, hits, shown in (("mlm", None, "[[40]|old]"), ("rtd", told, "[+[40]|old]")):
+        _, text = render(objective, WordPieces(), batch([row], [[2]], made), np.array([[40]]), hits)
+        assert text == f"[CLS] the {shown} house [SEP]"
 
 
 def test_a_decoder_is_shown_beside_what_was_read():

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +141,19 @@ def test_a_finished_run_is_shown(run, capsys):
     assert f"dev       accuracy {result['dev']['accuracy']:.4f}" in out
     assert "dev accuracy:" in out and "step 3 to 3" in out
     assert "examples  train 48, dev 30, test 24" in out
+
+
+def test_numbers_that_json_lacks_are_shown(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "odd/run")
+    for name in ("result.json", "metrics.jsonl"):
+        text = (run / name).read_text()
+        odd = re.sub(r'("dev": {\s*"accuracy": )[0-9.e-]+', r'\1"NaN"', text)
+        assert odd != text
+        (tmp_path / "odd/run" / name).write_text(odd)
+    code, out, _ = jaxprompt(capsys, "show", tmp_path / "odd/run")
+    assert code == 0 and "dev       accuracy nan" in out
+    code, out, _ = jaxprompt(capsys, "show", tmp_path / "odd")
+    assert code == 0 and "accuracy nan" in out
 
 
 def test_runs_of_a_folder_are_a_line_each(run, capsys):

@@ -236,7 +236,9 @@ def test_what_fits_nowhere_is_said(capsys):
          '--compiler=tpu is not installed; pip install "libtpu==0.0.42.*"'),
         (["--compiler=cuda", "--devices=1x h100", "--limit=1"],
          "--compiler=cuda is not installed; pip install --no-deps jax-cuda12-plugin=="),
-        (["--config.backbone.path=google/t5-v1_1-xxll"], "nearest: "),
+        (["--config.backbone.path=google/t5-v1_1-xxll"],
+         "google/t5-v1_1-xxll is not on this machine, and a plan downloads nothing; without files "
+         "the published shapes are known, nearest: "),
         (["--config.backbone.path="], "backbone.path is empty"),
         (["--config.prompt.length=80"], "leaves no room"),
         (["--config.shared.tasks=a.json,b.json"], "shared.tasks is not planned; empty it, and"),

@@ -1,6 +1,7 @@
 """Saved folders: load gives the same bits and fingerprint, nothing foreign or half is left."""
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -187,6 +188,15 @@ def test_tokenizer_and_card(saved, tmp_path):
         "- the [MASK] ran home -> dog",
     ):  # fmt: skip
         assert line in text.splitlines(), line
+
+
+def test_a_card_tells_what_json_lacks(saved, tmp_path):
+    """A run whose loss is far off has a perplexity of infinity, and a backbone all the same."""
+    source = saved("bert")
+    odd = CARD | {"held_out": {"mlm": {"loss": 800.0, "perplexity": math.inf}}}
+    write(tmp_path / "out", source, load(source, "bert"), card=odd)
+    told = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert told["held_out"]["mlm"] == {"loss": 800.0, "perplexity": "Infinity"}
 
 
 @pytest.mark.parametrize("field", CARD_FIELDS)

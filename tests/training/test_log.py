@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.training.log import RunLog, dumps, read_metrics
+from jaxprompt.files import dumps
+from jaxprompt.training.log import RunLog, read_metrics
 
 
 def records(folder):

@@ -79,6 +79,10 @@ def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="config.json is no config of a run; take another"):
         guard_workdir(tmp_path / "run", CONFIG)
 
+    # Its checkpoints could be written, and not read.
+    with pytest.raises(InputError, match="run.2. has a bracket in its path, .*take another workdir"):
+        guard_workdir(tmp_path / "run[2]", CONFIG)
+
     def refuse(*_args, **_kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
