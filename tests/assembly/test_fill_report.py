@@ -60,7 +60,7 @@ def test_replaced_tokens_are_found_missed_and_cried_for():
 
 
 def test_a_row_of_the_vocabulary_without_a_token_is_shown_by_its_number():
-    """Vocabularies are padded to a multiple of 64, and a model may find such a row the likeliest."""
+    """Vocabularies are padded to a multiple of 64, and a model may find such a row likeliest."""
     row, made = ids("[CLS] the [MASK] house [SEP]"), [[WORDS.index("old")]]
     told = np.ones((1, 5), bool)
     for objective, hits, shown in (("mlm", None, "[[40]|old]"), ("rtd", told, "[+[40]|old]")):
