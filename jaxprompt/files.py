@@ -70,10 +70,14 @@ def is_held(workdir: str | os.PathLike) -> bool:
     return False
 
 
-def utf8_command(start: bytes) -> str:
-    """Names the command that makes UTF-8 of a file that is none, by its first bytes."""
+def utf8_cure(start: bytes) -> str:
+    """Says what makes UTF-8 of a file that is none, by its first bytes."""
+    if start.startswith(b"\x1f\x8b"):
+        return "it is packed by gzip: unpack it, or let its name end in .gz"
+    if start.startswith(b"PK\x03\x04"):
+        return "it is a ZIP archive, as workbooks are: unpack it, or save the workbook as CSV"
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return f"iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
+    return f"convert the file, e.g. with iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
 
 
 def parse_json(text: str | bytes) -> Any:

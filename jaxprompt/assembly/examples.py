@@ -12,7 +12,7 @@ from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
 from jaxprompt.data.digest import describe
-from jaxprompt.data.files import Rows
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import (
     Example,
     Task,
@@ -219,7 +219,7 @@ def read_examples(
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
         notes += tell_moved(examples)
-        split = _draw(data, task, examples)
+        split = _draw(data, task, examples, rows)
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
             splits["dev"] = scored_examples(
@@ -327,7 +327,9 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
     return read(split)
 
 
-def _draw(data: Any, task: Task, examples: Sequence[Example]) -> fewshot.SplitRows | None:
+def _draw(
+    data: Any, task: Task, examples: Sequence[Example], rows: Rows
+) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
     if task.kind != "classes" and data.protocol not in _ANY_ROWS:
@@ -352,5 +354,6 @@ def _draw(data: Any, task: Task, examples: Sequence[Example]) -> fewshot.SplitRo
     elif task.predicate and keeps:  # a sentence is an example for each
         groups = [example.words for example in examples]
     return fewshot.split(
-        data.protocol, labels, data.seed, names=task.labels, groups=groups, **options
-    )
+        data.protocol, labels, data.seed, names=task.labels, groups=groups,
+        rows=([rows.number(i) for i in range(len(rows))], rows.total), **options,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from jaxprompt.data.chat import in_chat
 from jaxprompt.data.demos import Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
-from jaxprompt.data.files import Rows
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.specials import FED, Specials, start_of
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option

@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         tell(runs, failed, args.plot, args.best)
         return 0
+    check_saved(runs, overrides)
     if args.table is None:
         for run in runs:
             flags = [f"--config.{field}={value}" for field, value in overrides]
@@ -68,6 +69,19 @@ def main(argv: Sequence[str]) -> int:
         )
     tell(runs, {}, args.plot, args.best)
     return 0
+
+
+def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
+    """Raises InputError where a result is of another config than the sweep has for its run."""
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.grid import take_size
+    from jaxprompt.training import run_folder
+
+    for run in runs:
+        if run_folder.read_result(run.workdir) is not None:
+            c = load(run, overrides)
+            take_size(c)
+            run_folder.check_workdir(run.workdir, c.to_dict(), from_config.FREE)
 
 
 def execute(

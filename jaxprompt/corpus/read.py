@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.corpus.split import PARAGRAPHS, UNITS
-from jaxprompt.data.files import Rows, reading, unpacking
+from jaxprompt.data.files import reading, unpacking
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.files import is_run, parse_json, user_path, utf8_command
+from jaxprompt.files import is_run, parse_json, user_path, utf8_cure
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -282,7 +283,7 @@ def _decoded(data: bytes, where: str, offset: int) -> Document:
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
-            f"of the unpacked file); convert it, e.g. with {utf8_command(b'' if offset else data)}"
+            f"of the unpacked file); {utf8_cure(b'' if offset else data)}"
         )
 
 

@@ -7,15 +7,13 @@ the same seed gives the same rows on every machine and for any number of process
 import itertools
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.files import read_file
-from jaxprompt.data.tasks.cells import spelling, whole
+from jaxprompt.data.listed_rows import read_listed
 from jaxprompt.errors import InputError, choose, nearest
 
 SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
@@ -39,7 +37,8 @@ class SplitRows(NamedTuple):
 
 def split(
     protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (),
-    groups: Sequence[Hashable] | None = None, **options: Any,
+    groups: Sequence[Hashable] | None = None, rows: tuple[Sequence[int], int] | None = None,
+    **options: Any,
 ) -> SplitRows:  # fmt: skip
     """Samples a split by the protocol's name, with its options in PROTOCOLS.
 
@@ -47,7 +46,8 @@ def split(
     Rows of one of `groups` stay together under holdout, fraction and kfold without k, which then
     count groups and not classes; the size of holdout is the least number of rows in dev. kshot and
     balanced sample train by class, and as dev whole groups that train has no example of, until it
-    has at least as many examples.
+    has at least as many examples. listed counts `rows`: which each label is of, and how many there
+    are; without, every label is of a row.
     """
     if groups is not None and keeps_groups(protocol, options):
         return _by_group(protocol, groups, seed, options)
@@ -62,7 +62,8 @@ def split(
     if protocol == "holdout":
         return holdout(labels, seed=seed, **options)
     if protocol == "listed":
-        return listed(seed=seed, total=len(labels), **options)
+        numbers, total = rows or (None, len(labels))
+        return listed(seed=seed, total=total, numbers=numbers, **options)
     if protocol == "kfold":
         fold = options.pop("fold", 0)
         parts = kfold(labels, seed=seed, names=names, **options)
@@ -289,27 +290,11 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     return _split(sorted(train), sorted(dev))
 
 
-def listed(path: str | Path, seed: int, total: int) -> SplitRows:
-    """The rows that a file names for `seed`.
-
-    The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}; `total` counts the rows of
-    the train split. Raises InputError for a row that is listed twice.
-    """
-    rows = read_file(path)
-    for number, row in enumerate(rows):
-        # By spelling: "13" and 13.0 are 13, and true is not 1.
-        if whole(spelling(row.get("seed"))) == str(seed):
-            where = rows.origin(number)
-            train, dev = (_row_numbers(row, part, total, where) for part in ("train", "dev"))
-            if not train:
-                raise InputError(f"{where}: 'train' lists no row; name 1 or more")
-            if both := sorted(set(train) & set(dev)):
-                raise InputError(
-                    f"{where}: train and dev both list row {both[0]}; take it out of one"
-                )
-            return _split(train, dev)
-    seeds = ", ".join(str(row.get("seed")) for row in rows)
-    raise InputError(f"{path}: no rows for seed {seed}; it has seeds {seeds}")
+def listed(
+    path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
+) -> SplitRows:
+    """The examples of the rows that a file names for `seed`; see `listed_rows.read_listed`."""
+    return _split(*read_listed(path, seed, total, numbers))
 
 
 def _shuffled(count: int, seed: int) -> list[int]:
@@ -369,19 +354,3 @@ def _name(label: int, names: Sequence[str]) -> str:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(f"{name}={value}; it must be at least {least}")
-
-
-def _row_numbers(row: dict[str, Any], part: str, total: int, where: str) -> list[int]:
-    numbers = row.get(part)
-    if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
-        raise InputError(f"{where}: {part!r} must be a list of row numbers")
-    for n in numbers:
-        if not 0 <= n < total:
-            raise InputError(
-                f"{where}: {part} lists row {n}, but the rows count from 0 to {total - 1}; "
-                "the file is for another train file"
-            )
-    if len(set(numbers)) < len(numbers):
-        twice = next(n for n, count in Counter(numbers).items() if count > 1)
-        raise InputError(f"{where}: {part} lists row {twice} twice; leave it out once")
-    return numbers

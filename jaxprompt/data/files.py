@@ -10,14 +10,15 @@ import re
 import shlex
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from jaxprompt.data import conll
+from jaxprompt.data.rows import Rows
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, user_path, utf8_command
+from jaxprompt.files import parse_json, user_path, utf8_cure
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; name a file in it, or give the folder as data.source"
@@ -28,66 +29,6 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it dou
 _SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line: what divides the cells
 # Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
-
-
-class Rows(Sequence):
-    """The rows of one split in their order. Random access; what can stay on disk stays there."""
-
-    def __init__(
-        self,
-        data: Any,
-        path: str,
-        lines: Sequence[int] | None = None,
-        convert: Callable[[Any], dict[str, Any]] | None = None,
-        classes: Sequence[str] = (),
-        features: Mapping[str, Any] | None = None,
-    ):
-        """Wraps `data` (a list or a data set with random access) that was read from `path`.
-
-        `lines` holds the line number of each row, else rows count from 1; `convert` makes a raw
-        row a dict; `classes` are the names of the data set's own classes, by its numbers, and
-        `features` the kinds of a file's columns where `datasets` has written them there.
-        """
-        self.path = path
-        self.classes, self.features = tuple(classes), features
-        self._data = data
-        self._lines = lines
-        self._convert = convert
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index`."""
-        row = self._data[int(index)]
-        return self._convert(row) if self._convert else row
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All rows in order, as the data set itself reads them best."""
-        return map(self._convert, self._data) if self._convert else iter(self._data)
-
-    def take(self, indices: Sequence[int]) -> "Rows":
-        """The rows at `indices`; each keeps its origin."""
-        lines = [self._lines[i] if self._lines else i + 1 for i in indices]
-        return Rows([self[i] for i in indices], self.path, lines, classes=self.classes)
-
-    def named(self, convert: Callable[[Any], dict[str, Any]], classes: Sequence[str]) -> "Rows":
-        """The same rows as `convert` makes them, whose numbers of classes are then these names."""
-        return Rows(self, self.path, self._lines, convert, classes)
-
-    def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
-        """The rows that `make` gives for each row and its number; they have its origin."""
-        rows, lines = [], []
-        for number, row in enumerate(self):
-            made = make(number, row)
-            rows += made
-            lines += [self._lines[number] if self._lines else number + 1] * len(made)
-        return Rows(rows, self.path, lines, classes=self.classes)
-
-    def origin(self, index: int) -> str:
-        """Where row `index` stands, as "path:line"."""
-        return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
 
 
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
@@ -170,7 +111,7 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
         byte = line[error.start]
         raise InputError(
             f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
-            f"convert the file, e.g. with {utf8_command(line if number == 1 else b'')}"
+            f"{utf8_cure(line if number == 1 else b'')}"
         ) from None
 
 
@@ -348,8 +289,11 @@ def _table(
             start = reader.line_num + 1
     except csv.Error as error:
         cure = "mend its quotes"
-        if "\r" in lines[start - 1].rstrip("\r\n"):  # as old Macs end lines
-            cure = f"end its lines with a line feed, e.g. with tr '\\r' '\\n' < {path.name}"
+        if "\r" in lines[start - 1].rstrip("\r\n"):
+            name = shlex.quote(path.name)
+            cure = f"quote its carriage return, or write a space: sed 's/\\r\\(.\\)/ \\1/g' {name}"
+            if len(lines) == 1:  # as old Macs end lines
+                cure = f"end its lines with a line feed, e.g. with tr '\\r' '\\n' < {name}"
         raise InputError(f"{path}:{start}: broken row ({error}); {cure}") from None
     return Rows(rows, str(path), numbers)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file, reading
+from jaxprompt.data.files import decode_line, parse_row, raw_lines, read_file, reading
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import name_labels, names_of
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
 from jaxprompt.data.tasks.candidates import readable_rows
@@ -127,9 +128,13 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
     """Says how many examples have a label that the task does not know, and the first of them."""
+    read = [record for record in records if record.example]
+    if task.kind == "tags":
+        odd = [r for r in read if not r.example.tags and has_label(task, r.row)]
+        told = f"tags unknown to task {task.name}: in {len(odd)} of {len(read)}, the first at "
+        return [f"{told}{odd[0].origin}; these count as without tags"] if odd else []
     if task.kind != "classes":
         return []
-    read = [record for record in records if record.example]
     odd = [r for r in read if r.example.label < 0 and has_label(task, r.row)]
     if not odd:
         return []

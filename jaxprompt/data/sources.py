@@ -7,7 +7,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
+from jaxprompt.data.files import SUFFIXES, read_file, reading
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.cells import spelling

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.data.files import Rows
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import Task, check_task
 from jaxprompt.data.tasks.cells import is_blank, spelling, unreadable
 from jaxprompt.data.tokenizer import encode_texts

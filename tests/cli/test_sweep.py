@@ -54,7 +54,7 @@ def test_a_sweep_prints_one_train_command_a_run(given, capsys, tmp_path):
     assert json.loads(out)["seed"] == 1
 
 
-def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_path):
+def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_path, refused):
     code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
     assert code == 0
     results = {p.parent.name: p for p in (tmp_path / "runs").glob("*/result.json")}
@@ -80,6 +80,10 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     chart = tmp_path / "chart.png"
     assert jaxprompt(capsys, "sweep", *given, "--table", f"--plot={chart}")[1] == out
     assert chart.read_bytes()[:4] == b"\x89PNG"
+    # Results of another config are none of the sweep that is asked for.
+    other = (*given, "--config.optim.b1=0.5")
+    assert "run of another config: optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other)
+    assert "optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other, "--table")
 
 
 def test_a_table_without_results_is_refused(given, capsys):

@@ -12,7 +12,7 @@ from jaxprompt.corpus import read
 from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.corpus.split import split_units
 from jaxprompt.data import sources
-from jaxprompt.data.files import Rows
+from jaxprompt.data.rows import Rows
 from jaxprompt.errors import InputError
 
 TEXTS = ["First paragraph.\nSecond — 東京.", "Another document.", "The last\n\none."]

@@ -1,12 +1,13 @@
 """Records as lines of JSON."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from jaxprompt.data.records import Record, from_rows, to_lines, with_examples
-from jaxprompt.data.sources import Rows
+from jaxprompt.data.records import Record, from_rows, tell_unknown, to_lines, with_examples
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.errors import InputError
 
@@ -69,6 +70,20 @@ def test_what_is_wrong_with_one_example_of_a_row_leaves_its_others():
     records, found = read(get_task("record"), {"passage": passage, "qas": queries, "idx": 7})
     assert len(found) == 5 and "as 'Eve', is a candidate" in found[2]
     assert [own.label for own in (*found[:2], *found[3:])] == [1, 0, 0, 1]
+
+
+def test_tags_that_a_task_does_not_know_are_told():
+    task = dataclasses.replace(
+        custom_task(fields=("words",), tags="tags"), labels=("O", "B-A", "I-A"), scheme="iob2"
+    )
+    given = [["B-A"], ["B-Q"], [], ["O"], ["B-Q"]]
+    rows = [{"words": ["cat"], "tags": tags} for tags in given]
+    records = with_examples(task, from_rows(Rows(rows, "in")))
+    (line,) = tell_unknown(task, records)
+    assert line == (
+        "tags unknown to task custom: in 2 of 5, the first at in:2; these count as without tags"
+    )
+    assert tell_unknown(task, records[2:4]) == []
 
 
 def test_a_prediction_asks_for_no_place_of_an_answer():

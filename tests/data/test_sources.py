@@ -209,6 +209,13 @@ def test_set_in_the_package():
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
         ("a.jsonl.gz", b"", r"a.jsonl.gz: broken gzip file \(it has 0 bytes\)"),
         (
+            "a.csv",
+            b"text,label\na\rb,c\n",
+            r"a.csv:2: broken row .* or write a space: sed 's/\\r\\\(.\\\)/ \\1/g' a.csv",
+        ),
+        ("a.csv", gzip.compress(b"text,label\na,b\n"), r"a.csv:1: not UTF-8 .* name end in .gz"),
+        ("a.csv", b"PK\x03\x04\xff\n", r"a.csv:1: not UTF-8 .* is a ZIP archive, as workbooks are"),
+        (
             "a.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
             r"jsonl.gz: broken gzip file",

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from refusing import refuse_line
 
-from jaxprompt.data.files import Rows, read_file
+from jaxprompt.data.files import read_file
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import custom_task, read_example
 from jaxprompt.data.word_list import choose_classes, keep_known, read_words, with_words
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxprompt.data.files import Rows
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.cells import read_text, spelling
 from jaxprompt.data.tasks.predicates import rows_of_predicates
 from jaxprompt.data.tasks.published import is_published, published_rows

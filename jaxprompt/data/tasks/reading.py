@@ -40,6 +40,9 @@ def with_labels(
         return with_tags(task, rows, origin)
     if task.labels or task.choices or task.kind != "classes":
         return task
+    if task.candidates:
+        for number, row in enumerate(rows):
+            _check_right(task, row, origin(number) if origin else f"row {number + 1}")
     labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
     if len(labels) == 1:
         raise InputError(
@@ -132,11 +135,7 @@ def read_example(
     choices, is_hidden = task.options or own, not need_label and not has_label(task, row)
     asked = question_of(task, row, where, needed=not is_hidden)
     if need_label and task.label not in row:
-        if task.candidates and task.candidates[1] in row:
-            raise InputError(
-                f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
-                "or leave the example out"
-            )
+        _check_right(task, row, where)
         raise InputError(
             f"{where}: no label column {task.label!r}; {show_columns(row)}; set task.label "
             "to one of them"
@@ -153,6 +152,15 @@ def read_example(
     label = found[0] if min(found) >= 0 else -1
     right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
     return Example(fields, choices, label, references=right, entities=spans, question=asked)
+
+
+def _check_right(task: Task, row: Mapping[str, Any], where: str) -> None:
+    """Raises InputError for a row of candidates none of which is right; see `candidates`."""
+    if task.candidates and task.label not in row and task.candidates[1] in row:
+        raise InputError(
+            f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
+            "or leave the example out"
+        )
 
 
 def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> InputError:

@@ -1,0 +1,62 @@
+"""The rows that a file lists for each data seed."""
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.data.files import read_file
+from jaxprompt.data.tasks.cells import spelling, whole
+from jaxprompt.errors import InputError
+
+
+def read_listed(
+    path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """Finds the examples of the rows that a file names for `seed`. -> those of train, of dev
+
+    The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}, which count the `total` rows
+    that were read as train. `numbers` has the row that each example is of; without it they are the
+    same. Raises InputError for a row that is listed twice, and for one that no example is of.
+    """
+    made: dict[int, list[int]] = {}
+    for example, number in enumerate(range(total) if numbers is None else numbers):
+        made.setdefault(number, []).append(example)
+    rows = read_file(path)
+    for number, row in enumerate(rows):
+        # By spelling: "13" and 13.0 are 13, and true is not 1.
+        if whole(spelling(row.get("seed"))) == str(seed):
+            where = rows.origin(number)
+            train, dev = (_row_numbers(row, part, total, made, where) for part in ("train", "dev"))
+            if not train:
+                raise InputError(f"{where}: 'train' lists no row; name 1 or more")
+            if both := sorted(set(train) & set(dev)):
+                raise InputError(
+                    f"{where}: train and dev both list row {both[0]}; take it out of one"
+                )
+            return [i for n in train for i in made[n]], [i for n in dev for i in made[n]]
+    seeds = ", ".join(str(row.get("seed")) for row in rows)
+    raise InputError(f"{path}: no rows for seed {seed}; it has seeds {seeds}")
+
+
+def _row_numbers(
+    row: dict[str, Any], part: str, total: int, made: Container[int], where: str
+) -> list[int]:
+    numbers = row.get(part)
+    if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
+        raise InputError(f"{where}: {part!r} must be a list of row numbers")
+    for n in numbers:
+        if not 0 <= n < total:
+            raise InputError(
+                f"{where}: {part} lists row {n}, but the rows count from 0 to {total - 1}; "
+                "the file is for another train file"
+            )
+        if n not in made:
+            raise InputError(
+                f"{where}: {part} lists row {n}, which is left out of train, for its label or by "
+                "data.only; list another"
+            )
+    if len(set(numbers)) < len(numbers):
+        twice = next(n for n, count in Counter(numbers).items() if count > 1)
+        raise InputError(f"{where}: {part} lists row {twice} twice; leave it out once")
+    return numbers

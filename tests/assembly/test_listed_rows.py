@@ -1,0 +1,65 @@
+"""The rows that a file lists are those of the training file, whatever is left out or spread."""
+
+import json
+
+import pytest
+
+from configs.base import get_config as base
+from jaxprompt.assembly.examples import read_examples
+from jaxprompt.errors import InputError
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def config(folder, rows, listed, **task):
+    c = base()
+    c.data.files.train = write(folder / "train.jsonl", rows)
+    c.data.protocol, c.data.rows = "listed", write(folder / "rows.jsonl", [{"seed": 0} | listed])
+    c.task.name = "custom"
+    for name, value in task.items():
+        c.task[name] = value
+    return c
+
+
+def texts(c, split, field):
+    return [example.fields[field] for example in read_examples(c, ("train", "dev")).splits[split]]
+
+
+ODD = [{"t": f"t{i}", "src": "ab"[i % 2], "label": "xy"[i // 2 % 2]} for i in range(12)]
+
+
+def test_rows_of_another_column_still_count(tmp_path):
+    c = config(tmp_path, ODD, {"train": [5, 1], "dev": [11]}, fields=("t",))
+    c.data.only = "src=b"
+    assert texts(c, "train", "t") == ["t5", "t1"] and texts(c, "dev", "t") == ["t11"]
+    c.data.rows = write(tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}])
+    with pytest.raises(InputError, match="rows.jsonl:1: train lists row 2, which is left out of"):
+        read_examples(c, ("train", "dev"))
+
+
+def test_rows_without_an_agreed_label_still_count(tmp_path):
+    labels = (0, -1, 1, 2, 0)
+    rows = [{"premise": f"p{i}", "hypothesis": "h", "label": x} for i, x in enumerate(labels)]
+    c = config(tmp_path, rows, {"train": [0, 2], "dev": [3]})
+    c.task.name = "snli"
+    assert texts(c, "train", "premise") == ["p0", "p2"] and texts(c, "dev", "premise") == ["p3"]
+
+
+def test_a_row_of_candidates_is_all_of_them(tmp_path):
+    rows = [{"s": f"{i} ___", "options": ["x", "y"], "right": ["x"]} for i in range(3)]
+    own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
+    own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
+    c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
+    assert texts(c, "train", "s") == ["2 x", "2 y"] and texts(c, "dev", "s") == ["0 x", "0 y"]
+
+
+def test_a_row_without_a_right_candidate_is_told_as_that(tmp_path):
+    rows = [{"s": "a ___", "options": ["x", "y"], "right": right} for right in (["x"], [], ["y"])]
+    own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
+    own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
+    c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
+    with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no right candidate"):
+        read_examples(c, ("train", "dev"))
