@@ -60,11 +60,11 @@ from jaxprompt.training.tables import failures  # noqa: E402
 PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT, PTUNING_V2)}
 FLAGS = {
     "backbone.path": "--backbone", "optim.lr": "--learning-rates", "seed": "--seeds",
-    "data.seed": "--seeds",
+    "data.seed": "--seeds", "data.source": "--data",
 }  # fmt: skip
 # What may differ from the paper's settings and change no number but by rounding.
 PLACE = (
-    *FLAGS, "prompt.init", "corpus.", "data.source", "data.files.", "data.cache_dir",
+    *FLAGS, "prompt.init", "corpus.", "data.files.", "data.cache_dir",
     "data.multiple", "data.eval_batch", "mesh.", "cache.", "runs.", "backbone.stack",
     "backbone.remat", "backbone.attention", "train.log_steps", "train.save_steps", "train.tracker",
 )  # fmt: skip
@@ -165,7 +165,8 @@ def check_inputs(run: sweep.SweepRun, args: Any) -> None:
     try:
         from_config.check_config(sweep.load(run, ()))
     except InputError as error:
-        flag = next((own for x, own in PAPERS[args.paper].FLAGS.items() if x in str(error)), "")
+        known = {"data.source": FLAGS["data.source"], **PAPERS[args.paper].FLAGS}
+        flag = next((own for field, own in known.items() if field in str(error)), "")
         own = f"; {flag} sets it here" if flag else ""
         raise InputError(f"{run.row}: {error}{own}") from error
 

@@ -108,7 +108,7 @@ TABLES = {
     ),
     "table3": Table(
         "DART without its parts", table3, (SEMEVAL,), dart_relations.TABLES,
-        named_by=(*_SHOTS, "task.metric"),
+        named_by=(*_SHOTS, "task.metric", "prompt.fluency", "prompt.labels", "trainable"),
     ),
     "table4": Table(
         "templates of several lengths", table4, ("sst2",), ("sst2",),

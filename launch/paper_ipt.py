@@ -81,10 +81,13 @@ _ALL = tuple(ipt.TASKS)
 _FEW = tuple(knowledge.TEMPLATES)
 _LENGTH, _SHARE = (partial(draw_lines, axis=axis) for axis in ("length", "utilization"))
 TABLES = {
-    "table2": Table("the strategies with all examples", table2, ipt.SUPERGLUE, _ALL),
+    "table2": Table(
+        "the strategies with all examples", table2, ipt.SUPERGLUE, _ALL,
+        named_by=("prompt.on", "prompt.encoder"),
+    ),
     "table3": Table(
         "prefix tuning with 32 examples per class", table3, ipt.SUPERGLUE, _ALL,
-        named_by=("data.protocol", "data.folds", "data.ratio"),
+        named_by=("data.protocol", "data.folds", "data.ratio", "prompt.on", "prompt.encoder"),
     ),
     "table5": Table(
         "what topics add to prefix tuning", table5, _FEW, _FEW, named_by=("task.template",)

@@ -119,6 +119,7 @@ _CB = "cb has 16 neutral examples, 8 each for train and dev, so that its runs tr
 _ALL = tuple(ppt.TASKS)
 _FEW = tuple(task for task in _ALL if len(ppt.TASKS[task].words) <= 5)  # `n` examples in all
 _EXAMPLES = ("data.protocol", "data.n", "data.ratio")
+_ASKED = ("ppt.hard", "task.form")
 TABLES = {
     "table1": Table(
         "hard prompts and label words", table1, ("sst2",), ("sst2",),
@@ -128,9 +129,13 @@ TABLES = {
         "initialisation of soft tokens", table2, ("sst2", "boolq"), _ALL,
         named_by=("prompt.start",),
     ),
-    "table4": Table("the methods on English tasks", table4, ENGLISH, _ALL),
-    "table4_chinese": Table("the methods on Chinese tasks", table4, CHINESE, _ALL, ("full",)),
-    "table5": Table("the methods with many classes", table5, TOPICS, _ALL),
+    "table4": Table("the methods on English tasks", table4, ENGLISH, _ALL, named_by=_ASKED),
+    "table4_chinese": Table(
+        "the methods on Chinese tasks", table4, CHINESE, _ALL, ("full",), named_by=_ASKED
+    ),
+    "table5": Table(
+        "the methods with many classes", table5, TOPICS, _ALL, named_by=_ASKED
+    ),
     "figure2": Table(
         "prompt tuning beside full tuning, all examples and 32", figure2, ENGLISH, _ALL,
         draw=draw_bars, named_by=_EXAMPLES,

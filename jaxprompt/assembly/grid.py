@@ -176,6 +176,9 @@ def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
             "empty it"
         )
     head = from_config.head_of(c)
+    if "texts" in axes and "text" in c.prompt and not c.prompt.text:
+        c = c.copy_and_resolve_references()
+        c.prompt.text = axes["texts"][0]  # the runs give it
     starts = axes.get("starts", starts_of(c))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.errors import InputError
@@ -56,8 +58,22 @@ def _digest(value: Any) -> str:
 
 def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Any) -> None:
     """Raises InputError for a token of some rows that no row of the embedding is for."""
-    highest = (int(part.ids.max()) for row in rows for part in row if len(part.ids))
-    if (odd := max(highest, default=0)) >= vocab:
+    parts = (part for row in rows for part in row)
+    highest = (int(ids.max()) for part in parts for ids in _ids_of(part) if len(ids))
+    check_id(max(highest, default=0), vocab, tokenizer)
+
+
+def _ids_of(part: Encoded) -> Iterator[np.ndarray]:
+    yield part.ids
+    if part.decoder is not None:
+        yield part.decoder.ids
+    if part.targets is not None:
+        yield part.targets
+
+
+def check_id(odd: int, vocab: int, tokenizer: Any) -> None:
+    """Raises InputError for a token, the highest of several, without a row of the embedding."""
+    if odd >= vocab:
         raise InputError(
             f"the tokenizer gives {tokenizer.convert_ids_to_tokens(odd)!r} the id {odd}, and the "
             f"embedding has {vocab} rows; give the tokenizer that belongs to the weights"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
+from jaxprompt.assembly.identity import check_id
 from jaxprompt.assembly.inheritance import check_init, inherit, inherit_head, rescaled
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer
@@ -190,9 +191,17 @@ def _make_source(
             )
         return numbers_of(path, tensors, card)
 
+    def known_ids(table: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], Any]:
+        def checked(ids: Sequence[int]) -> Any:
+            check_id(max(ids, default=0), scorer.model.backbone.dims.vocab, scorer.tokenizer)
+            return table(ids)
+
+        return checked
+
+    embed, rows, keys = map(known_ids, tables)
     return Source(
-        scorer.tokenizer, c.seed, functools.partial(_label_ids, scorer), counts, tables.embed,
-        tables.rows, read, take_over, take, tables.keys,
+        scorer.tokenizer, c.seed, functools.partial(_label_ids, scorer), counts, embed, rows, read,
+        take_over, take, keys,
     )  # fmt: skip
 
 

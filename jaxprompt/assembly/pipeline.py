@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.assembly.beside import check_computed, how_beside
 from jaxprompt.assembly.encoding_errors import naming_the_example
-from jaxprompt.assembly.identity import check_ids
+from jaxprompt.assembly.identity import check_id, check_ids
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, for_words, make_backbone
 from jaxprompt.convert import folder, load
@@ -352,6 +352,8 @@ def build_scorer(
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
+    if laid.verbalizer is not None:
+        check_id(int(laid.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
     follows = laid.answer
     if facts.style in FED:
         # What is fed apart from the input begins with a token of the tokenizer or the backbone.

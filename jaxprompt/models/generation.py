@@ -34,6 +34,7 @@ def generate(
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
     front_kv: KeyValues | None = None,
+    checked: bool = False,
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
 
@@ -44,10 +45,14 @@ def generate(
     batch and stay empty. `front_kv` is what `Model.run_front` gave for these numbers, if anything.
 
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
-    rule to stop that cannot be, and for rows of several documents.
+    rule to stop that cannot be, and for rows of several documents; also, unless `checked` says that
+    `check_room` has looked at the batch, where the texts do not fit. Under jit it knows no lengths
+    but that of the batch with its padding.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
-    check_writing(model, batch, max_new, beams, early_stopping, ends)
+    check_search(model, batch, max_new, beams, early_stopping, ends)
+    if not checked:
+        check_room(model, batch, max_new)
     room = max_new - 1  # nothing follows the last token, so it is not read
     batch, states, cache = read_input(model, params, batch, room, front_kv=front_kv)
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
@@ -216,13 +221,21 @@ def _score(backbone, x):
 
 
 def check_writing(
+    model: Model, batch: Batch, max_new: int, beams: int, ends: Sequence[int] = ()
+) -> None:
+    """Raises InputError as `check_search` and `check_room` do."""
+    check_search(model, batch, max_new, beams, ends=ends)
+    check_room(model, batch, max_new)
+
+
+def check_search(
     model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False,
     ends: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    """Raises InputError for numbers out of range, and where the text would not fit the model."""
+    """Raises InputError for numbers out of range, and for rows of several documents."""
     at_least("max_new", max_new, 1)
     at_least("beams", beams, 1)
-    vocab, limit = model.backbone.dims.vocab, model.backbone.dims.max_len
+    vocab = model.backbone.dims.vocab
     if beams > 1 and (ranked := _ranked(beams, ends)) > vocab:
         each = ranked // beams
         raise InputError(
@@ -236,11 +249,23 @@ def check_writing(
         )
     if early_stopping not in (True, False, "never"):
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
+
+
+def check_room(model: Model, batch: Batch, max_new: int) -> None:
+    """Raises InputError where the texts would not fit the model behind the longest row.
+
+    Padding takes no positions; under jit, where a row does not tell its length, it counts.
+    """
+    limit, mask = model.backbone.dims.max_len, batch.read.mask
+    if limit == NO_LIMIT:
+        return
+    unknown = isinstance(mask, jax.core.Tracer)
+    longest = mask.shape[1] if unknown else int(np.asarray(mask).sum(1).max())
     front = len(model.front.ids) if model.front else 0  # which rows are without
-    read, shift = front + batch.read.ids.shape[1], model.prompt.position_shift()
-    if limit != NO_LIMIT and read + shift + max_new > limit:
+    read, shift = front + longest, model.prompt.position_shift()
+    if (free := limit - read - shift) < max_new:
+        cure = f"lower max_new to {free} or shorten the input" if free > 0 else "shorten the input"
         raise InputError(
             f"{read} tokens of input + {shift} positions of the prompt + max_new={max_new} exceed "
-            f"the model's {limit} positions; lower max_new to {max(limit - read - shift, 0)} or "
-            "shorten the input"
+            f"the model's {limit} positions; {cure}"
         )

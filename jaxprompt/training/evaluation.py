@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprompt.data.batching import Layout
 from jaxprompt.heads import Kind
+from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement, put_batch, within
@@ -152,7 +153,8 @@ def make_answering(
     """
     if head.WRITES:
         step = make_writer(placement, how, model, layout)
-        return partial(write_texts, step, tokenizer, layout.ends)
+        fits = partial(check_room, model, max_new=how["max_new"])
+        return partial(write_texts, step, tokenizer, layout.ends, check=fits)
     return partial(predict_scores, scoring_step(placement, model))
 
 
@@ -168,11 +170,22 @@ def make_writing(how: Mapping[str, Any], model: Model, layout: Layout) -> Callab
     return make_generate_step(model, **settings)
 
 
-def write_texts(step, tokenizer, ends, trainable, frozen, batches, size: int) -> list[str]:
-    """Writes a text for every example of a split, in its order, without its end. -> [size]"""
+def write_texts(
+    step, tokenizer, ends, trainable, frozen, batches, size: int, *,
+    check: Callable[[Batch], None] = lambda batch: None,
+) -> list[str]:  # fmt: skip
+    """Writes a text for every example of a split, in its order, without its end. -> [size]
+
+    `check` raises InputError for a batch behind which there is no room.
+    """
     texts, write = [""] * size, step(trainable, frozen)
     with compiling(write, batches) as run:
-        for found in ahead(map(run, batches), 1):
+
+        def fitting(batch: Batch) -> tuple[Any, Any]:
+            check(batch)
+            return run(batch)
+
+        for found in ahead(map(fitting, batches), 1):
             index, ids = (np.asarray(part) for part in found)
             rows = [i for i, row in enumerate(index) if row >= 0]
             # An end need not be a special token of the tokenizer.

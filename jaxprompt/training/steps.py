@@ -157,11 +157,13 @@ def with_flags(step):
 def make_generate_step(model: Model, **settings: Any):
     """Makes (trainable, frozen, batch) -> ids [B, max_new] of the texts that the model writes.
 
-    The last argument is that of `make_eval_step`'s.
+    The last argument is that of `make_eval_step`'s. Before a batch is given to it `check_room`
+    looks at it: a step that is compiled does not know how long the rows are.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
-        return generate(model, merge(trainable, frozen), batch, front_kv=front_kv, **settings).ids
+        params = merge(trainable, frozen)
+        return generate(model, params, batch, front_kv=front_kv, checked=True, **settings).ids
 
     return step
 

@@ -244,6 +244,20 @@ def test_room_for_texts_is_told_before_the_first_step(folders, tmp_path, refused
     assert not (tmp_path / "run").exists()
 
 
+def test_padding_takes_no_room_of_texts(folders, tmp_path):
+    """Of 66 positions 60 are read, 3 of them by what all rows share: 57, which are laid to 64."""
+    data = text_data(tmp_path / "data")
+    rows = read_lines(data / "dev.jsonl")
+    write_rows(data / "dev.jsonl", [row | {"text": 80 * "cat "} for row in rows])
+    own = {"data.max_len": 60, "data.multiple": 8, "generate.max_new": 6, "prompt.length": 3}
+    short = dict(train__total_steps=1, train__eval_steps=1, train__test=False)
+    result = run(
+        make_config(folders["gpt2"], data, "soft", **TEXT | own, **STILL | short),
+        str(tmp_path / "run"),
+    )
+    assert result["steps"] == 1
+
+
 def test_a_window_that_a_prefix_fills_is_told_before_the_folder_is_made(data, tmp_path, refused):
     folder = make_backbone(tmp_path / "mistral", "mistral")
     window = json.loads((folder / "config.json").read_text())["sliding_window"]

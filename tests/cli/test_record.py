@@ -126,6 +126,20 @@ def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refu
     assert main([*given, "--text=the cat"]) == 0
 
 
+def test_words_without_an_embedding_are_refused(backbone, data, tmp_path, refused):
+    """As label words, and as what a prompt starts from: the last row would stand in for them."""
+    copy = shutil.copytree(backbone, tmp_path / "other")
+    with (copy / "vocab.txt").open("a") as file:
+        file.write("zebra\n")
+    fields = tiny_fields(copy, data)
+    words = {"head.name": "verbalizer", "task.words": "cat,zebra,dog"}
+    words |= {"task.template": "{text} [mask]"}
+    starts = {"prompt.start": "text", "prompt.text": "the zebra"}
+    for method, own in (("prefix", words), ("soft", starts), ("prefix", starts)):
+        given = ("validate", f"--config=configs/base.py:{method}", *flags(fields | own))
+        assert "gives 'zebra' the id" in refused(*given), (method, own)
+
+
 def test_the_record_tells_all(place):
     record = json.loads((place / "run/record.json").read_text())
     assert record["task"]["labels"] == sorted(record["task"]["labels"])

@@ -367,7 +367,7 @@ def test_a_damaged_list_of_chunks_is_told(damage, config, tmp_path):
 
 
 def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
-    fields = [("prompt.name", "soft"), ("prompt.start", "text"), ("prompt.text", "a")]
+    fields = [("prompt.name", "soft"), ("prompt.start", "text")]  # prompt.text is the list's
     texts = ("2", "of more letters than the name of a folder is to have")
     c = load_config("base", [*fields, ("runs.texts", texts)])
     assert [run.name for run in runner.list_runs(c, str(tmp_path))] == ["text=1", "text=2"]

@@ -645,6 +645,7 @@ def test_what_is_run_without_being_named():
         (["table4", "--kind=masked"], "--kind=masked needs --backbone, for the paper's is t5"),
         (["table2", "--kind=t5-deep", "--backbone=x"], "--kind=t5-deep has no soft tokens to init"),
         (["table4", "--config.optim.lr=1"], "--config.optim.lr is set by --learning-rates here"),
+        (["table4", "--config.data.source=d"], "--config.data.source is set by --data here"),
         (["table4", "--rows=lm_adapt", "--backbone=x"], "--rows=lm_adapt: give --adapted, the ba"),
         (["table4", "--seeds=1;2"], "--seeds='1;2' must be whole numbers with commas b"),
         (["table4", "--tasks=sst2,cb"], "--tasks='sst2,cb': put ; between names, of which some ha"),
@@ -672,9 +673,10 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
 @pytest.mark.parametrize("words", [
     ["ipt", "table3", "--config.data.folds=2"], ["dpt", "table3", "--config.data.ratio=0.5"],
     ["ppt", "figure2", "--config.data.ratio=0.1"], ["dart", "table1", "--config.data.ratio=0.1"],
-    ["dart", "table5", "--config.data.protocol="],
+    ["dart", "table5", "--config.data.protocol="], ["ppt", "table4", "--config.ppt.hard=True"],
+    ["dart", "table3", "--config.prompt.fluency=1"], ["ipt", "table2", "--config.prompt.on=prefix"],
 ])  # fmt: skip
-def test_a_share_that_names_rows_is_not_given_for_all(tmp_path, words):
+def test_what_names_rows_is_not_given_for_all(tmp_path, words):
     with pytest.raises(InputError, match="names the rows of"):
         paper.main([*words, "--estimate", f"--workdir={tmp_path / 'new'}"])
 
