@@ -27,8 +27,9 @@ def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     """Raises InputError where the texts to be written do not fit behind the longest inputs."""
     if not scorer.head.WRITES:
         return
+    layout = scorer.layout.whole()  # every process finds the same
     for name in splits.keys() - {"train"}:
-        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, scorer.layout)))
+        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
             scorer.model, batch, c.generate.max_new, c.generate.beams, ends=scorer.layout.ends
         )

@@ -291,7 +291,10 @@ def _table(
         cure = "mend its quotes"
         if "\r" in lines[start - 1].rstrip("\r\n"):
             name = shlex.quote(path.name)
-            cure = f"quote its carriage return, or write a space: sed 's/\\r\\(.\\)/ \\1/g' {name}"
+            cure = (
+                "put the cell with the carriage return into quotes, or a space in its place: "
+                f"sed 's/\\r\\(.\\)/ \\1/g' {name}"
+            )
             if len(lines) == 1:  # as old Macs end lines
                 cure = f"end its lines with a line feed, e.g. with tr '\\r' '\\n' < {name}"
         raise InputError(f"{path}:{start}: broken row ({error}); {cure}") from None

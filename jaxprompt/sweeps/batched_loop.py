@@ -89,7 +89,7 @@ class BatchedRuns:
 
     def _loop(self, heard: Callable[[], int]) -> bool:
         plan, began, ahead = self.plan, time.monotonic() - self.seconds, LookAhead()
-        first = self.step
+        first, self.log.done = self.step, lambda: ahead.done
         self._pause()
         while self.step < plan.total and self._live():
             batch = self.programs.put_batch(self._take(), len(self.rows))
@@ -115,8 +115,7 @@ class BatchedRuns:
                 if due.logs:
                     self._log(found)
                 self._end_broken(read)
-            if ahead.done is not None:
-                self.log.progress(ahead.done)
+            self.log.progress(self.step)
             if due.evaluates:
                 self._evaluate(due.last)
                 self._regroup()

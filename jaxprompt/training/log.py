@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ class RunLog:
         self._newest = 0  # step that is done
         self._ended = None  # when the last one was
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
+        # Tells the newest step that the device has ended, None = none yet. Without it a step is
+        # done when it is noted.
+        self.done: Callable[[], int | None] | None = None
         self._bar = self._beat = None
         self._opened = self._told = time.monotonic()  # when the newest line was printed
         self._closed = threading.Event()
@@ -101,12 +105,14 @@ class RunLog:
             self._tell()
 
     def progress(self, step: int) -> None:
-        """Notes that `step` is done; shown are its speed, the time left and the newest values.
+        """Notes a step; shown are the newest that is done, the speed, the time left, the values.
 
         A step before the newest one is of another run, whose rate counts anew.
         """
-        if not self._enabled:
+        ended = step if self.done is None else self.done()
+        if ended is None or not self._enabled:
             return
+        step = ended
         if self._started is None or step < self._newest:
             # The first step compiles; the rate counts from its end.
             self._started, self._first = time.monotonic(), step

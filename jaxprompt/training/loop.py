@@ -214,6 +214,7 @@ def run(
     clock, seen = time.monotonic() - seconds, set()  # with the time of the processes before
     since = step, time.monotonic()  # what a rate counts from
     ahead, read = LookAhead(), []
+    log.done = lambda: ahead.done
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
         batch = job.take()
@@ -255,8 +256,7 @@ def run(
             # Of the last step dev is scored first: the same command then completes the run.
             if not due.last:
                 _stop_if_broken(read, job.settings.max_streak, save_now)
-        if ahead.done is not None:
-            log.progress(ahead.done)
+        log.progress(step)
         if due.evaluates:
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})

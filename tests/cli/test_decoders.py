@@ -141,7 +141,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     folders, tmp_path, capsys, refused
 ):
     data = text_data(tmp_path / "data")
-    fields = TEXT | {"generate.max_new": 10}
+    fields = TEXT | {"generate.max_new": 20}
     c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
     c.train.total_steps = c.train.eval_steps = 1
     run(c, str(tmp_path / "run"))
@@ -152,7 +152,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     rows = write_rows(tmp_path / "rows.jsonl", [row, {column: "the cat " * 40}, row])
     words = ("predict", f"--workdir={tmp_path / 'run'}", f"--input={rows}")
     line = refused(*words, started=True)
-    assert "rows.jsonl:2: " in line and "max_new=10 exceed" in line and "--on-error=skip" in line
+    assert "rows.jsonl:2: " in line and "max_new=20 exceed" in line and "--on-error=skip" in line
     code, out, err = jaxprompt(capsys, *words, "--on-error=skip")
     assert code == 0, err
     found = [json.loads(line) for line in out.splitlines()]

@@ -220,3 +220,20 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
         path.write_text(f'{{"step": 1}}\n{broken}\n')
         with pytest.raises(InputError, match="metrics.jsonl:2 is no record of a run"):
             read_metrics(tmp_path)
+
+
+def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, monkeypatch):
+    """Of those that it was given the host knows no time: the first eight take it none."""
+    clock, done = [0.0], [None]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, tracker="none", terminal=False, total=40)
+    log.done = lambda: done[0]
+    for step in range(1, 9):
+        log.progress(step)
+    log.show(dev=0.25)
+    assert capsys.readouterr().err == ""  # no step is known to be done
+    for step in range(9, 20):
+        clock[0], done[0] = clock[0] + 10.0, step - 8
+        log.progress(step)
+    log.show(dev=0.5)
+    assert capsys.readouterr().err == "step 11/40  0.1 steps/s  4:50 left  dev 0.5\n"
