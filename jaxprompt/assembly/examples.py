@@ -244,9 +244,9 @@ def read_examples(
             f"leaves none for dev; lower its share of them: {', '.join(options)}"
         )
     if "dev" in wanted and not splits.get("dev"):
-        own = "data.files.dev" if given is None else "rows of dev"
+        source = "data.files.dev" if given is None else "dev rows"
         raise InputError(
-            f"task {task.name} has no dev split here; give {own}, or draw one from train: "
+            f"task {task.name} has no dev split here; give {source}, or draw one from train: "
             "data.protocol=holdout and data.size=N"
         )
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}

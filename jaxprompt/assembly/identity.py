@@ -71,12 +71,13 @@ def _ids_of(part: Encoded) -> Iterator[np.ndarray]:
         yield part.targets
 
 
-def check_id(odd: int, vocab: int, tokenizer: Any) -> None:
-    """Raises InputError for a token, the highest of several, without a row of the embedding."""
-    if odd >= vocab:
+def check_id(highest: int, vocab: int, tokenizer: Any) -> None:
+    """Raises InputError where the highest of several token ids has no row in the embedding."""
+    if highest >= vocab:
+        token = tokenizer.convert_ids_to_tokens(highest)
         raise InputError(
-            f"the tokenizer gives {tokenizer.convert_ids_to_tokens(odd)!r} the id {odd}, and the "
-            f"embedding has {vocab} rows; give the tokenizer that belongs to the weights"
+            f"the tokenizer gives {token!r} the id {highest}, and the embedding has {vocab} "
+            "rows; give the tokenizer that belongs to the weights"
         )
 
 

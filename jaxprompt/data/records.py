@@ -131,8 +131,10 @@ def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
     read = [record for record in records if record.example]
     if task.kind == "tags":
         odd = [r for r in read if not r.example.tags and has_label(task, r.row)]
-        told = f"tags unknown to task {task.name}: in {len(odd)} of {len(read)}, the first at "
-        return [f"{told}{odd[0].origin}; these count as without tags"] if odd else []
+        if not odd:
+            return []
+        count = f"tags unknown to task {task.name}: in {len(odd)} of {len(read)}"
+        return [f"{count}, the first at {odd[0].origin}; these count as without tags"]
     if task.kind != "classes":
         return []
     odd = [r for r in read if r.example.label < 0 and has_label(task, r.row)]

@@ -109,10 +109,10 @@ class RunLog:
 
         A step before the newest one is of another run, whose rate counts anew.
         """
-        ended = step if self.done is None else self.done()
-        if ended is None or not self._enabled:
+        done = step if self.done is None else self.done()
+        if done is None or not self._enabled:
             return
-        step = ended
+        step = done
         if self._started is None or step < self._newest:
             # The first step compiles; the rate counts from its end.
             self._started, self._first = time.monotonic(), step

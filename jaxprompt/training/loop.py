@@ -70,8 +70,8 @@ class LookAhead:
         """Takes a step that the device was given; waits for the one _AHEAD before it."""
         self._unread.append((step, measured["streak"], measured["skipped"]))
         jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
-        ended = (step for step, streak, _ in self._unread[-_AHEAD - 1 :] if streak.is_ready())
-        self.done = max(ended, default=self.done)
+        newest = self._unread[-_AHEAD - 1 :]
+        self.done = max((number for number, x, _ in newest if x.is_ready()), default=self.done)
 
     def wait(self) -> None:
         """Waits for all steps taken."""
