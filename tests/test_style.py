@@ -1,4 +1,4 @@
-"""Sizes, docstrings, and names that must not stand in what ships."""
+"""Docstrings, and names that must not stand in what ships."""
 
 import ast
 import re
@@ -10,8 +10,6 @@ from rules import ROOT, label, report
 
 MODULES = sorted((ROOT / "jaxprompt").rglob("*.py"))
 SHIPPED = sorted([*MODULES, *(ROOT / "configs").rglob("*.py")])
-LIMITS = {"prompts": 120, "cli": 250}
-LIMIT = 400
 
 
 def found(pattern: str, paths: list[Path]) -> list[str]:
@@ -26,19 +24,6 @@ def found(pattern: str, paths: list[Path]) -> list[str]:
 
 def test_there_are_modules_and_configs():
     assert len(MODULES) > 100 and len(SHIPPED) > len(MODULES)
-
-
-def test_modules_stay_small():
-    sizes = {path: len(path.read_text().splitlines()) for path in SHIPPED}
-    of = lambda path: "" if path.name == "__init__.py" else path.parent.name  # what a room shares
-    limits = {path: LIMITS.get(of(path), LIMIT) for path in SHIPPED}
-    report(
-        [
-            f"{label(path)}: {lines} lines, the limit is {limits[path]}: divide it by what it does"
-            for path, lines in sizes.items()
-            if lines > limits[path]
-        ]
-    )
 
 
 def public(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, ast.stmt]]:
