@@ -18,11 +18,12 @@ _FIELDS = {
     "cross": (("cross", "cross_length"), (), "cross_layers"),
 }
 
+_RAISED = 1 << 30  # above every number of a row
+
 
 class Rows(NamedTuple):
-    """Where the soft tokens of one method stand among those of all."""
+    """How many soft tokens one method has among those of all."""
 
-    before: int  # soft tokens of those in front, in the input
     count: int  # that the template places
     decoder: int  # in what the decoder is fed
     total: int  # that the template places of all; behind them is what a method has beyond
@@ -41,12 +42,19 @@ def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
 def renumber(
     view: Callable[[Batch, jnp.ndarray], Batch], rows: Rows, batch: Batch, key: jnp.ndarray
 ) -> Batch:
-    """Views a batch as a method does, whose rows have other numbers among those of all."""
-    made, old = view(batch, key), batch.encoder.slot
-    slot = made.encoder.slot
-    place = jnp.where(slot < rows.count, rows.before + slot, rows.total + slot - rows.count)
-    slot = jnp.where((slot != old) & (slot >= 0), place, slot)
-    return made._replace(encoder=made.encoder._replace(slot=slot))
+    """Views a batch as a method does, whose rows have other numbers among those of all.
+
+    The template has numbered its soft tokens over all methods: wherever the view moves them, they
+    keep their numbers. What the view writes itself are rows that the method has beyond the
+    template's.
+    """
+    placed = batch.encoder.slot
+    raised = jnp.where(placed >= 0, placed + _RAISED, placed)
+    seen = view(batch._replace(encoder=batch.encoder._replace(slot=raised)), key)
+    slot = seen.encoder.slot
+    written = jnp.where(slot >= 0, slot - rows.count + rows.total, slot)
+    slot = jnp.where(slot >= _RAISED, slot - _RAISED, written)
+    return seen._replace(encoder=seen.encoder._replace(slot=slot))
 
 
 def _join_streams(streams: Sequence[Stream], counts: Sequence[int]) -> Stream:

@@ -101,7 +101,5 @@ class Prompt(Method):
         return make_parts(self.parts, self.dims, self.asks, self.seen)
 
     def _rows(self) -> list[Rows]:
-        counts = [(m.num_slots(), m.num_decoder_slots()) for _, m, _ in self.components()]
-        before = [sum(count for count, _ in counts[:number]) for number in range(len(counts))]
-        total = self.num_slots()
-        return [Rows(at, *own, total) for at, own in zip(before, counts, strict=True)]
+        total, methods = self.num_slots(), [part.method for part in self.components()]
+        return [Rows(own.num_slots(), own.num_decoder_slots(), total) for own in methods]

@@ -11,7 +11,7 @@ from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.side_by_side import check_alike
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt, read_parts
-from jaxprompt.types import Asks, Dims
+from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
 T5_DIMS = DIMS._replace(decoder_layers=3)
@@ -138,6 +138,21 @@ def test_the_view_of_a_part_names_its_own_rows(parts, before, count):
     others = np.ones(batch.encoder.slot.shape, bool)
     others[at] = False
     assert_equal(seen.encoder.slot[others], batch.encoder.slot[others])
+
+
+@pytest.mark.parametrize("labels, at_mask", [(True, [5 + 2]), (False, [-1])])
+def test_soft_tokens_behind_a_mask_that_goes_keep_their_rows(labels, at_mask):
+    """A word of one piece leaves the second mask, and the soft tokens of all parts move up."""
+    prompt = compose(f"soft(length=2)+dart(length=3,fluency=1.0,labels={labels})")
+    kinds = [Role.SPECIAL, Role.SPECIAL, Role.SPECIAL, *[Role.SOFT] * 5, Role.TEXT, Role.SPECIAL]
+    columns, slot = np.arange(10, dtype=np.int32), [-1, -1, -1, 0, 1, 2, 3, 4, -1, -1]
+    ints = [np.int32([x]) for x in (columns + 10, slot, columns, 0 * columns)]
+    tokens = Tokens(ints[0], np.ones((1, 10), bool), *ints[1:], np.int8([kinds]))
+    batch = Batch(tokens, np.int32([[1, 2]]), np.int32([2]), np.ones(1), np.int32([0]))
+    (term,) = prompt.objectives()
+    seen = term.view(batch, jax.random.key(0)).encoder
+    assert seen.mask[0].tolist() == [True] * 9 + [False]
+    assert seen.slot[0, :9].tolist() == [-1, *at_mask, 0, 1, 2, 3, 4, -1, -1]
 
 
 @pytest.mark.parametrize(
