@@ -238,7 +238,8 @@ def read_examples(
             notes += tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and makes_dev and not splits.get("dev"):
-        options = [f"data.{name}" for name in fewshot.PROTOCOLS[data.protocol]]
+        fields = {"path": "rows"}  # the others are called as the options are
+        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[data.protocol]]
         raise InputError(
             f"data.protocol={data.protocol} gives all {len(splits['train'])} examples to train and "
             f"leaves none for dev; lower its share of them: {', '.join(options)}"

@@ -1,0 +1,124 @@
+"""The splits of a config: which rows are drawn, by which seed, and which files are read."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs.base import get_config as base
+from jaxprompt.assembly.examples import read_examples
+from jaxprompt.errors import InputError
+
+ROWS = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(12)]
+OTHER = [{"t": f"o{i}", "label": "xy"[i % 2]} for i in range(4)]
+HIDDEN = [{"t": f"h{i}"} for i in range(3)]
+
+
+def config(folder, *, train=ROWS, dev=None, test=None, task=None, **data):
+    c = base()
+    for name, rows in (("train", train), ("dev", dev), ("test", test)):
+        if rows is not None:
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+            c.data.files[name] = str(folder / f"{name}.jsonl")
+    c.task.name, c.task.fields = "custom", ("t",)
+    for name, value in (task or {}).items():
+        c.task[name] = value
+    for name, value in data.items():
+        c.data[name] = value
+    return c
+
+
+def texts(c, wanted=("train", "dev")):
+    splits = read_examples(c, wanted).splits
+    return {name: [example.fields["t"] for example in part] for name, part in splits.items()}
+
+
+def shuffled(seed, label):
+    """The rows of a class in the order in which few-shot protocols take them."""
+    rows = list(range(12))
+    np.random.RandomState(seed).shuffle(rows)
+    return [f"t{row}" for row in rows if row % 2 == label]
+
+
+@pytest.mark.parametrize("dev_k, counted", [(0, 2), (1, 1), (3, 3)])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
+    """Whatever the seed of the run; a dev_k of 0 is as many as train has."""
+    c = config(tmp_path, protocol="kshot", k=2, dev_k=dev_k, seed=seed)
+    c.seed = 9
+    found = texts(c)
+    classes = [shuffled(seed, label) for label in (0, 1)]
+    assert sorted(found["train"]) == sorted(t for own in classes for t in own[:2])
+    assert sorted(found["dev"]) == sorted(t for own in classes for t in own[2 : 2 + counted])
+
+
+def test_a_share_without_a_holdout_leaves_dev_to_its_file(tmp_path):
+    """With one it makes dev, and the file would not be read."""
+    own = dict(dev=OTHER, protocol="fraction", ratio=0.5)
+    found = texts(config(tmp_path, **own))
+    assert found["dev"] == ["o0", "o1", "o2", "o3"] and len(found["train"]) == 6
+    c = config(tmp_path, **own, holdout=0.2)
+    with pytest.raises(InputError, match="protocol=fraction makes dev of the training examples"):
+        read_examples(c)
+    assert len(texts(c, ("train",))["train"]) == 6  # nobody asks for dev here
+    c.data.files.dev = ""
+    assert [len(part) for part in texts(c).values()] == [6, 2]
+
+
+def test_dev_is_needed_where_it_is_wanted(tmp_path):
+    c = config(tmp_path)
+    with pytest.raises(InputError, match="has no dev split here"):
+        read_examples(c, ("train", "dev"))
+    assert texts(c, ("train",)).keys() == {"train"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"seed": 0, "train": [0, 1], "dev": []}) + "\n")
+    c = config(tmp_path, protocol="listed", rows=str(path))
+    with pytest.raises(InputError, match="all 2 examples to train and leaves none .*: data.rows$"):
+        read_examples(c)
+    assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
+
+
+def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
+    """predict reads it for itself; one label is enough to score it."""
+    c = config(tmp_path, dev=OTHER, test=HIDDEN)
+    found = read_examples(c)
+    assert found.splits.keys() == {"train", "dev"}
+    assert any("test is not scored" in note for note in found.notes)
+    c = config(tmp_path, dev=OTHER, test=OTHER)
+    assert texts(c, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
+
+
+CHOICES = [{"t": f"t{i}", "options": ["a", "b"], "label": i % 2} for i in range(10)]
+QUESTIONS = [{"t": f"t{i}", "q": f"q{i // 2}", "label": "xy"[i % 2]} for i in range(12)]
+
+
+def test_the_place_of_a_right_choice_is_no_class(tmp_path):
+    """A holdout of 3 of 10 is the first of the shuffle; by class it would be 2 and 1 in turn."""
+    task = {"choices": ("options",), "label": "label"}
+    c = config(tmp_path, train=CHOICES, task=task, protocol="holdout", size=3, seed=4)
+    rows = list(range(10))
+    np.random.RandomState(4).shuffle(rows)
+    assert texts(c)["dev"] == [f"t{row}" for row in sorted(rows[:3])]
+
+
+def test_numbers_have_no_classes_to_draw_by(tmp_path):
+    rows = [{"t": f"t{i}", "x": i / 2} for i in range(10)]
+    c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
+    with pytest.raises(InputError, match="kshot draws by class, and task custom has numbers"):
+        read_examples(c)
+    c.data.protocol, c.data.size = "holdout", 3
+    assert [len(part) for part in texts(c).values()] == [7, 3]
+
+
+def test_questions_are_not_divided_between_train_and_dev(tmp_path):
+    """Of 6 questions with 2 candidates each; single candidates would be no question's score."""
+    task = {"question": ("q",), "metric": "f1a", "labels": ("x", "y")}
+    c = config(tmp_path, train=QUESTIONS, task=task, protocol="kfold", folds=3, k=0)
+    found = texts(c)
+    questions = {n: {int(t[1:]) // 2 for t in part} for n, part in found.items()}
+    assert len(found["dev"]) == 4 and not questions["train"] & questions["dev"]
+    c.data.k = 4
+    with pytest.raises(InputError, match="data.k=4 samples single candidates, and f1a"):
+        read_examples(c)
+    c.task.metric = "accuracy"
+    assert [len(part) for part in texts(c).values()] == [5, 3]
