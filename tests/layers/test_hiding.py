@@ -45,3 +45,26 @@ def test_as_many_words_of_the_text_are_hidden_as_the_share_says(share):
         assert np.mean(counts) == pytest.approx(share * text.mean(), rel=0.15)
     else:
         assert set(counts) == {1}
+
+
+def test_the_words_with_the_least_chances_are_hidden():
+    """Those below the share, but one at least, and no more than twice the share of a text."""
+    share, key = 0.15, jax.random.key(3)
+    batch = make_batch(0, rows=100, length=24)
+    found, hits = hidden(batch, share, 3), set()
+    for row in range(100):
+        text = np.flatnonzero(batch.encoder.roles[row] == Role.TEXT)
+        chance = np.asarray(jax.random.uniform(jax.random.fold_in(key, row), (24,)))[text]
+        order = text[np.argsort(chance)]
+        below, limit = int((chance < share).sum()), int(np.ceil(2 * share * len(text)))
+        expected = sorted(order[: max(1, min(below, limit))].tolist())
+        assert [place for place, _ in found[row]] == expected
+        hits.add((below > limit) - (below < 1))
+    assert hits == {-1, 0, 1}  # texts of all three kinds are there
+
+
+def test_a_text_of_none_hides_nothing():
+    batch = make_batch(0, rows=2)
+    roles = np.where(batch.encoder.roles == Role.TEXT, Role.HARD, batch.encoder.roles)
+    empty = batch._replace(encoder=batch.encoder._replace(roles=roles))
+    assert hidden(empty, 0.5) == [[], []]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
 from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import Injection
+from jaxprompt.types import Front, Injection, Role
 
 HEAD = linear.Classifier(3, dropout=0.0)
 
@@ -168,6 +169,33 @@ def test_dropout_needs_a_key_and_follows_it():
     first, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
     assert_equal(first, again)
     assert np.abs(first - other).max() > 1e-3
+
+
+def test_each_part_of_a_model_has_a_key_of_its_own():
+    """By the numbers of earlier versions: equal keys would drop alike in prompt and head."""
+    keys = {}
+
+    def part(name, **fields):
+        def apply(variables, *inputs, rngs, method=name, **how):
+            keys[method] = rngs
+            return Injection() if name == "prompt" else jnp.zeros((2, 3, 4))
+
+        return SimpleNamespace(apply=apply, **fields)
+
+    bound = SimpleNamespace(words=lambda: jnp.zeros((9, 4)))
+    cfg = SimpleNamespace(dropout=0.1, attention_dropout=0.1)
+    model = Model(
+        part("backbone", bind=lambda params: bound, cfg=cfg),
+        part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
+        front=Front((7,), (-1,), (0,), (Role.HARD,)),
+    )  # fmt: skip
+    key = jax.random.key(3)
+    model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
+    numbers = {"prompt": 0, "backbone": 1, "head": 2, "read_front": 4}
+    assert keys.keys() == numbers.keys()
+    for name, number in numbers.items():
+        assert keys[name]["dropout"] == jax.random.fold_in(key, number)
+        assert keys[name]["draw"] == jax.random.fold_in(key, 3)
 
 
 def test_bfloat16_backbone_with_float32_parameters():

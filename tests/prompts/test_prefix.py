@@ -10,7 +10,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
-from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.types import Dims, Injection, Prefix, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=40)
@@ -153,6 +153,46 @@ def test_a_prefix_of_zeros():
 def test_starts_that_cannot_be(fields, message):
     with pytest.raises(InputError, match=message):
         make_prompt("prefix", DIMS, **fields)
+
+
+def keys_of(ids):
+    """The key of a token is its id, negative in layer 1; its value is ten times that."""
+    k = np.array(ids, np.float32)[:, None, None] * np.ones((len(ids), 2, 8))
+    k = np.stack([k, -k, k, -k])
+    return {stream: (k, 10 * k) for stream in ("encoder", "decoder", "cross")}
+
+
+def test_a_prefix_starts_from_the_first_tokens_of_its_text(bert):
+    """In each attention by its length and its layers, one key after the other."""
+    source = Source(bert, 0, *[None] * 7, keys_of)
+    prompt = make_prompt(
+        "prefix", DIMS._replace(vocab=2000, decoder_layers=4), length=2, layers="2-3", decoder=3,
+        start="text", text="the film was not a success",
+    )  # fmt: skip
+    found = prompt.begin({"table": None, "decoder_table": None}, source)
+    the, film, was = bert.convert_tokens_to_ids(["the", "film", "was"])
+    assert found.keys() == {"table", "decoder_table"}
+    assert found["table"].shape == (2, 2, 2, 2, 8)
+    assert found["table"][..., 0, 0].tolist() == [
+        [[-the, -film], [-10 * the, -10 * film]], [[the, film], [10 * the, 10 * film]]
+    ]  # fmt: skip
+    assert found["decoder_table"][:, 0, :, 0, 0].tolist() == [
+        [the, film, was], [-the, -film, -was], [the, film, was], [-the, -film, -was]
+    ]  # fmt: skip
+
+
+def test_behind_a_short_text_a_prefix_starts_from_words_drawn_by_the_seed(bert):
+    tokens = bert.convert_ids_to_tokens(range(2000))
+    words = [i for i, token in enumerate(tokens) if not token.startswith("[")]
+    words += [tokens.index("[")]  # [PAD], [CLS] and [unused0] are no words
+    dims, ids = DIMS._replace(vocab=2000), {}
+    for seed in (0, 1):
+        source = Source(bert, seed, *[None] * 7, keys_of)
+        prompt = make_prompt("prefix", dims, length=4, start="text", text="the film")
+        ids[seed] = prompt.begin({"table": None}, source)["table"][0, 0, :, 0, 0].tolist()
+        drawn = np.random.RandomState(seed).choice(np.sort(words), 2, replace=False)
+        assert ids[seed] == [*bert.convert_tokens_to_ids(["the", "film"]), *drawn]
+    assert ids[0] != ids[1]
 
 
 def test_dropout_is_drawn_for_every_example():

@@ -8,7 +8,7 @@ from tiny import assert_equal, make_batch
 
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.errors import InputError
-from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.prompts.soft import warm_start
 from jaxprompt.types import Dims, Stream
 
@@ -75,6 +75,21 @@ def test_uniform_start_is_symmetric():
     table = start(length=1000, start="uniform")[1]["table"]
     assert -0.5 <= float(table.min()) < -0.49 and 0.49 < float(table.max()) <= 0.5
     assert abs(float(table.std()) - 12**-0.5) < 0.005 and abs(float(table.mean())) < 0.01
+
+
+def test_the_seed_draws_the_words_that_rows_start_from(bert):
+    """From the first `top` of the vocabulary without [PAD], [CLS] and the like."""
+    tokens, tables = bert.convert_ids_to_tokens(range(1100)), {}
+    words = [i for i, token in enumerate(tokens) if token == "[" or not token.startswith("[")]
+    embed = lambda ids: np.float32(ids)[:, None] * np.ones(12, np.float32)
+    dims = DIMS._replace(vocab=2000)
+    for seed in (0, 1):
+        prompt, params, _ = start(dims, length=5, start="vocab", top=1100)
+        source = Source(bert, seed, None, None, embed, *[None] * 5)
+        tables[seed] = prompt.begin(params, source)["table"][:, 0].tolist()
+        drawn = np.random.RandomState(seed).choice(words, 5, replace=False)
+        assert tables[seed] == drawn.tolist()
+    assert tables[0] != tables[1]
 
 
 def test_warm_start_is_the_mean_of_each_rows_tokens():

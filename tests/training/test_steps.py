@@ -1,6 +1,8 @@
 """The train step: accumulation, filler rows, steps that are not finite, repeats, many runs."""
 
 import functools
+import zlib
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
+from jaxprompt.training.steps import Objective, make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import merge, split, trainable_mask
 
 SGD = optax.sgd(0.3)
@@ -152,6 +154,51 @@ def test_objectives_add_up_with_their_weights_and_views():
     _, main = one(state, frozen, batch_of())
     _, last = one(state, frozen, batch_of(weights=UNEVEN * tail))
     assert_close(metrics["loss"], main["loss"] + 0.25 * last["loss"])
+
+
+def drawing(name):
+    """Makes an objective whose view draws the weights, and which counts them."""
+    view = lambda batch, key: batch._replace(weights=jax.random.uniform(key, batch.weights.shape))
+    count = lambda scores, labels, weights: {"drawn": weights.sum()}
+    return Objective(name, cross_entropy, view=view, sums=count)
+
+
+def forward(params, batch, **how):
+    return jnp.broadcast_to(params["prompt"]["table"], (len(batch.labels), 3))
+
+
+BIASES = SimpleNamespace(forward=forward)  # a model of three scores, whatever the text
+TABLE = {"prompt/table": jnp.zeros(3)}
+
+
+def drawn_by(key, number, rows):
+    """The weights of objective `number` where a step, or a part of one, has this key."""
+    key = jax.random.fold_in(jax.random.fold_in(key, number), zlib.crc32(b"view"))
+    return float(jax.random.uniform(key, (rows,)).sum())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_objective_and_each_part_of_a_batch_draws_for_itself(accumulate):
+    """One objective more changes nothing of what the others draw."""
+    key = jax.random.fold_in(jax.random.key(0), 0)  # of the seed and of step 0
+    keys = [key] if accumulate == 1 else jax.random.split(key, 2)
+    expected = [sum(drawn_by(own, i, 8 // accumulate) for own in keys) for i in range(2)]
+    assert expected[0] != expected[1]
+    terms = drawing("first"), drawing("second")
+    for objectives in (terms[:1], terms):
+        step = make_train_step(BIASES, SGD, objectives, accumulate=accumulate)
+        state = make_state(TABLE, SGD, jax.random.key(0))
+        _, metrics = jit(step)(state, {}, batch_of())
+        for term, value in zip(objectives, expected, strict=False):
+            assert_close(metrics["sums"][term.name]["drawn"], value)
+
+
+def test_each_objective_draws_for_itself_where_losses_are_counted():
+    key = jax.random.key(5)
+    count = make_count_step(BIASES, [drawing("first"), drawing("second")])
+    found = jit(count)(TABLE, {}, batch_of(), key)
+    for number, name in enumerate(("first", "second")):
+        assert_close(found[name]["drawn"], drawn_by(key, number, 8))
 
 
 def test_runs_train_together_as_they_train_alone():
