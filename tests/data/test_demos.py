@@ -1,6 +1,8 @@
 """Demonstrations: golden layouts, what is cut and what never is, and how they are sampled."""
 
+import hashlib
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -270,6 +272,24 @@ def test_a_function_of_the_text_and_the_seed_alone():
     assert Demonstrations(settings(seed=4), POOL, NAMES).sample(POOL) != alone
     assert len({str(texts(own)) for own in alone}) > 9
     assert [own[:1] for own in alone] == demos.once().sample(POOL)
+
+
+def test_they_are_drawn_by_the_hash_of_the_seed_and_the_text():
+    """A draw for each sample: of each class in turn, or of all."""
+    text = json.dumps([{"s": "text 4"}, []])
+    digest = hashlib.sha256(f"3 {text}".encode()).digest()
+    pool = [row for row in range(12) if row != 4]
+    of_class = [np.array([row for row in pool if row % 2 == label]) for label in (0, 1)]
+    rng, one = np.random.RandomState(np.frombuffer(digest, "<u4")), []
+    for _ in range(2):
+        one.append([f"text {rng.permutation(rows)[0]}" for rows in of_class])
+    (found,) = Demonstrations(settings(samples=2), POOL, NAMES).sample([POOL[4]])
+    assert texts(found) == one
+    rng = np.random.RandomState(np.frombuffer(digest, "<u4"))
+    of_all = [f"text {row}" for row in rng.permutation(np.concatenate(of_class))[:5]]
+    five = settings(per_class=0, exact=5, samples=1)
+    (found,) = Demonstrations(five, POOL, NAMES).sample([POOL[4]])
+    assert texts(found) == [of_all]
 
 
 def test_only_the_most_similar_are_sampled():

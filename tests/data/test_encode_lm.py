@@ -105,6 +105,17 @@ def test_free_text(request, style):
         encoder.encode_all([example(target="many words " * 5)], targets=True)
 
 
+def test_a_target_has_as_many_tokens_as_are_allowed_its_end_included(t5):
+    said = [*t5.convert_tokens_to_ids(["▁good", "▁film"]), t5.eos_token_id]
+    three, two = (
+        make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), text=n)) for n in (3, 2)
+    )
+    ((row,),) = three.encode_all([example(target="good film")], targets=True)
+    assert row.targets.tolist() == said
+    with pytest.raises(InputError, match="has 3 tokens with its end, over data.max_target=2"):
+        two.encode_all([example(target="good film")], targets=True)
+
+
 def test_room_for_what_is_said(gpt2):
     """A stream that holds all is cut so that input and text fit max_len."""
     encoder = make_encoder(gpt2, "causal", "{text}", answer=Answer(text=8), max_len=12, eos=False)

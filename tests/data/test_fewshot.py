@@ -128,6 +128,18 @@ def test_fraction_against_the_published_rule():
     assert split.dev is None
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_fraction_draws_train_then_dev_from_the_shuffle_of_the_seed(seed):
+    """Seed 0 shuffles as any other does, and dev is what follows train."""
+    shuffled = {label: [row for row, x in enumerate(TEN) if x == label] for label in (0, 1)}
+    for rows in shuffled.values():
+        random.Random(seed).shuffle(rows)
+        assert rows != sorted(rows)
+    found = fewshot.split("fraction", TEN, seed, ratio=0.4, holdout=0.2)
+    assert found.train.tolist() == sorted(shuffled[0][:2] + shuffled[1][:2])
+    assert found.dev.tolist() == sorted(shuffled[0][2:3] + shuffled[1][2:3])
+
+
 @pytest.mark.parametrize("rows, kept", [(9, 1), (19, 1), (20, 2), (27, 2), (29, 2), (30, 3)])
 def test_fraction_rounds_down(rows, kept):
     """DPT's code takes int(0.1 * rows) of a class and at least 1: never rounded up or to even."""

@@ -8,6 +8,9 @@ import pytest
 from jaxprompt.heads.pretraining import Detected
 from jaxprompt.layers.output import Scored
 from jaxprompt.scoring.losses import (
+    END,
+    START,
+    binary_cross_entropy,
     count_classes,
     count_hits,
     count_replaced,
@@ -16,6 +19,9 @@ from jaxprompt.scoring.losses import (
     make_loss,
     nll,
     on_targets,
+    per_token,
+    span_ends,
+    squared_error,
 )
 from jaxprompt.types import ABSENT
 
@@ -49,6 +55,79 @@ def test_rows_of_weight_zero_have_no_part():
     assert loss(changed, labels) == loss(SCORES, LABELS)
     grads = jax.grad(loss)(changed, labels)
     assert np.abs(grads[WEIGHTS == 0]).max() == 0 and np.abs(grads[WEIGHTS > 0]).min() > 0
+
+
+def test_smoothing_is_spread_over_the_choices_that_an_example_has():
+    """Over 4, 3 and 2 of them: each row is torch's loss of its own columns."""
+    counts, weights = (4, 3, 2), np.array([1, 2, 0.5], np.float32)
+    scores, labels = SCORES[:3].copy(), np.array([3, 0, 1], np.int32)
+    expected = 0.0
+    for row, (count, weight) in enumerate(zip(counts, weights, strict=True)):
+        scores[row, count:] = ABSENT
+        (loss,) = torch_losses(SCORES[row : row + 1, :count], labels[row : row + 1], 0.3)
+        expected += weight * loss
+    total, n = cross_entropy(scores, labels, weights, smoothing=0.3)
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert n == 3.5
+
+
+# What stands in the rows of weight 0, behind a row of weight 2 and one of 0.5; its labels too.
+HEAVY = np.array([2, 0.5, 0, 0], np.float32)
+FILLING = np.array([[0, 0, 99, 5], [-7, 3, 0, 0]], np.float32)
+
+
+def test_a_token_counts_the_weight_of_its_row_and_only_where_it_has_a_label():
+    scores = np.concatenate([SCORES.reshape(3, 2, 4)[:2], np.stack([FILLING, FILLING])])
+    labels = np.array([[1, -1], [0, 3], [2, 1], [-1, -1]], np.int32)
+    first, second, third = torch_losses(SCORES[[0, 2, 3]], [1, 0, 3], 0.2)
+    total, n = per_token(scores, labels, HEAVY, smoothing=0.2)
+    np.testing.assert_allclose(total, 2 * first + 0.5 * (second + third), rtol=1e-6)
+    assert n == 2 + 0.5 * 2
+
+
+def torch_binary(scores, right, reduction):
+    given = torch.tensor(scores), torch.tensor(right, dtype=torch.float32)
+    return torch.nn.functional.binary_cross_entropy_with_logits(*given, reduction=reduction).item()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_binary_losses_are_torchs_over_the_classes_that_are_asked(reduction):
+    """Of row 0 all four, of row 1 two: one is absent, one has no label. Smoothing halves."""
+    scores = np.concatenate([SCORES[:2], FILLING])
+    scores[1, 1] = ABSENT
+    labels = np.array([[0, 1, 0, 1], [1, 0, -1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], np.int32)
+    how = dict(is_mean=reduction == "mean")
+    total, n = binary_cross_entropy(scores, labels, HEAVY, smoothing=0.2, **how)
+    first = torch_binary(SCORES[0], [0.1, 0.9, 0.1, 0.9], reduction)
+    second = torch_binary(SCORES[1, [0, 3]], [0.9, 0.1], reduction)
+    np.testing.assert_allclose(total, 2 * first + 0.5 * second, rtol=1e-6)
+    assert n == 2.5
+    # One class a row is right: the others are wrong, without the one that is absent.
+    total, _ = binary_cross_entropy(scores, np.array([1, 0, 2, 3], np.int32), HEAVY, **how)
+    first = torch_binary(SCORES[0], [0, 1, 0, 0], reduction)
+    second = torch_binary(SCORES[1, [0, 2, 3]], [1, 0, 0], reduction)
+    np.testing.assert_allclose(total, 2 * first + 0.5 * second, rtol=1e-6)
+
+
+def test_squared_errors_by_hand():
+    scores = np.array([[3], [1], [ABSENT], [np.inf]], np.float32)
+    total, n = squared_error(scores, np.array([1, 4, 0, 0], np.float32), HEAVY)
+    assert (total, n) == (2 * (3 - 1) ** 2 + 0.5 * (1 - 4) ** 2, 2.5)
+
+
+def test_a_span_costs_the_mean_of_its_start_and_its_end():
+    """A row without an answer in its window, and one of weight 0, cost nothing and count not."""
+    scores = np.stack([SCORES[:4], SCORES[2:]], axis=-1)  # [B, M, 2]
+    labels = np.array(
+        [[0, START, 0, END], [0, 0, START | END, 0], [-1] * 4, [START, END, 0, 0]], np.int32
+    )
+    weights = np.array([2, 0.5, 1, 0], np.float32)
+    starts = torch_losses(SCORES[:2], [1, 2], 0.1)
+    ends = torch_losses(SCORES[2:4], [3, 2], 0.1)
+    total, n = span_ends(scores, labels, weights, smoothing=0.1)
+    expected = 2 * (starts[0] + ends[0]) / 2 + 0.5 * (starts[1] + ends[1]) / 2
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert n == 2.5
 
 
 def test_full_vocabulary_takes_the_log_probabilities_as_they_are():
