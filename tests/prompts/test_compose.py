@@ -140,19 +140,25 @@ def test_the_view_of_a_part_names_its_own_rows(parts, before, count):
     assert_equal(seen.encoder.slot[others], batch.encoder.slot[others])
 
 
-@pytest.mark.parametrize("labels, at_mask", [(True, [5 + 2]), (False, [-1])])
-def test_soft_tokens_behind_a_mask_that_goes_keep_their_rows(labels, at_mask):
-    """A word of one piece leaves the second mask, and the soft tokens of all parts move up."""
-    prompt = compose(f"soft(length=2)+dart(length=3,fluency=1.0,labels={labels})")
-    kinds = [Role.SPECIAL, Role.SPECIAL, Role.SPECIAL, *[Role.SOFT] * 5, Role.TEXT, Role.SPECIAL]
-    columns, slot = np.arange(10, dtype=np.int32), [-1, -1, -1, 0, 1, 2, 3, 4, -1, -1]
+@pytest.mark.parametrize(
+    "length, labels, at_mask", [(3, True, 5), (3, False, -1), (0, True, 2), (0, False, -1)]
+)
+def test_soft_tokens_behind_a_mask_that_goes_keep_their_rows(length, labels, at_mask):
+    """A word of one piece leaves the second mask, and the soft tokens of all parts move up.
+
+    At the first mask stands the word, or the first row behind those that the template places.
+    """
+    prompt = compose(f"soft(length=2)+dart(length={length},fluency=1.0,labels={labels})")
+    soft = list(range(2 + length))
+    kinds = [Role.SPECIAL] * 3 + [Role.SOFT] * len(soft) + [Role.TEXT, Role.SPECIAL]
+    columns, slot = np.arange(len(kinds), dtype=np.int32), [-1, -1, -1, *soft, -1, -1]
     ints = [np.int32([x]) for x in (columns + 10, slot, columns, 0 * columns)]
-    tokens = Tokens(ints[0], np.ones((1, 10), bool), *ints[1:], np.int8([kinds]))
-    batch = Batch(tokens, np.int32([[1, 2]]), np.int32([2]), np.ones(1), np.int32([0]))
+    tokens = Tokens(ints[0], np.ones((1, len(kinds)), bool), *ints[1:], np.int8([kinds]))
+    batch = Batch(tokens, np.int32([[1, 2]]), np.int32([0]), np.ones(1), np.int32([0]))
     (term,) = prompt.objectives()
     seen = term.view(batch, jax.random.key(0)).encoder
-    assert seen.mask[0].tolist() == [True] * 9 + [False]
-    assert seen.slot[0, :9].tolist() == [-1, *at_mask, 0, 1, 2, 3, 4, -1, -1]
+    assert seen.mask[0].tolist() == [True] * (len(kinds) - 1) + [False]
+    assert seen.slot[0, :-1].tolist() == [-1, at_mask, *soft, -1, -1]
 
 
 @pytest.mark.parametrize(
