@@ -309,23 +309,6 @@ def test_what_is_not_read_of_a_task_is_told(backbone, folder, tmp_path, capsys):
     assert "mean" in json.loads(out)["dev"]
 
 
-@pytest.mark.parametrize("temperature, share", [(1.0, 48 / 72), (1e6, 0.5), (0.01, 1.0)])
-def test_tasks_are_drawn_by_their_size(temperature, share):
-    from jaxprompt.training.shared_steps import TaskBatches
-
-    class Stream:
-        def __next__(self):
-            return None
-
-    batches = TaskBatches(
-        {"a": Stream(), "b": Stream()}, [48, 24], [8, 2], temperature=temperature, seed=0
-    )
-    assert batches.steps_per_epoch == int(72 / (8 * share + 2 * (1 - share)))
-    drawn = [next(batches).task for _ in range(400)]
-    assert batches.shares["a"] == pytest.approx(share, abs=1e-3)
-    assert drawn.count("a") / 400 == pytest.approx(share, abs=0.07)
-
-
 @pytest.mark.parametrize(
     "tasks, own, told",
     [
