@@ -10,7 +10,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.side_by_side import check_alike
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import make_prompt, read_parts
+from jaxprompt.prompts import Source, make_prompt, read_parts
 from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
@@ -159,6 +159,36 @@ def test_soft_tokens_behind_a_mask_that_goes_keep_their_rows(length, labels, at_
     seen = term.view(batch, jax.random.key(0)).encoder
     assert seen.mask[0].tolist() == [True] * (len(kinds) - 1) + [False]
     assert seen.slot[0, :-1].tolist() == [-1, at_mask, *soft, -1, -1]
+
+
+def test_each_part_starts_from_its_export_or_as_it_says():
+    """A part without numbers that train is left out."""
+    prompt = compose(
+        "soft(length=2,init='runs/a')+prefix(length=1)+soft(length=1,start=text,text=x)"
+    )
+    asked = []
+    inherit = lambda init, drawn: asked.append((init, drawn)) or "from an export"
+    source = Source(*[None] * 7, inherit, None, None)
+    drawn = {"soft": "drawn 0", "prefix": "drawn 1"}
+    assert prompt.begin(drawn, source) == {"soft": "from an export", "prefix": "drawn 1"}
+    assert asked == [("runs/a", "drawn 0")]
+    assert prompt.inherits() == [("runs/a", prompt.components()[0].method)]
+    assert prompt.starts() == ["normal", "text"]
+
+
+def test_parts_add_the_rows_that_their_exports_hold():
+    """An export holds no rows of words but those that it trained: the others it takes again."""
+    prompt = compose("prefix(length=1)+ipt(length=2,pretrained='topics')")
+    held = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
+    table = np.arange(32, dtype=np.float32).reshape(2, 16)
+    asked = []
+    take = lambda path: asked.append(path) or (held, {"words": {"table": table}})
+    found = prompt.with_base({"prefix": {"table": 1}}, take)
+    assert asked == ["topics"] and found["prefix"] == {"table": 1}
+    base = found["ipt"]["words"]["base"]
+    assert base.shape == (64, 16)  # 53 words, rounded up
+    np.testing.assert_array_equal(base[[5, 8]], table)
+    assert np.abs(np.delete(base, [5, 8], axis=0)).max() <= held.scale
 
 
 @pytest.mark.parametrize(
