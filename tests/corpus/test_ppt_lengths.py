@@ -6,6 +6,7 @@ from ppt_corpus import bert_forms, close_corpus, guess_by_trees, text_lengths
 
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.corpus.ppt import nsp, selection
+from jaxprompt.corpus.ppt.units import _edges
 
 COUNT = 1500
 
@@ -47,3 +48,9 @@ def test_options_are_cut_to_the_shortest(corpus, matched):
     if matched:
         whole = [len(task.units.ids(i)) for i in range(len(task.units))]
         assert options.mean() > 0.9 * np.mean(whole)
+
+
+def test_classes_of_lengths_grow_by_a_quarter_and_by_a_token_at_least():
+    """The shortest ones are a token apart, where a quarter more is the same length."""
+    assert _edges(2, 11) == [2, 3, 4, 5, 6, 7, 8, 10, 11]
+    assert _edges(16, 32) == [16, 20, 25, 31, 32] and _edges(8, 8) == [8]

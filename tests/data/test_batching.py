@@ -92,6 +92,21 @@ def test_padded_row_equals_unpadded_row(side, shift):
     assert tokens.lengths is None if side == "left" else tokens.lengths.tolist() == lengths
 
 
+@pytest.mark.parametrize("given, shift", [({}, 0), ({"decoder_shift": 3}, 3)])
+def test_what_a_decoder_is_fed_is_counted_from_its_own_shift(given, shift):
+    """Padded on the right, whatever the side of the input and its shift."""
+    rows = [[encoded(5, slots=0)._replace(decoder=Row(*encoded(n, slots=0)[:5]))] for n in (2, 4)]
+    batch = collate(
+        rows, [0, 1], [0, 1], batch=2, length=6, pad_id=9, label_width=1, side="left", shift=7,
+        decoder_length=4, **given,
+    )  # fmt: skip
+    places = np.arange(4) + shift
+    assert batch.decoder.positions.tolist() == [[*places[:2], 0, 0], places.tolist()]
+    assert batch.decoder.mask.tolist() == [[True, True, False, False], [True] * 4]
+    assert batch.encoder.positions.tolist() == [[0, *range(7, 12)]] * 2
+    assert batch.label_pos.tolist() == [row.label_pos.tolist() for (row,) in rows]
+
+
 def test_choices_are_counted():
     """An example's, 0 for filling; not where each row is a choice, or all have all classes."""
     of = lambda count: [encoded(4)._replace(count=count)]
