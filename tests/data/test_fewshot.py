@@ -337,6 +337,7 @@ def test_dispatch(tmp_path):
             "class 0 has 3 examples, but data.folds=4, .*",
         ),
         (lambda: fewshot.kfold(TEN, 1, 0), "data.folds=1; it must be at least 2"),
+        (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.k=0; it must be at least 1"),
         (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=-1), "data.fold=-1.* 0 to 1"),
         (lambda: fewshot.holdout(TEN, 10, 0), "data.size=10 leaves none of 10 examples.* to 2"),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
