@@ -1,0 +1,50 @@
+"""How the runs of a grid end: each by its own best step, and by what it chose on dev there."""
+
+import json
+from types import SimpleNamespace
+
+from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.training.progress import Progress
+
+
+def make_member(folder, seed):
+    folder.mkdir()
+    run = SimpleNamespace(folder=folder, settings=SimpleNamespace(method="soft", seed=seed))
+    return SimpleNamespace(run=run, about={})
+
+
+def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path):
+    """Of three runs the second failed: the third is neither tested as it nor with its dev."""
+    members = [make_member(tmp_path / f"run{i}", i) for i in range(3)]
+    devs = [{"f1": 0.25 * i, "threshold": i + 0.5} for i in range(3)]
+    stands = [
+        Progress(best={"step": 10 + i, "value": 0, "dev": devs[i]}, steps=20) for i in range(3)
+    ]
+    stands[1].error = "3 steps in a row were not finite"
+    asked = []
+
+    def score(split, rows, trainable, own, devs):
+        asked.append((split, rows, trainable, own, devs))
+        return [{"f1": dev["threshold"]} for dev in devs]
+
+    restore = lambda i: lambda template, step: (f"numbers of {i} at {step}", None)
+    work = SimpleNamespace(
+        stands=stands, members=members, owns=["own 0", "own 1", "own 2"], seconds=9.0, size=5,
+        total=50, settings=SimpleNamespace(test=True), shared=SimpleNamespace(scored="dev"),
+        bests=[SimpleNamespace(restore_best=restore(i)) for i in range(3)],
+        scorer=SimpleNamespace(has=lambda split: True, score=score),
+        programs=SimpleNamespace(
+            one_trainable=lambda: None, put_own=list, stack_trained=list, compiled=[1]
+        ),
+    )  # fmt: skip
+    work._tell_failed = lambda i, error: BatchedRuns._tell_failed(work, i, error)
+    BatchedRuns._finish(work)
+    best = ["numbers of 0 at 10", "numbers of 2 at 12"]
+    assert asked == [("test", [0, 2], best, ["own 0", "own 2"], [devs[0], devs[2]])]
+    for i in (0, 2):
+        result = json.loads((tmp_path / f"run{i}/result.json").read_text())
+        assert result["test"] == {"f1": i + 0.5} and result["dev"] == devs[i]
+        assert (result["best_step"], result["seed"], result["time"]["seconds"]) == (10 + i, i, 3.0)
+    failed = tmp_path / "run1"
+    assert [path.name for path in failed.iterdir()] == ["error.txt"]
+    assert (failed / "error.txt").read_text() == "3 steps in a row were not finite\n"
