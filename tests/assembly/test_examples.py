@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.base import get_config as base
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.assembly.examples import read_examples, read_task
 from jaxprompt.errors import InputError
 
 ROWS = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(12)]
@@ -122,3 +122,50 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
         read_examples(c)
     c.task.metric = "accuracy"
     assert [len(part) for part in texts(c).values()] == [5, 3]
+
+
+# -- the task of a config --------------------------------------------------------------------------
+
+
+def task_block(**fields):
+    c = base()
+    for name, value in fields.items():
+        c.task[name] = value
+    return c.task
+
+
+def test_words_of_a_config_take_the_place_of_the_tasks():
+    """For every kind of backbone; a text-to-text model says the first of each class."""
+    task = read_task(task_block(name="sst2", words=("bad| awful", "good")))
+    assert task.words == (("bad", "awful"), ("good",)) and task.causal_words == ()
+    assert task.targets == ("bad", "good") and task.metric == "accuracy"
+    with pytest.raises(InputError, match="task.words has 3 entries for 2 classes of sst2"):
+        read_task(task_block(name="sst2", words=("a", "b", "c")))
+
+
+@pytest.mark.parametrize("text, spaced", [("", True), ("true", True), ("false", False)])
+def test_label_words_stand_behind_a_space_unless_the_config_says_otherwise(text, spaced):
+    assert read_task(task_block(name="sst2", spaced=text)).spaced is spaced
+
+
+@pytest.mark.parametrize("fields, told", [
+    ({"name": "sst2"}, "task.name='sst2' has its own"),
+    ({"name": "custom", "labels": ("x", "y"), "fields": ("t",)}, "task.labels=.* has its own"),
+])  # fmt: skip
+def test_classes_are_named_in_one_way(fields, told):
+    with pytest.raises(InputError, match=told):
+        read_task(task_block(vocabulary="words.txt", **fields))
+
+
+def test_a_field_of_a_custom_task_is_refused_where_nothing_reads_it():
+    with pytest.raises(InputError, match="task.label='right' is of task.name=custom"):
+        read_task(task_block(name="sst2", label="right"))
+    assert read_task(task_block(name="sst2")).label == "label"
+    assert read_task(task_block(name="sst2", label="label")).label == "label"  # the task's own
+
+
+def test_columns_are_looked_for_where_no_row_of_test_has_a_label(tmp_path):
+    """A row without its text is wrong, not hidden."""
+    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])
+    with pytest.raises(InputError, match="test.jsonl:1"):
+        read_examples(c)
