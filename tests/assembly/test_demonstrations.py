@@ -7,6 +7,7 @@ import pytest
 from configs.base import get_config as base
 from jaxprompt.assembly.demonstrations import (
     card_of,
+    check_demos,
     check_demos_card,
     demos_of,
     demos_of_card,
@@ -48,6 +49,46 @@ def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
     with pytest.raises(InputError, match="demos.per_class=1 shows training examples, and there"):
         demos_of(c, TASK, {"dev": DEV})
+
+
+SOFT, CLASSES, MARKED = (SimpleNamespace(kind=k, mark=m) for k, m in (
+    ("soft", ""), ("classes", ""), ("field", "marked")
+))  # fmt: skip
+
+
+def check_all(
+    config, *, reads=True, kind="classes", choices=(), lists=False, parts=(SOFT,), mask=True
+):
+    head = SimpleNamespace(READS_WORDS=reads, name="verbalizer")
+    task = SimpleNamespace(kind=kind, choices=choices, name="custom")
+    template = SimpleNamespace(lists_choices=lists, parts=parts, has_mask=mask, source="{s}")
+    check_demos(config, head, task, template)
+
+
+@pytest.mark.parametrize("fields", [
+    {}, {"demos__per_class": 0, "demos__total": 1}, {"demos__similar": 1.0},
+    {"demos__similar": 0.99, "demos__encoder": "a/bert"},
+])  # fmt: skip
+def test_demonstrations_that_fit_are_let_through(fields):
+    check_all(config(**{"demos__per_class": 1} | fields))
+
+
+@pytest.mark.parametrize("fields, given, told", [
+    ({"demos__total": 2}, {}, "demos.per_class=1 and demos.total=2; set one"),
+    ({"demos__similar": 0.99}, {}, "demos.encoder is empty"),
+    ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not read"),
+    ({}, {"kind": "numbers"}, "shows examples of each class"),
+    ({}, {"choices": ("a", "b")}, "shows examples of each class"),
+    ({}, {"lists": True}, "shows examples of each class"),
+    ({}, {"parts": (SOFT, CLASSES)}, r"lists all classes at \[classes\]"),
+    ({}, {"parts": (SOFT, MARKED)}, r"without \|marked"),
+    ({}, {"mask": False}, r"writes label words where the template has \[mask\]"),
+])  # fmt: skip
+def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
+    with pytest.raises(InputError, match=told):
+        check_all(config(**{"demos__per_class": 1} | fields), **given)
+    if given:
+        check_all(config(), **given)  # where none are shown nothing is asked
 
 
 def make_card(**changes):
