@@ -7,6 +7,8 @@ import pytest
 
 from jaxprompt.assembly import inheritance
 from jaxprompt.errors import InputError
+from jaxprompt.prompts import make_prompt
+from jaxprompt.types import Dims
 
 CONFIG = SimpleNamespace(backbone=SimpleNamespace(rescale=1.0))
 LABELS = ("no", "yes")
@@ -36,11 +38,14 @@ def rows(*values):
     return np.repeat(np.float32(values)[:, None], 2, axis=1)
 
 
-def test_several_exports_give_their_mean(inherit):
+@pytest.mark.parametrize("values, mean", [
+    ([(0, 1), (0, 5), (3, 9)], (1, 5)), ([(0, 1), (4, 3)], (2, 2)), ([(6, 1)], (6, 1)),
+])  # fmt: skip
+def test_several_exports_give_their_mean(inherit, values, mean):
     """Neither the median nor the last: 0, 0 and 3 have the mean 1."""
-    exports = [({"slots": rows(x, y)}, {}) for x, y in ((0, 1), (0, 5), (3, 9))]
+    exports = [({"slots": rows(x, y)}, {}) for x, y in values]
     found = inherit(exports, {"table": rows(7, 7)})["table"]
-    np.testing.assert_array_equal(found, rows(1, 5))
+    np.testing.assert_array_equal(found, rows(*mean))
     assert found.dtype == np.float32
 
 
@@ -83,3 +88,79 @@ def test_rows_of_classes_go_to_the_classes_that_they_are_of(inherit, labels, fit
 def test_exports_of_other_weights_or_forms_are_refused(inherit, tensors, changes, told):
     with pytest.raises(InputError, match=told):
         inherit([(tensors, changes)], {"table": rows(0, 0)})
+
+
+# -- what fits -------------------------------------------------------------------------------------
+
+DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
+T5_DIMS = DIMS._replace(decoder_layers=2)
+
+
+def check_export(monkeypatch, method, held, dims, **changes):
+    """Checks an export of `held` where `method` is to start from it."""
+    hyper = {name: x for name, x in held.block().items() if name != "name"}
+    backbone = {"dims": dims._asdict() | changes, "id": "tiny"}
+    card = {"method": held.block()["name"], "hyper": hyper, "backbone": backbone}
+    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, card))
+    return inheritance._check_export("export", method, dims)
+
+
+@pytest.mark.parametrize("dims, fields, held, told", [
+    (DIMS, dict(length=2), dict(length=5, scale=0.5, start="uniform"), None),
+    (T5_DIMS, dict(length=2, decoder=1), dict(length=2, decoder=1), None),
+    (T5_DIMS, dict(length=2, decoder=1), dict(length=3, decoder=1), "prompt.length=3, this run 2"),
+    (T5_DIMS, dict(length=2), dict(length=3, decoder=1), "has prompt.length=3, this run 2"),
+])  # fmt: skip
+def test_the_length_may_differ_where_all_tokens_are_of_one_stream(
+    monkeypatch, dims, fields, held, told
+):
+    own, other = (make_prompt("soft", dims, **x) for x in (fields, held))
+    if told is None:
+        assert check_export(monkeypatch, own, other, dims)["method"] == "soft"
+    else:
+        with pytest.raises(InputError, match=told):
+            check_export(monkeypatch, own, other, dims)
+
+
+def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
+    prefix = make_prompt("prefix", DIMS, length=2)
+    soft, still = make_prompt("soft", DIMS), make_prompt("prefix", DIMS, length=2, shift=False)
+    computed = make_prompt("prefix", DIMS, length=2, hidden=4)
+    check_export(monkeypatch, prefix, prefix, DIMS, vocab=99, max_len=99)  # these may differ
+    for own, held, changes, told in (
+        (prefix, soft, {}, "holds a prompt of soft"),
+        (prefix, still, {}, "has prompt.shift=False, this run True"),
+        (prefix, prefix, {"layers": 5}, "is of a backbone with layers=5"),
+        (computed, prefix, {}, "set prompt.hidden=0"),
+    ):
+        with pytest.raises(InputError, match=told):
+            check_export(monkeypatch, own, held, DIMS, **changes)
+
+
+@pytest.mark.parametrize("init, parts, tensors, name, told", [
+    ("a", False, ("head/out/bias",), "linear", None),
+    ("a", False, (), "linear", "has head.name=linear without numbers"),
+    ("a", False, ("head/out/bias",), "spans", "has head.name=spans, this run linear"),
+    ("a, b", False, (), "linear", "names 2; name one"),
+    ("", False, (), "linear", "names 0; name one"),
+    ("", True, (), "linear", "not that of a part"),
+])  # fmt: skip
+def test_a_head_starts_from_the_one_export_that_has_it(
+    monkeypatch, init, parts, tensors, name, told
+):
+    card = {"head": {"name": name}}
+    monkeypatch.setattr(inheritance, "read_export", lambda path: (dict.fromkeys(tensors), card))
+    monkeypatch.setattr(inheritance, "inherited", lambda c: [("part", None)] * parts)
+    c = SimpleNamespace(prompt={"init": init}, head=SimpleNamespace(name="linear"))
+    if told is None:
+        inheritance._check_head(c)
+    else:
+        with pytest.raises(InputError, match=told):
+            inheritance._check_head(c)
+
+
+def test_an_export_says_what_it_came_from_as_far_as_it_holds_it(monkeypatch):
+    card = {"method": "soft", "seed": 3, "task": {"name": "sst2"}, "head": {}}
+    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, card))
+    expected = {"path": "runs/a", "method": "soft", "seed": 3, "task": "sst2"}
+    assert inheritance.read_origin("runs/a") == expected

@@ -305,6 +305,10 @@ def test_listed_seeds_are_compared_by_their_spelling(tmp_path):
 def test_dispatch(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')
+    first = fewshot.kfold(TEN, 5, seed=1)[0]
+    for options in ({}, {"fold": 0}):
+        split = fewshot.split("kfold", TEN, 1, folds=5, **options)
+        np.testing.assert_array_equal(split.dev, first.dev)
     cases = {
         "kshot": ({"k": 2}, fewshot.kshot(TEN, 2, seed=1)),
         "balanced": ({"n": 4}, fewshot.balanced(TEN, 4, seed=1)),
@@ -326,6 +330,7 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.split("kshots", TEN, 1), "unknown few-shot protocol 'kshots'.*kshot"),
         (lambda: fewshot.split("kshot", TEN, 1, n=2), "kshot has no option 'n'"),
         (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=2), "data.fold=2.* 0 to 1"),
+        (lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1), "data.dev_k=-1; it must be at least 0"),
         (lambda: fewshot.kshot(TEN, 0, 1), "data.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
         (lambda: fewshot.fraction(TEN, 1.5), "data.ratio=1.5"),
