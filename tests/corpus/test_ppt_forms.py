@@ -1,5 +1,7 @@
 """Patterns laid out: the same row as downstream, in English and Chinese, for each kind of model."""
 
+import re
+
 import numpy as np
 import pytest
 from ppt_corpus import CHINESE, LETTERS, bert_forms, tiny_bert
@@ -71,6 +73,20 @@ def assert_same(made, wanted):
         elif own is not None or other is not None:
             np.testing.assert_array_equal(own, other, name)
             assert np.asarray(own).dtype == np.asarray(other).dtype
+
+
+def test_the_length_that_is_named_has_room_for_all_numbers_of_options(bert):
+    """Those of 4 options take the most tokens beside their texts."""
+    lay = lambda max_len: make_forms(
+        "unified", get_pattern("unified", "en"), bert, "masked", num_slots=5, max_len=max_len,
+        options=(2, 4, 3), num_types=2,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="for 5 texts; raise max_len to") as error:
+        lay(10)
+    enough = int(re.search(r"raise max_len to (\d+)", str(error.value))[1])
+    assert lay(enough).forms.keys() == {2, 3, 4} and lay(enough).forms[4].room == 5
+    with pytest.raises(InputError, match=f"raise max_len to {enough} or more"):
+        lay(enough - 1)
 
 
 @pytest.mark.parametrize("style", [style for style in PATTERNS if style.endswith("_end")])

@@ -154,6 +154,9 @@ def test_fraction_counts_and_holdout():
     assert collections.Counter(UNEVEN[row] for row in split.train) == {0: 4, 1: 4, 2: 4}
     assert collections.Counter(UNEVEN[row] for row in split.dev) == {0: 5, 1: 2, 2: 2}
     assert not set(split.train) & set(split.dev)
+    assert collections.Counter(UNEVEN[row] for row in fewshot.fraction(UNEVEN, 2).train) == {
+        0: 2, 1: 2, 2: 2
+    }  # fmt: skip
     assert fewshot.fraction(UNEVEN, 1).train.tolist() == list(range(len(UNEVEN)))
 
 
@@ -334,6 +337,8 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.kshot(TEN, 0, 1), "data.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
         (lambda: fewshot.fraction(TEN, 1.5), "data.ratio=1.5"),
+        (lambda: fewshot.fraction(TEN, 0), "data.ratio=0; give a share"),
+        (lambda: fewshot.fraction(TEN, 2.5), "data.ratio=2.5"),
         (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.holdout=1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
         (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, but data.folds=6, .* needs 6"),
