@@ -136,9 +136,11 @@ def task_block(**fields):
 
 def test_words_of_a_config_take_the_place_of_the_tasks():
     """For every kind of backbone; a text-to-text model says the first of each class."""
-    task = read_task(task_block(name="sst2", words=("bad| awful", "good")))
-    assert task.words == (("bad", "awful"), ("good",)) and task.causal_words == ()
-    assert task.targets == ("bad", "good") and task.metric == "accuracy"
+    own = read_task(task_block(name="cb"))
+    assert own.causal_words and own.words != own.causal_words
+    task = read_task(task_block(name="cb", words=("yes| right", "no", "maybe")))
+    assert task.words == (("yes", "right"), ("no",), ("maybe",)) and task.causal_words == ()
+    assert task.targets == ("yes", "no", "maybe") and task.labels == own.labels
     with pytest.raises(InputError, match="task.words has 3 entries for 2 classes of sst2"):
         read_task(task_block(name="sst2", words=("a", "b", "c")))
 
