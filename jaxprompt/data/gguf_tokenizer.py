@@ -1,6 +1,7 @@
 """The tokenizer of a GGUF file, made once from its metadata and kept in the user's cache folder."""
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -24,7 +25,8 @@ _BEGIN = (
 )
 # Which split texts as GPT-2 does, as transformers does where its table lacks a pre-tokenizer.
 _AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
-_MADE = 4  # counts the ways in which this module has made a tokenizer of the same metadata
+_NORMALIZED = "qwen2"  # texts are put into NFC, as in Qwen2's own tokenizer.json
+_MADE = 5  # counts the ways in which this module has made a tokenizer of the same metadata
 _CURE = "take another file, or a folder with tokenizer.json"
 
 
@@ -73,6 +75,7 @@ def _digest(header: Header) -> str:
 
 def _make(header: Header) -> Any:
     """Makes the tokenizer by transformers' own converters, which need no torch."""
+    from tokenizers import normalizers
     from tokenizers import pre_tokenizers as before
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
@@ -95,6 +98,9 @@ def _make(header: Header) -> Any:
         settings[name] = _token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
     try:
         backend, more = convert_gguf_tokenizer(header.architecture, parts)
+        backend = _without_later_ids(backend, len(parts["tokens"]))
+        if is_bytes and pre == _NORMALIZED:
+            backend.normalizer = normalizers.NFC()
         if is_bytes and pre == _DIGITS:
             steps = before.Digits(individual_digits=True), before.ByteLevel(add_prefix_space=False)
             backend.pre_tokenizer = before.Sequence(list(steps))
@@ -112,6 +118,18 @@ def _make(header: Header) -> Any:
         raise InputError(
             f"no tokenizer can be made of {header.path} ({reason}); {_CURE}"
         ) from error
+
+
+def _without_later_ids(backend: Any, size: int) -> Any:
+    """Drops the added tokens behind a vocabulary, which the converters' class has by default.
+
+    Of a Llama 3 that is GPT-2's end of text, whose id has no row in the embedding.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:

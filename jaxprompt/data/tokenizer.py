@@ -43,6 +43,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
         if _is_empty(tokenizer) and os.path.isfile(os.path.join(where, "vocab.txt")):
             # Of an ALBERT or RoBERTa with a BERT's vocabulary, as Chinese ones.
             tokenizer = BertTokenizer.from_pretrained(where)
+        tokenizer = _as_written(tokenizer, where, revision)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -58,7 +59,6 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
             f"tokenizer {name!r} has {len(tokenizer)} tokens, all special; "
             "add tokenizer.json or the vocabulary files to the folder"
         )
-    tokenizer = _as_written(tokenizer, where)
     tokenizer.name_or_path = name  # messages show it
     _check_case(tokenizer, where)
     _take_spaces_as_written(tokenizer)
@@ -88,45 +88,59 @@ def _is_empty(tokenizer: Any) -> bool:
     return len(tokenizer) <= len(tokenizer.all_special_ids)
 
 
-def _as_written(tokenizer: Any, where: str) -> Any:
-    """Restores what transformers drops when it rebuilds a tokenizer as its model_type's class.
+def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
+    """Gives a tokenizer the steps, model and added tokens of its tokenizer.json.
 
-    Of a DeBERTa v2 or v3 that is the normalization of characters. A tokenizer.json of another kind
-    than the class, such as one without byte-level BPE beside a GPT-2, is loaded unchanged.
+    The classes of transformers 5 keep only the vocabulary of that file and have steps of their own
+    (transformers#45812, #45920). Their special tokens and settings are kept. Beside a model_type of
+    another kind, such as a file without byte-level BPE under GPT-2, only the file and its config
+    count. Where there is SentencePiece's file alone, DeBERTa's class forgets its character map.
     """
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
 
-    backend, path = getattr(tokenizer, "backend_tokenizer", None), Path(where) / _WHOLE
-    if backend is None or type(tokenizer) is PreTrainedTokenizerFast:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
         return tokenizer
-    own = read_json(path, "a file of transformers' tokenizers") if path.is_file() else {}
-    if own and (_BYTES in str(backend.pre_tokenizer)) != (_BYTES in str(own.get("pre_tokenizer"))):
-        return PreTrainedTokenizerFast.from_pretrained(where)
-    if _REPLACES not in str(backend.normalizer):
-        _replace_first(backend, own, Path(where) / "spm.model")
+    path = cached_file(
+        where, _WHOLE, revision=revision, _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )  # fmt: skip
+    if path is None:
+        _restore_charsmap(backend, Path(where) / "spm.model")
+        return tokenizer
+    written = Tokenizer.from_file(path)
+    if _kind(backend) != _kind(written):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(where, revision=revision)
+    added = {token.content: token for token in written.get_added_tokens_decoder().values()}
+    for _, token in sorted(tokenizer.added_tokens_decoder.items()):
+        # What the class or config calls special is, so that a text's words never become it.
+        added.setdefault(token.content, token).special |= token.special
+    written.add_tokens(list(added.values()))
+    tokenizer._tokenizer = written  # transformers has no public setter
     return tokenizer
 
 
-def _replace_first(backend: Any, own: dict[str, Any], pieces: Path) -> None:
-    """Puts the character map of tokenizer.json, or of SentencePiece's file, before the rest."""
+def _kind(backend: Any) -> tuple[str, bool]:
+    """Returns the class of a tokenizer's model, and whether its subwords are made of bytes."""
+    return type(backend.model).__name__, _BYTES in str(backend.pre_tokenizer)
+
+
+def _restore_charsmap(backend: Any, pieces: Path) -> None:
+    """Puts the character map of SentencePiece's file before a normalizer that has none."""
     from tokenizers import normalizers
 
-    given = own.get("normalizer") or {}
-    steps = [x for x in given.get("normalizers", [given]) if x.get("type") == _REPLACES]
-    if steps:
-        first = [_made(normalizers.Sequence([]), {"type": "Sequence", "normalizers": steps})]
-    elif not own and pieces.is_file():
-        from sentencepiece import sentencepiece_model_pb2
+    if _REPLACES in str(backend.normalizer) or not pieces.is_file():
+        return
+    from sentencepiece import sentencepiece_model_pb2
 
-        model = sentencepiece_model_pb2.ModelProto()
-        model.ParseFromString(pieces.read_bytes())
-        replaced = model.normalizer_spec.precompiled_charsmap
-        first = [normalizers.Precompiled(replaced)] if replaced else []
-    else:
-        first = []
-    if first:
-        rest = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = normalizers.Sequence([*first, *rest])
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(pieces.read_bytes())
+    charsmap = model.normalizer_spec.precompiled_charsmap
+    if charsmap:
+        steps = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), *steps])
 
 
 def _check_case(tokenizer: Any, where: str) -> None:
@@ -183,49 +197,62 @@ def spaced_sections(tokenizer: Any) -> str:
 
 
 def _take_spaces_as_written(tokenizer: Any) -> None:
-    """Makes a SentencePiece tokenizer take spaces as written, so that texts can be glued.
+    """Makes a tokenizer take spaces as written, so that texts can be glued.
 
-    As released, it puts one before every text it is given, also before what follows without one.
-    Where it takes white space of any length for one space, as T5's, it still does.
+    As released, SentencePiece's and some of byte-level BPE put one before every text, also before
+    what follows without one. Where white space of any length is one space, as of T5, it still is.
     """
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or backend.pre_tokenizer is None and backend.normalizer is None:
+    if backend is None:
         return
-    one_space = takes_one_space(tokenizer)
     steps = _steps(backend.pre_tokenizer, "pretokenizers")
     changes = _steps(backend.normalizer, "normalizers")
     if not steps and [step["type"] for step in changes[-2:]] == ["Prepend", "Replace"]:
         # Llama 2's in its earlier form: the same function, written as two replacements.
         replacement = changes[-2]["prepend"]
         steps = [{"type": "Metaspace", "replacement": replacement, "split": False}]
-        rest = {"type": "Sequence", "normalizers": changes[:-2]}
-        backend.normalizer, scheme = _made(normalizers.Sequence([]), rest), "always"
-    elif own := [step for step in steps if step["type"] == "Metaspace"]:
-        (scheme,) = {step["prepend_scheme"] for step in own}
+        changes, scheme = changes[:-2], "always"
+    elif pieces := [step for step in steps if step["type"] == "Metaspace"]:
+        scheme = pieces[0]["prepend_scheme"]
+    elif steps and steps[0]["type"] == _BYTES and steps[0]["add_prefix_space"]:
+        scheme = "always"
     else:
         return
-    steps = [step for step in steps if step["type"] != "WhitespaceSplit"]
-    for step in steps:
+    splits = [step for step in steps if step["type"] != "WhitespaceSplit"]
+    for step in splits:
         if step["type"] == "Metaspace":
             step["prepend_scheme"] = "never"
-    made = {"type": "Sequence", "pretokenizers": steps}
+        elif step["type"] == _BYTES:
+            step["add_prefix_space"] = False
+    made = {"type": "Sequence", "pretokenizers": splits}
     backend.pre_tokenizer = _made(pre_tokenizers.Sequence([]), made)
-    if one_space:
-        # A space at the end would be a token of its own.
+    made = {"type": "Sequence", "normalizers": [y for x in changes for y in _one_in_front(x)]}
+    normalizer = _made(normalizers.Sequence([]), made)
+    if splits != steps:
+        # WhitespaceSplit drops every space. One at the end would be a token by itself.
         spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Replace(Regex(" $"), "")]
-        known = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = normalizers.Sequence(known + spaces)
+        normalizer = normalizers.Sequence([normalizer, *spaces])
+    backend.normalizer = normalizer
     setattr(tokenizer, _SECTIONS, scheme)
+
+
+def _one_in_front(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """Leaves one space in front of a text where a step of a normalizer leaves none."""
+    if step["type"] != "Strip" or not step["strip_left"]:
+        return [step]
+    first = {"type": "Replace", "pattern": {"Regex": r"\A\s+"}, "content": " "}
+    return [first, step | {"strip_left": False}]
 
 
 def _steps(stage: Any, name: str) -> list[dict[str, Any]]:
     """Lists the steps of a normalizer or pre-tokenizer as tokenizer.json has them."""
-    if stage is None:
-        return []
-    found = json.loads(stage.__getstate__())
-    return found[name] if found["type"] == "Sequence" else [found]
+
+    def flat(state: dict[str, Any]) -> list[dict[str, Any]]:
+        return [y for x in state[name] for y in flat(x)] if state["type"] == "Sequence" else [state]
+
+    return [] if stage is None else flat(json.loads(stage.__getstate__()))
 
 
 def _made(stage: Any, state: dict[str, Any]) -> Any:

@@ -301,11 +301,15 @@ def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
     snapshot.mkdir(parents=True)
     for file in (shared / "tokenizers/bert-uncased").iterdir():
         (snapshot / file.name).write_bytes(file.read_bytes())
+    state = json.loads((snapshot / "tokenizer.json").read_text())
+    state["normalizer"]["lowercase"] = False  # as the class's is not
+    (snapshot / "tokenizer.json").write_text(json.dumps(state))
     (home / "refs").mkdir()
     (home / "refs/main").write_text("0123abcd")
     code = (
         "from jaxprompt.data.tokenizer import load_tokenizer as load\n"
-        "print(len(load('someone/bert')), len(load('someone/bert', revision='0123abcd')))\n"
+        "print(len(load('someone/bert')))\n"
+        "print(load('someone/bert', revision='0123abcd').tokenize('The'))\n"
         "load('someone/absent')"
     )
     # The hub's client reads its environment once, when imported: hence a process of its own.
@@ -316,7 +320,7 @@ def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == ["30522", "30522"]
+    assert done.stdout.split() == ["30522", "['[UNK]']"]
     assert "InputError: tokenizer 'someone/absent' cannot be read" in done.stderr
 
 

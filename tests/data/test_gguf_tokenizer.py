@@ -1,11 +1,15 @@
 """The tokenizer of a GGUF file: the ids of transformers' own, and one saved copy of it."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from released_tokenizers import draw_texts, write_form
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -155,6 +159,58 @@ def test_a_word_of_llama3_is_one_token_whatever_the_merges(tmp_path):
     tokens = write_bytes(path, "llama-bpe", ["a b"], "ab", "abc")
     ids = load_tokenizer(path)("abc", add_special_tokens=False)["input_ids"]
     assert [tokens[i] for i in ids] == ["abc"]
+
+
+def write_gguf(path, architecture, form):
+    """Writes the vocabulary of a form of FORMS as a GGUF file has it."""
+    state = json.loads(write_form(path.parent / "form", form).to_str())
+    writer = gguf.GGUFWriter(path, architecture)
+    is_bytes = "ByteLevel" in str(state["pre_tokenizer"])
+    writer.add_tokenizer_model("gpt2" if is_bytes else "llama")
+    if is_bytes:
+        writer.add_tokenizer_pre({"qwen2": "qwen2", "llama": "llama-bpe"}[architecture])
+    vocab = state["model"]["vocab"] | {x["content"]: x["id"] for x in state["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.get)
+    kinds = {x["content"]: 3 if x["special"] else 4 for x in state["added_tokens"]}
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_types([kinds.get(token, 6 if token[:3] == "<0x" else 1) for token in tokens])
+    if is_bytes:
+        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    return finish(writer, path), tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        ("qwen2", "qwen2"), ("llama", "llama 3"), ("llama", "llama 2"), ("gemma2", "gemma"),
+    ],
+)  # fmt: skip
+def test_a_converted_folder_has_the_same_ids(tmp_path, architecture, form):
+    """Also under transformers, whose Qwen2 puts texts into NFC whatever tokenizer.json says."""
+    path, tokens = write_gguf(tmp_path / "m.gguf", architecture, form)
+    folder = tmp_path / "converted"
+    shutil.copytree(tokenizer_folder(path), folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": architecture}))
+    first, again = load_tokenizer(path), load_tokenizer(folder)
+    theirs, file = (
+        AutoTokenizer.from_pretrained(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    )  # fmt: skip
+    # No id behind the vocabulary, as GPT-2's end of text would have in a Llama 3.
+    assert sorted(first.get_vocab().values()) == list(range(len(tokens)))
+    texts = draw_texts(200, seed=0)
+    assert encode_texts(first, texts) == encode_texts(again, texts)
+    for text in texts:
+        ids = theirs(text)["input_ids"]
+        assert ids == file.encode(text).ids
+        if form != "llama 2":  # the others are without a space in front
+            assert ids == first(text)["input_ids"] == again(text)["input_ids"]
+    if architecture == "qwen2":
+        whole = Tokenizer.from_file(str(tmp_path / "form" / "tokenizer.json"))
+        texts = [text for text in texts if "ugh" not in text]  # GGUF has no rstrip of a token
+        assert theirs(texts)["input_ids"] == [whole.encode(text).ids for text in texts]
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path):

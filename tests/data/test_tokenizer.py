@@ -5,9 +5,11 @@ import json
 import pytest
 import sentencepiece
 import transformers
+from released_tokenizers import FORMS, draw_texts, write_form
 from sentence_pieces import KINDS, write_pieces
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from jaxprompt.data import tokenizer as tokenizer_module
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import (
     encode_exact,
@@ -16,6 +18,8 @@ from jaxprompt.data.tokenizer import (
     keeps_spaces,
     load_tokenizer,
     segments,
+    spaced_sections,
+    special_ids,
     starts_with_space,
 )
 from jaxprompt.errors import InputError
@@ -156,6 +160,78 @@ def test_a_tokenizer_file_is_read_as_it_stands(tmp_path):
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert encode_texts(load_tokenizer(tmp_path), [" ab ab"]) == [[6, 6]]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_ids_are_those_of_the_file(name, tmp_path, monkeypatch):
+    """Before spaces are taken as written, which the second half of this test is about."""
+    file, texts = write_form(tmp_path, name), draw_texts(200, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_module, "_take_spaces_as_written", lambda tokenizer: None)
+        tokenizer = load_tokenizer(tmp_path)
+    for text, second in zip(texts, texts[1:] + texts[:1], strict=True):
+        expected = file.encode(text).ids
+        assert tokenizer(text)["input_ids"] == expected
+        pair = file.encode(text, second)
+        assert tokenizer(text, second)["input_ids"] == pair.ids
+        types = tokenizer(text, second, return_token_type_ids=True)["token_type_ids"]
+        assert types == pair.type_ids
+        assert tokenizer.decode(expected) == file.decode(expected, skip_special_tokens=False)
+    assert tokenizer.get_vocab() == file.get_vocab()
+    tokenizer, file.encode_special_tokens = load_tokenizer(tmp_path), True
+    front, unknown = " " * starts_with_space(tokenizer), tokenizer.unk_token_id
+    plain = [text for text in texts if "<code>" not in text and "ugh" not in text]
+    assert len(plain) > 80
+    for text, ids in zip(plain, encode_texts(tokenizer, [front + x for x in plain]), strict=True):
+        written = file.encode(text, add_special_tokens=False).ids
+        assert ids == [unknown if i in special_ids(tokenizer) else i for i in written]
+
+
+@pytest.mark.parametrize(
+    ("name", "spaced"),
+    [
+        ("roberta of words", "always"), ("llama 2", "always"), ("llama 2 later", "first"),
+        ("roberta", "never"), ("gemma", "never"), ("t5 later", "always"), ("deberta v3", "always"),
+    ],
+)  # fmt: skip
+def test_texts_are_glued(name, spaced, tmp_path):
+    write_form(tmp_path, name)
+    tokenizer = load_tokenizer(tmp_path)
+    assert spaced_sections(tokenizer) == spaced
+    front = " " * starts_with_space(tokenizer)
+    parts = encode_texts(tokenizer, [f"{front}the cat", " sat", ",", "  7", "."])
+    (whole,) = encode_texts(tokenizer, [f"{front}the cat sat,  7."])
+    assert tokenizer.decode(sum(parts, [])) == tokenizer.decode(whole)
+    first = [tokenizer.convert_ids_to_tokens(ids)[0] for ids in parts]
+    assert [token[0] in "▁Ġ" for token in first] == [bool(front), True, False, True, False]
+
+
+def test_special_tokens_and_settings_are_those_of_the_class_and_config(tmp_path):
+    """The file has neither; GPT-2's class drops the file's <code> where the config lists tokens."""
+    write_form(tmp_path, "dolma")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace('"special": true', '"special": false'))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {
+        "pad_token": "<pad>", "additional_special_tokens": ["<turn>"], "padding_side": "left",
+        "model_max_length": 77, "chat_template": "{{ messages }}",
+    }  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    released = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    size = Tokenizer.from_file(str(path)).get_vocab_size()
+    assert "<code>" not in released.get_vocab()
+    assert type(tokenizer) is transformers.GPT2Tokenizer
+    assert tokenizer.special_tokens_map == released.special_tokens_map
+    assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 0)
+    assert sorted(tokenizer.convert_tokens_to_ids(["<pad>", "<turn>"])) == [size, size + 1]
+    assert special_ids(tokenizer) == {size, size + 1} and len(tokenizer) == size + 2
+    for name in ("padding_side", "model_max_length", "chat_template", "model_input_names"):
+        assert getattr(tokenizer, name) == getattr(released, name)
+    text = "a <turn> b <code> 2024:\n\n<pad>"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert {size, size + 1} < set(tokenizer(text)["input_ids"])
+    assert 0 not in encode_texts(tokenizer, ["a<|endoftext|>b"])[0]
 
 
 @pytest.mark.parametrize("given", [None, True, False])
