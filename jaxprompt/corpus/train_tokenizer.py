@@ -1,8 +1,12 @@
 """Training of a tokenizer from a corpus, in the form that its family's models expect."""
 
+import hashlib
+import io
 import json
 import os
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any
 from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, at_least, nearest
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import dumps, make_folder, read_json, write_atomic, write_error
 
 SENTINELS = 100  # of T5, <extra_id_0> being the last id
 
@@ -31,6 +35,10 @@ _LAST = {
     "t5": [f"<extra_id_{i}>" for i in reversed(range(SENTINELS))],
 }
 _SMALLEST = {"wordpiece": 100, "bpe": 300, "unigram": 200}  # bytes alone are 256
+_LARGEST = 10**6  # for which the trainers reserve memory at once
+_RECORD = "trained_from.json"  # what a tokenizer was trained from
+_SPACE = re.compile(r"[ \t\n\r]+")  # at which words end for WordPiece; it drops other controls
+_THREADS = 8  # of SentencePiece, whose sums depend on how many there are
 
 
 def train_tokenizer(
@@ -49,26 +57,44 @@ def train_tokenizer(
     WordPiece for bert and electra, byte-level BPE for roberta and gpt2, Unigram with sentinels for
     t5, whose released normalization of characters is not learned and so is left out. The
     vocabulary, specials included, has `vocab_size` tokens or the fewer that the text gives.
-    `lowercase` is WordPiece's. Over `max_chars` every k-th document is taken.
+    `lowercase` is WordPiece's. Over `max_chars` every k-th document is taken. The same text and
+    arguments give the same tokenizer; where it is in `folder` already, it is loaded.
     """
     if family not in _FAMILIES:
         raise InputError(f"no tokenizer family {family!r}; {nearest(family, _FAMILIES)}")
     kind = _FAMILIES[family]
     at_least(f"vocab_size of a {kind} tokenizer", vocab_size, _SMALLEST[kind])
+    if vocab_size > _LARGEST:
+        raise InputError(
+            f"vocab_size of a {kind} tokenizer={vocab_size} must be at most {_LARGEST}"
+        )
     folder = make_folder(folder)
-    if (folder / "tokenizer.json").exists():
-        raise InputError(f"{folder} has a tokenizer.json already; delete it or take another folder")
     if (folder / "config.json").exists():  # it would be read in place of the model's own
         raise InputError(f"{folder} holds a model with its own tokenizer; give another folder")
+    is_there, path = (folder / "tokenizer.json").exists(), folder / _RECORD
+    taken = f"{folder} has a tokenizer.json already; delete it or take another folder"
+    if is_there and not path.is_file():
+        raise InputError(taken)
     texts = Source(source, settings or TextSettings(), cache_dir)
     # A pass for the size alone: which documents are taken depends on it.
-    size = sum(map(len, texts))
+    size, digest = 0, hashlib.sha256()
+    for text in texts:
+        size += len(text)
+        digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
     if not size:
         raise InputError(f"corpus {source!r} is empty: there is nothing to train a tokenizer on")
-    options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
-    chosen = lambda: islice(texts, 0, None, -(-size // max_chars))
-    tokenizer = _train(family, chosen, vocab_size, options)
-    _save(tokenizer, folder)
+    record = dict(
+        family=family, vocab_size=vocab_size, lowercase=lowercase, max_chars=max_chars,
+        sha256=digest.hexdigest(),
+    )  # fmt: skip
+    if not is_there:
+        options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
+        chosen = lambda: islice(texts, 0, None, -(-size // max_chars))
+        tokenizer = _train(family, chosen, vocab_size, options)
+        write_atomic(path, dumps(record, indent=2))
+        _save(tokenizer, folder)
+    elif read_json(path, "what trained a tokenizer") != record:
+        raise InputError(taken)
     return load_tokenizer(folder)
 
 
@@ -91,37 +117,92 @@ def _train(
     # Trainers put special tokens in front; those that stand behind all words are added afterwards.
     kind, last = _FAMILIES[family], _LAST.get(family, [])
     size = vocab_size - len(last)
+    try:
+        if kind == "unigram":
+            # Its vocabulary is a list of pieces with scores; the others map a token to its id.
+            pieces = _train_unigram(texts(), size)
+            vocab = [*pieces, *((name, 0.0) for name in last)]
+            return classes[family](vocab=vocab, **options)
+        train = _train_wordpiece if kind == "wordpiece" else _train_bpe
+        model = train(steps, texts, size, _FIRST[family])
+    # The texts are read inside of the trainer, and their errors pass through it.
+    except InputError:
+        raise
+    except Exception as error:  # the Rust trainers know no other kind, SentencePiece RuntimeError
+        reason = " ".join(str(error).split()).rpartition("] ")[2][:200]
+        raise InputError(
+            f"no {family} tokenizer of {vocab_size} tokens can be trained on this text "
+            f"({reason}); take another vocab_size, or more text"
+        ) from error
+    vocab = model["vocab"] | {name: len(model["vocab"]) + i for i, name in enumerate(last)}
+    if kind == "bpe":
+        options = {"merges": [tuple(pair) for pair in model["merges"]], **options}
+    return classes[family](vocab=vocab, **options)
+
+
+def _train_bpe(
+    steps: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
+) -> dict[str, Any]:
+    """Trains a byte-level BPE, whose trainer breaks ties by ids and gives bytes theirs in order."""
+    from tokenizers import models, pre_tokenizers, trainers
+
+    # All 256 bytes, so that no text is unknown whatever the corpus lacks.
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=specials, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    return _fit(steps, texts(), models.BPE(), trainer)
+
+
+def _train_wordpiece(
+    steps: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
+) -> dict[str, Any]:
+    """Trains a WordPiece. At most a third are characters where words are to be had."""
+    from tokenizers import models, trainers
+
+    words = _count_words(steps, texts())
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    by_count = sorted(counts, key=lambda character: (-counts[character], character))
+    inner = sorted({character for word in words for character in word[1:]})
 
     def fit(alphabet: int) -> dict[str, Any]:
-        try:
-            return _fit(steps, texts(), *_trainer(kind, size, _FIRST[family], alphabet))
-        # The texts are read inside of the trainer, and their errors pass through it.
-        except InputError:
-            raise
-        except Exception as error:  # the Rust trainers know no other kind
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"no {family} tokenizer of {vocab_size} tokens can be trained on this text "
-                f"({reason}); take another vocab_size, or more text"
-            ) from error
+        # Rare characters become [UNK]: else they fill the vocabulary.
+        chosen = sorted(by_count[:alphabet])
+        # The trainer breaks ties by ids, and gives ##a one when it meets it in a word: in an order
+        # that differs from process to process. Tokens called special have theirs beforehand.
+        first = [*specials, *chosen, *(f"##{x}" for x in inner if x in set(chosen))]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=size, special_tokens=first, show_progress=False, initial_alphabet=chosen,
+            limit_alphabet=len(chosen),
+        )  # fmt: skip
+        return _fit(steps, texts(), models.WordPiece(unk_token="[UNK]"), trainer)
 
     found = fit(size // 3)
     room, characters = size - len(found["vocab"]), sum(len(x) == 1 for x in found["vocab"])
-    if kind == "wordpiece" and room and characters >= size // 3:
-        # Every Chinese character is a word, and nothing is merged: the room is for more of them.
-        wider, alphabet = fit(size // 3 + room), size // 3 + room
-        while len(wider["vocab"]) > size:  # characters within words stand there a second time
-            alphabet -= len(wider["vocab"]) - size
-            wider = fit(alphabet)
-        found = max(found, wider, key=lambda model: len(model["vocab"]))
-    if kind == "unigram":
-        # Unigram's vocabulary is a list of pieces with scores; the others map a token to its id.
-        vocab = [tuple(piece) for piece in found["vocab"]] + [(name, 0.0) for name in last]
-        return classes[family](vocab=vocab, **options)
-    vocab = found["vocab"] | {name: len(found["vocab"]) + i for i, name in enumerate(last)}
-    if kind == "bpe":
-        options = {"merges": [tuple(pair) for pair in found["merges"]], **options}
-    return classes[family](vocab=vocab, **options)
+    if not room or characters < size // 3:
+        return found
+    # Every Chinese character is a word, and nothing is merged: the room is for more of them.
+    wider, alphabet = fit(size // 3 + room), size // 3 + room
+    while len(wider["vocab"]) > size:  # characters within words stand there a second time
+        alphabet -= len(wider["vocab"]) - size
+        wider = fit(alphabet)
+    return max(found, wider, key=lambda model: len(model["vocab"]))
+
+
+def _count_words(steps: Any, texts: Iterator[str]) -> Counter[str]:
+    """Counts the words that a tokenizer's normalizer and pre-tokenizer make of texts."""
+    chunks: Counter[str] = Counter()
+    for text in texts:
+        chunks.update(_SPACE.split(text))
+    words: Counter[str] = Counter()
+    for chunk, count in chunks.items():
+        normalized = steps.normalizer.normalize_str(chunk)
+        for word, _ in steps.pre_tokenizer.pre_tokenize_str(normalized):
+            words[word] += count
+    return words
 
 
 def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str, Any]:
@@ -136,26 +217,33 @@ def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str
     return json.loads(backend.to_str())["model"]
 
 
-def _trainer(kind: str, size: int, specials: list[str], alphabet: int) -> tuple[Any, Any]:
-    """Makes a model and its trainer; at most `alphabet` characters are known to WordPiece."""
-    from tokenizers import models, pre_tokenizers, trainers
+def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
+    """Trains a Unigram by SentencePiece, as T5's was. -> its pieces with their scores
 
-    common = dict(vocab_size=size, special_tokens=specials, show_progress=False)
-    if kind == "wordpiece":
-        # Rare characters become [UNK]: else they fill the vocabulary.
-        trainer = trainers.WordPieceTrainer(limit_alphabet=alphabet, **common)
-        return models.WordPiece(unk_token="[UNK]"), trainer
-    if kind == "bpe":
-        # All 256 bytes, so that no text is unknown whatever the corpus lacks.
-        known = pre_tokenizers.ByteLevel.alphabet()
-        return models.BPE(), trainers.BpeTrainer(initial_alphabet=known, **common)
-    return models.Unigram(), trainers.UnigramTrainer(unk_token="<unk>", **common)
+    The trainer of `tokenizers` adds its sums up in another order in each process.
+    """
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(text.split())
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(f"{word}\t{count}" for word, count in sorted(words.items())),
+        input_format="tsv", model_writer=written, vocab_size=size, hard_vocab_limit=False,
+        normalization_rule_name="identity", character_coverage=1.0, max_sentence_length=2**30,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=_THREADS, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(written.getvalue())
+    return [(piece.piece, piece.score) for piece in model.pieces]
 
 
 def _save(tokenizer: Any, folder: Path) -> None:
     """Writes the tokenizer's files, each whole or not at all."""
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)
             # tokenizer.json comes last: where it stands all stands.
             for file in sorted(Path(scratch).iterdir(), key=lambda path: path.name, reverse=True):

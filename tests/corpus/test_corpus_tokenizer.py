@@ -1,6 +1,8 @@
 """Tokenizers trained from a corpus load as their families' own and keep their specials."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,40 @@ def test_a_family_gets_its_own(family, trained, text):
     (ids,) = encode_texts(tokenizer, [chapter])
     assert len(ids) < len(chapter) / 2.2  # it has learned words
     assert tokenizer.unk_token_id not in ids or family == "gpt2"
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_the_same_text_gives_the_same_tokenizer(family, trained, text, tmp_path):
+    """The trainers' tables have another order each time that one is made."""
+    first = Path(trained[family].name_or_path)
+    train(family, text, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in first.iterdir()}
+    for path in first.iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def test_what_a_killed_run_has_trained_is_not_trained_again(text, tmp_path, monkeypatch):
+    """Killed after its last file; one that stopped before it trains again."""
+    module = sys.modules["jaxprompt.corpus.train_tokenizer"]  # whose function has its name
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "_save", stop)
+        train("bert", text, tmp_path, 300)
+    assert not (tmp_path / "tokenizer.json").exists()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "load_tokenizer", stop)
+        train("bert", text, tmp_path, 300)
+    monkeypatch.setattr(module, "_train", stop)
+    assert len(train("bert", text, tmp_path, 300)) == 300
+    for change in (dict(size=301), dict(lowercase=False)):
+        with pytest.raises(InputError, match="tokenizer.json already"):
+            train("bert", text, tmp_path, **dict(size=300) | change)
+    (tmp_path / "x.jsonl").write_text(text.read_text() + '\n{"body": "more"}')
+    with pytest.raises(InputError, match="tokenizer.json already"):
+        train("bert", tmp_path / "x.jsonl", tmp_path, 300)
 
 
 def test_text_comes_back(trained):
@@ -138,6 +174,8 @@ def test_bad_input(text, tmp_path):
     for family, least in (("bert", 100), ("gpt2", 300), ("t5", 200)):
         with pytest.raises(InputError, match=f"vocab_size .*=50 must be at least {least}"):
             train(family, text, tmp_path, 50)
+        with pytest.raises(InputError, match="vocab_size .*=1000000000 must be at most 1000000"):
+            train(family, text, tmp_path, 10**9)
     (tmp_path / "empty.jsonl").write_text('{"body": ""}\n')
     with pytest.raises(InputError, match="is empty: there is nothing to train a tokenizer on"):
         train("bert", tmp_path / "empty.jsonl", tmp_path)
