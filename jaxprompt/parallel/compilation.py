@@ -1,5 +1,6 @@
 """Compilation of train steps, and the folder in which compiled programs are kept."""
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -72,27 +73,29 @@ def known_options(**options: Any) -> dict[str, Any]:
 def keep_programs(folder: str = "") -> None:
     """Keeps compiled programs for later runs: in `folder`, by default in the user's own cache.
 
-    What lies there is run unchecked, so no one else may write there. "none" keeps nothing, and a
-    folder that JAX is told of itself (JAX_COMPILATION_CACHE_DIR) stays. Raises InputError for a
-    `folder` that cannot be used; without the user's own cache a run goes on, after a line.
+    What lies there is run unchecked, so no one else may write to it: to the folder, to the folder
+    of the kind of device in it, and to the programs themselves. "none" keeps nothing, and a folder
+    that JAX is told of itself (JAX_COMPILATION_CACHE_DIR) stays. Raises InputError for a `folder`
+    that cannot be used; without the user's own cache a run goes on, after a line.
     """
     if folder == "none" or jax.config.jax_compilation_cache_dir:
         return
     try:
-        path = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
+        root = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
+        path = _own_folder(root / _machine())
     except OSError as error:
         if folder:
             raise InputError(
-                f"train.compilation_cache={folder}: {error.strerror}; give a folder of your own "
-                "that others cannot write to, or none"
+                f"train.compilation_cache={folder}: {error.filename}: {error.strerror}; delete it, "
+                "or give a folder of your own that others cannot write to, or none"
             ) from error
         where = f"{error.filename}: {error.strerror}"
         line = (
-            f"{where}; compiled programs are not kept; let JAX_COMPILATION_CACHE_DIR name a folder"
+            f"{where}; compiled programs are not kept; delete it, or let JAX_COMPILATION_CACHE_DIR "
+            "name a folder"
         )
         print(escape(line), file=sys.stderr)
         return
-    path /= _machine()
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)
     if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
@@ -119,11 +122,19 @@ def _drop_cut_programs(folder: Path) -> None:
 
 
 def _own_folder(path: Path) -> Path:
-    """Makes a folder that is the user's alone. Raises OSError where it is not."""
+    """Makes a folder that is the user's alone. Raises OSError where others can write to it.
+
+    Or to a program in it: JAX gives programs the mode that the umask leaves, which counts only
+    where others can enter the folder.
+    """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    about = path.stat()
-    if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(0, "others can write there", str(path))
+    is_closed = not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    for place in (path, *path.glob("*-cache")):
+        with contextlib.suppress(FileNotFoundError):  # a program that another process dropped
+            about = place.stat()
+            is_open = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_closed
+            if about.st_uid != os.getuid() or is_open:
+                raise PermissionError(0, "others can write there", str(place))
     return path
 
 

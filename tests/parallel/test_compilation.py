@@ -1,6 +1,7 @@
 """The compiler's options are taken where they are known, and left out where they are not."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -68,7 +69,7 @@ def test_programs_lie_in_the_users_own_cache(told, tmp_path):
     folder = tmp_path / "cache/jaxprompt/compiled"
     assert folder.stat().st_mode & 0o777 == 0o700
     path = told["jax_compilation_cache_dir"]
-    assert path.startswith(f"{folder}/cpu-")
+    assert path.startswith(f"{folder}/cpu-") and Path(path).stat().st_mode & 0o777 == 0o700
     compilation.keep_programs()  # the same for the next run
     assert told["jax_compilation_cache_dir"] == path
 
@@ -84,7 +85,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypat
     open_to_all = tmp_path / "cache/jaxprompt/compiled"
     open_to_all.mkdir(parents=True)
     open_to_all.chmod(0o777)
-    with pytest.raises(InputError, match="compilation_cache=.*others can write there; give a"):
+    with pytest.raises(InputError, match="compilation_cache=.*others can write there; delete"):
         compilation.keep_programs(str(open_to_all))
     compilation.keep_programs()  # no one asked for it, so the run goes on
     line = capsys.readouterr().err
@@ -94,6 +95,46 @@ def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypat
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     compilation.keep_programs()
     assert "compiled programs are not kept" in capsys.readouterr().err and not told
+
+
+def test_programs_that_others_can_write_are_not_used(told, tmp_path, capsys):
+    """They are unpickled and executed."""
+    root = tmp_path / "mine"
+    compilation.keep_programs(str(root))
+    folder = Path(told["jax_compilation_cache_dir"])
+    folder.mkdir(exist_ok=True)
+    program = folder / "jit_f-1a2b-cache"
+    program.write_bytes(b"program")
+    program.with_name("jit_f-1a2b-atime").write_bytes(b"0")
+    modes = [(0o700, 0o666, True), (0o755, 0o644, True), (0o777, 0o644, False)]
+    modes += [(0o770, 0o600, False), (0o755, 0o666, False), (0o755, 0o664, False)]
+    for root_mode in (0o700, 0o755):
+        root.chmod(root_mode)
+        for folder_mode, program_mode, is_safe in modes:
+            folder.chmod(folder_mode)
+            program.chmod(program_mode)
+            told.clear()
+            if is_safe:
+                compilation.keep_programs(str(root))
+                assert told["jax_compilation_cache_dir"] == str(folder)
+                continue
+            wrong = program if folder_mode == 0o755 else folder
+            with pytest.raises(InputError, match=f"{wrong}: others can write there; delete it"):
+                compilation.keep_programs(str(root))
+            assert not told
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_programs_of_someone_else_are_not_used(told, tmp_path, monkeypatch):
+    root = tmp_path / "mine"
+    compilation.keep_programs(str(root))
+    program = Path(told.pop("jax_compilation_cache_dir")) / "jit_f-1a2b-cache"
+    program.parent.mkdir(exist_ok=True)
+    program.write_bytes(b"program")
+    os.chown(program, 12345, -1)
+    with pytest.raises(InputError, match=f"{program}: others can write there"):
+        compilation.keep_programs(str(root))
 
 
 def test_a_program_that_was_cut_is_dropped(told, tmp_path):
