@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import secrets
 import socket
 import stat
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ _WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separat
 _OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
 # Files of a run, an export and a backbone, by which its folder is known.
 _MARKS = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
+_CHECKSUM = "sha256"  # the field of a JSON document that has the digest of its other fields
+_BLOCK = 2**20  # bytes of a file that are read at a time
 
 
 def user_path(text: str | os.PathLike, what: str = "path") -> Path:
@@ -146,6 +150,35 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path} holds a {type(value).__name__}, not an object; give {expected}")
     return value
+
+
+def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a JSON document with the SHA-256 of its fields, which `pop_checksum` verifies."""
+    return {**document, _CHECKSUM: _digest(document)}
+
+
+def pop_checksum(document: dict[str, Any]) -> bool:
+    """Removes the checksum of a document. Returns whether the other fields are as it says."""
+    return document.pop(_CHECKSUM, None) == _digest(document)
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def file_checksum(path: str | os.PathLike) -> int:
+    """Computes the CRC-32 of a file, a block at a time. Raises OSError."""
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def folder_checksums(folder: Path) -> dict[str, int]:
+    """Computes the CRC-32 of each file in a folder, by its path there. Raises OSError."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file_checksum(file) for file in files}
 
 
 def user_cache() -> Path:

@@ -7,13 +7,12 @@ import json
 import re
 import shutil
 import uuid
-import zlib
 from pathlib import Path
 
 import jax
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, parse_json, write_atomic
+from jaxprompt.files import folder_checksums, make_folder, parse_json, write_atomic
 from jaxprompt.parallel import processes
 
 SEAL = "checksums.json"  # file name -> CRC-32, written last
@@ -85,7 +84,7 @@ def partial(path: Path) -> Path:
 
 def seal(path: Path) -> None:
     """Adds the checksums to what is written of a checkpoint, and gives it its name."""
-    write_atomic(partial(path) / SEAL, json.dumps(_checksums(partial(path))))
+    write_atomic(partial(path) / SEAL, json.dumps(folder_checksums(partial(path))))
     partial(path).rename(path)
 
 
@@ -109,15 +108,10 @@ def find(folder: Path, step: int | None) -> Path:
     return path
 
 
-def _checksums(path: Path) -> dict[str, int]:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {str(file.relative_to(path)): zlib.crc32(file.read_bytes()) for file in files}
-
-
 def _check_whole(path: Path, older: list[int]) -> None:
     try:
         sealed = parse_json((path / SEAL).read_bytes())
-        found = _checksums(path)
+        found = folder_checksums(path)
         bad = [name for name, checksum in sealed.items() if found.get(name) != checksum]
         reason = f"{bad[0]} is missing, cut or changed" if bad else ""
     except (OSError, ValueError, AttributeError) as error:

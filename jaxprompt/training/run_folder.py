@@ -9,7 +9,6 @@ Several processes share the folder and call every function together: process 0 w
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -22,9 +21,11 @@ from jaxprompt.files import (
     CONFIG,
     LOCK,
     acquire,
+    add_checksum,
     dumps,
     make_folder,
     parse_json,
+    pop_checksum,
     read_json,
     write_atomic,
 )
@@ -33,8 +34,11 @@ from jaxprompt.training.checkpoint_folders import steps_of
 
 RECORD, RESULT = "record.json", "result.json"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
-_SEAL = "sha256"  # field of a record: the digest of all others
 _SHOWN = 3  # differences that a message names
+# What breaks a checkpoint in its path. Orbax searches below it by patterns: [ab] and ** match
+# nothing, * and ? also what another run saves. tensorstore takes a backslash for a slash, and etils
+# gs:/ for gs://.
+_BREAKING = ("[", "*", "?", "\\", "gs:/")
 
 
 # -- lock -----------------------------------------------------------------------------------------
@@ -98,12 +102,7 @@ def check_workdir(
     a folder that holds what a run writes but no config.json; any other folder without one fits
     every config.
     """
-    absolute = os.path.abspath(workdir)
-    if "[" in absolute:
-        raise InputError(
-            f"{absolute} has a bracket in its path, and checkpoints cannot be written there: their "
-            "library reads it as a pattern; take another workdir"
-        )
+    _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
     try:
         old_text = path.read_text() if path.exists() else None
@@ -128,6 +127,16 @@ def check_workdir(
     return old_text
 
 
+def _check_path(path: str) -> None:
+    """Raises InputError for a path below which orbax and tensorstore save elsewhere than here."""
+    breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
+    if breaking:
+        raise InputError(
+            f"{path} has {breaking[0]} in it, and checkpoints cannot be saved there: their library "
+            "reads it as a pattern or a place of another kind; take another workdir"
+        )
+
+
 def _check_new(folder: Path) -> None:
     # A run writes config.json before these, so without it they are not a run's.
     if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
@@ -143,8 +152,7 @@ def _check_new(folder: Path) -> None:
 def write_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     """Writes what a run learns from, as plain JSON."""
     if processes.is_first():
-        sealed = dict(record) | {_SEAL: _digest(record)}
-        write_atomic(Path(workdir) / RECORD, json.dumps(sealed, indent=2) + "\n")
+        write_atomic(Path(workdir) / RECORD, json.dumps(add_checksum(record), indent=2) + "\n")
 
 
 def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
@@ -154,13 +162,9 @@ def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
     """
     cure = "restore it, or train again in another workdir"
     record = _read_object(Path(workdir) / RECORD, cure)
-    if record is not None and record.pop(_SEAL, None) != _digest(record):
+    if record is not None and not pop_checksum(record):
         raise InputError(f"{Path(workdir) / RECORD} is not as the run wrote it; {cure}")
     return record
-
-
-def _digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:

@@ -73,6 +73,6 @@ if __name__ == "__main__":
             RunLog.progress = announced(RunLog.progress, step + 1, ready)
         else:
             ready.set()
-        sums = checkpoint_folders._checksums
-        checkpoint_folders._checksums = half(sums, step, moment == "best", ready)
+        sums = checkpoint_folders.folder_checksums
+        checkpoint_folders.folder_checksums = half(sums, step, moment == "best", ready)
     sys.exit(main(sys.argv[3:]))

@@ -82,7 +82,7 @@ def test_cut_off_while_it_saves_and_before_its_result(
 
     whole, workdir = adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir)
-    sums = checkpoint_folders._checksums
+    sums = checkpoint_folders.folder_checksums
 
     def cut_at(path):
         if path.name == f"{KILLED}.partial" and path.parent.name != "best":
@@ -93,7 +93,7 @@ def test_cut_off_while_it_saves_and_before_its_result(
         raise Cut
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(checkpoint_folders, "_checksums", cut_at)
+        patch.setattr(checkpoint_folders, "folder_checksums", cut_at)
         jaxprompt(capsys, *words)
     assert_not_ended(workdir)
     with monkeypatch.context() as patch, pytest.raises(Cut):  # its backbone is half written

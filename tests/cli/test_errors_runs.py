@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_
     run, first = tmp_path / "run", {}
     fields = {"train.save_steps": 1, "train.eval_steps": 3}
     words = flags(tiny_fields(backbone, data) | fields)
-    sealed = checkpoint_folders._checksums
+    sealed = checkpoint_folders.folder_checksums
 
     def full(path):
         if path.name == "2.partial":
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return sealed(path)
 
-    monkeypatch.setattr(checkpoint_folders, "_checksums", full)
+    monkeypatch.setattr(checkpoint_folders, "folder_checksums", full)
     line = refused("train", f"--config={BASE}", f"--workdir={run}", *words, started=True)
     assert f"cannot write {run / 'checkpoints/2'}: No space left on device" in line
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]

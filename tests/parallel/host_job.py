@@ -115,10 +115,10 @@ def save(folder: Path) -> dict:
     room, checkpoint._check_room = checkpoint._check_room, full
     found["full"] = refusal(checkpoints.save, 3, first, {})
     checkpoint._check_room = room
-    sums, checkpoint_folders._checksums = checkpoint_folders._checksums, full
+    sums, checkpoint_folders.folder_checksums = checkpoint_folders.folder_checksums, full
     checkpoints.save(3, first, {})
     found["unsealed"] = refusal(checkpoints.settle)
-    checkpoint_folders._checksums = sums
+    checkpoint_folders.folder_checksums = sums
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
         file = next(p for p in (folder / "one/checkpoints/5").rglob("*") if p.stat().st_size > 60)

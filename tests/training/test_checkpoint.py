@@ -273,7 +273,7 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     if where == "inside orbax":
         monkeypatch.setattr("jaxprompt.training.checkpoint._check_room", lambda folder, tree: None)
     if where == "at the seal":
-        monkeypatch.setattr("jaxprompt.training.checkpoint_folders._checksums", fill)
+        monkeypatch.setattr("jaxprompt.training.checkpoint_folders.folder_checksums", fill)
     else:
         file_size_limit()
     if where != "before":  # in the background
@@ -294,13 +294,13 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
 @pytest.fixture
 def held(monkeypatch):
     """Lets no checkpoint become complete before an event is set."""
-    sums, event = checkpoint_folders._checksums, threading.Event()
+    sums, event = checkpoint_folders.folder_checksums, threading.Event()
 
     def late(path):
         assert event.wait(60)
         return sums(path)
 
-    monkeypatch.setattr(checkpoint_folders, "_checksums", late)
+    monkeypatch.setattr(checkpoint_folders, "folder_checksums", late)
     yield event
     event.set()
 
@@ -363,7 +363,7 @@ def test_a_state_is_complete_after_its_best_and_not_without_it(tmp_path, monkeyp
     def refuse_best(path):
         return fill() if path.parent.name == "best" else {}
 
-    monkeypatch.setattr(checkpoint_folders, "_checksums", refuse_best)
+    monkeypatch.setattr(checkpoint_folders, "folder_checksums", refuse_best)
     checkpoints.save_best(3, state.trainable, {})
     checkpoints.save(3, state, {})
     with pytest.raises(InputError, match="cannot write .*checkpoints/best/3: No space left"):
@@ -379,7 +379,7 @@ def test_a_block_that_fails_waits_for_its_saves_and_keeps_its_error(tmp_path, mo
         threading.Timer(0.2, held.set).start()
         raise KeyError("its own")
     assert (tmp_path / "checkpoints/1").exists() and not hasattr(error.value, "__notes__")
-    monkeypatch.setattr(checkpoint_folders, "_checksums", fill)
+    monkeypatch.setattr(checkpoint_folders, "folder_checksums", fill)
     with pytest.raises(KeyError) as error, checkpoints.settling():
         checkpoints.save(2, state, {})
         raise KeyError("its own")
