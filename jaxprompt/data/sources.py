@@ -1,5 +1,7 @@
 """The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -12,10 +14,13 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.cells import spelling
-from jaxprompt.errors import InputError, nearest, show_columns
+from jaxprompt.errors import InputError, brief, nearest, show_columns
 from jaxprompt.files import user_path
 
 _CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAMESPACE = re.compile(r"[\w-]+:[^\d*]")  # before the name of a TFDS data set, not its version
+_TFDS = "tensorflow_datasets"
 _ALIASES = {"dev": ("dev", "validation", "val", "valid")}
 
 
@@ -230,6 +235,7 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     import datasets
 
     hub, _, subset = name.partition(":") if name else (task.hub, "", task.subset)
+    _check_remote(hub)
     # The pinned revision is of the task's own data set, not of one that the user names.
     revision = None if name else task.revision or None
 
@@ -257,6 +263,24 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
             "check the id and the network, or with HF_HUB_OFFLINE=1 download it before, or give "
             "data.source=FOLDER"
         ) from error
+
+
+def _check_remote(hub: str) -> None:
+    """Raises InputError for an id that `datasets` would look up on this machine.
+
+    A name alone may be one of its readers, as "text", which reads the files of the current folder
+    (and "pandas" unpickles them); a folder of the id's name goes before the hub.
+    """
+    if not _HUB_ID.fullmatch(hub):
+        raise InputError(
+            f"hub data set {brief(hub)} is no owner/name; give hub:owner/name[:subset], or "
+            "data.source=FOLDER for files of your own"
+        )
+    if os.path.exists(hub):
+        raise InputError(
+            f"hub data set {hub!r} is also a folder here, {os.path.abspath(hub)}, which would be "
+            f"read in its place; start elsewhere, or give data.source={hub} for the folder"
+        )
 
 
 def _downloaded(hub: str, revision: str | None) -> str | None:
@@ -295,7 +319,12 @@ def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
     import tensorflow_datasets as tfds
 
-    with _tfds_errors(name):
+    if _NAMESPACE.match(name):
+        raise InputError(
+            f"tfds:{name} is of another namespace, whose code would be run; give tfds:name of a "
+            "data set of TFDS itself, or hub:owner/name"
+        )
+    with _tfds_errors(name), _only_features_of_tfds(name):
         # A format with random access, which TFDS's default, TFRecord, is not.
         builder = tfds.builder(name, data_dir=cache_dir, file_format="array_record")
         if not builder.is_prepared():
@@ -304,12 +333,40 @@ def _tfds_builder(name: str, cache_dir: str | None) -> Any:
 
 
 @contextmanager
+def _only_features_of_tfds(name: str) -> Iterator[None]:
+    """Has TFDS restore features of its own classes alone.
+
+    The files of a prepared data set name the class of each feature, and TFDS imports its module:
+    any that can be imported, also from the current folder.
+    """
+    from tensorflow_datasets.core.features import FeatureConnector
+
+    lookup = FeatureConnector.cls_from_name
+
+    def restricted(class_name: str) -> type:
+        if class_name.partition(".")[0] != _TFDS:
+            raise InputError(
+                f"tfds:{name} has a feature of the class {brief(class_name)}, code that is never "
+                "run; prepare the data set with features of TFDS, or give a folder"
+            )
+        return lookup(class_name)
+
+    FeatureConnector.cls_from_name = staticmethod(restricted)
+    try:
+        yield
+    finally:
+        FeatureConnector.cls_from_name = lookup
+
+
+@contextmanager
 def _tfds_errors(name: str) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # builders run code of their own, which may raise anything
         module = getattr(error, "name", None) if isinstance(error, ImportError) else None
-        if not module and "tensorflow" in str(error).lower().replace("tensorflow_datasets", ""):
+        if not module and "tensorflow" in str(error).lower().replace(_TFDS, ""):
             module = "tensorflow"
         cure = "check the name and the network, prepare it as array_record, or give a folder"
         raise InputError(

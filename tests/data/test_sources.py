@@ -5,8 +5,10 @@ import csv
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -371,6 +373,33 @@ dataset_info:
     assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]
 
 
+def test_a_hub_id_is_never_read_from_this_machine(tmp_path, monkeypatch):
+    """`datasets` takes "text" for a reader of the current folder, and a folder before the hub."""
+    monkeypatch.chdir(tmp_path)
+    refuse = SimpleNamespace(load_dataset=lambda *args, **kw: pytest.fail(f"loads {args}"))
+    monkeypatch.setitem(sys.modules, "datasets", refuse)
+    (tmp_path / "train.txt").write_text("one\n")
+    write_jsonl(tmp_path / "train.jsonl")
+    write_jsonl(tmp_path / "train.json")
+    for name in (
+        "text",
+        "json",
+        "pandas",
+        "imagefolder:x",
+        "",
+        "./x",
+        "a/b/c",
+        "hf://datasets/a/b",
+    ):
+        with pytest.raises(InputError, match="is no owner/name; give hub:owner/name"):
+            sources.read_split(TASK, "train", source=f"hub:{name}" if name else "hub::x")
+    (tmp_path / "stanfordnlp/sst2").mkdir(parents=True)
+    write_jsonl(tmp_path / "stanfordnlp/sst2/train.jsonl")
+    for task, source in ((TASK, "hub:stanfordnlp/sst2"), (get_task("sst2"), "hub")):
+        with pytest.raises(InputError, match="is also a folder here, .*/stanfordnlp/sst2, which"):
+            sources.read_split(task, "train", source=source)
+
+
 @pytest.mark.parametrize(
     "name, odd", [("snli", -1), ("snli", "-"), ("ocnli", -1), ("ocnli", "-"), ("cmnli", "-1")]
 )
@@ -430,6 +459,37 @@ def test_tfds(tfds_folder):
     assert not sources.has_split(TASK, "test", **where)
     with pytest.raises(InputError, match="tfds:toy_polarity has no test split; it has: train, val"):
         sources.read_split(TASK, "test", **where)
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
+def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, key):
+    """A prepared data set names the class of each feature; its module may be one of the folder."""
+    where = {"source": "tfds:toy_polarity:1.0.0", "cache_dir": str(tmp_path / "sets")}
+    shutil.copytree(tfds_folder, tmp_path / "sets")
+    # Of a version that is named, TFDS reads the files, not the code.
+    assert len(sources.read_split(TASK, "train", **where)) == 6
+    path = tmp_path / "sets/toy_polarity/1.0.0/features.json"
+    about = json.loads(path.read_text())
+    label = about["featuresDict"]["features"]["label"]
+    del label["pythonClassName"]
+    label[key] = "planted.Label"
+    # The older form of the file has a class and its content.
+    whole = about if key != "type" else {"type": "planted.Label", "content": {}}
+    path.write_text(json.dumps(whole))
+    (tmp_path / "planted.py").write_text("raise SystemExit('the planted module ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="a feature of the class 'planted.Label', code that is"):
+        sources.read_split(TASK, "train", **where)
+    with pytest.raises(SystemExit, match="the planted module ran"):
+        import planted  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["huggingface:glue/sst2", "kaggle:set", "my-space:set:1.0.0"])
+def test_tfds_runs_no_code_of_other_namespaces(name, monkeypatch):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    monkeypatch.setattr(tfds, "builder", lambda *args, **kw: pytest.fail(f"builds {args}"))
+    with pytest.raises(InputError, match=f"tfds:{name} is of another namespace, whose code would"):
+        sources.has_split(TASK, "train", source=f"tfds:{name}")
 
 
 def test_tfds_errors(tmp_path, monkeypatch):
