@@ -75,6 +75,7 @@ class Adapting(CorpusWork):
         own = self.adapted.backbone.family, self.adapted.fingerprint
         self.record = {
             "corpus": corpus.fingerprint,
+            "store": corpus.checksums,
             "backbone": dict(zip(("family", "fingerprint"), own, strict=True)),
             "identity": identify(self.tokenizer, backbone.module.cfg),
         }

@@ -243,7 +243,8 @@ def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) ->
     if labels is not None:
         digests = (task.digest for task in tasks)
         used = [labels.annotator, *tasks[0].counts.tolist(), *digests]
-    facts = {"corpus": corpus.fingerprint, "labels": used, "about": about}
+    facts = {"corpus": corpus.fingerprint, "store": corpus.checksums}
+    facts |= {"labels": used, "about": about}
     classes = () if labels is None else labels.classes
     return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)}, classes)
 

@@ -19,7 +19,7 @@ from jaxprompt import signals
 from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_here, start_worker
 from jaxprompt.corpus.read import SUFFIXES, Source, TextSettings
 from jaxprompt.corpus.split import check_sentences
-from jaxprompt.corpus.store import Corpus, StoreWriter, key_of, read_meta
+from jaxprompt.corpus.store import META, Corpus, StoreWriter, damage_error, key_of, read_meta
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.files import make_folder, open_scratch, write_error
 
@@ -46,7 +46,8 @@ def index_corpus(
     A store is found by a fingerprint of text, settings and tokenizer, so it is made anew when one
     of them changes. Its bytes do not depend on `processes` (0: one a core, at most 6). They start
     by spawn: a script must call this under `if __name__ == "__main__"`. A second caller waits for
-    the first, then opens what that made.
+    the first, then opens what that made. Raises InputError for a store that is damaged, with the
+    folder to delete.
     """
     settings = settings or TextSettings()
     at_least("corpus.processes", processes, 0)
@@ -114,8 +115,12 @@ def _settings(settings: TextSettings) -> dict[str, Any]:
 
 def _known_files(root: Path) -> dict[str, int]:
     """The CRC-32 of files as the finished stores know them, by `stat_key`."""
-    metas = [read_meta(folder) for folder in root.iterdir() if folder.is_dir()]
-    return {key: crc for meta in metas if meta for key, crc in meta["stats"].items()}
+    stats: dict[str, int] = {}
+    for folder in root.iterdir():
+        # Another store may be damaged or of an earlier format: then it is no help.
+        with contextlib.suppress(InputError):
+            stats |= (read_meta(folder) or {"stats": {}})["stats"]
+    return stats
 
 
 @contextlib.contextmanager
@@ -142,6 +147,8 @@ def _build(
     report: Callable[[str], None],
 ) -> None:
     """Writes a store beside its place, then moves it there; on any error nothing is left."""
+    if path.exists():  # told before hours of work that could not be moved there
+        raise damage_error(path, f"it has no {META}")
     scratch = path.with_name(f".{path.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)  # of one that was killed
     try:

@@ -5,6 +5,7 @@ import glob
 import itertools
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,7 +18,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.files import is_run, parse_json, user_path, utf8_cure
+from jaxprompt.files import file_checksum, is_run, parse_json, user_path, utf8_cure
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -25,6 +26,7 @@ SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 _CHUNK = 2**20  # bytes read at once
 _LINE = 8  # times as long as its text may a line of JSON be, for escapes and other columns
+_CLOCK = 2.0  # seconds, the coarsest clock of a file system (FAT; those of Linux have 1 to 10 ms)
 _SAMPLED = 256  # rows that stand for a data set whose files are not ours to read
 
 Document = str | InputError  # what is wrong with a document comes in its place
@@ -70,7 +72,8 @@ class Source:
         self.first_skipped = ""
         self._rows: Rows | None = None
         self.files: dict[str, Path] = {}
-        self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of the files as last seen
+        self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of settled files as last seen
+        self._checksums: dict[str, int] = {}  # CRC-32 of all files as last seen, by name
         self.runs: list[str] = []  # folders of runs, whose files are not text of the corpus
         self.others: list[str] = []  # files that are no text by their names
         if place.startswith(("hub:", "tfds:")):
@@ -114,31 +117,40 @@ class Source:
         found = {}
         for name, path in self.files.items():
             with reading(path):
-                # Size and time tell whether a file is as another store has seen it.
-                key, size = stat_key(path), path.stat().st_size
-                self.stats[key] = known[key] if key in known else _crc(path)
-            found[name] = [size, self.stats[key]]
+                # Its key tells whether a file is as another store has seen it.
+                key, size, is_settled = stat_key(path), path.stat().st_size, _is_settled(path)
+                crc = known[key] if key in known else file_checksum(path)
+                if is_settled:
+                    self.stats[key] = crc
+                self._checksums[name] = crc
+            found[name] = [size, crc]
         return found
 
     def check_unmoved(self) -> None:
         """Raises InputError where a file is not what `fingerprint` saw."""
         for name, path in self.files.items():
-            if not path.is_file() or stat_key(path) not in self.stats:
+            with reading(path):
+                # A file that only got another link or mode has another key, and the same text.
+                is_same = path.is_file() and (
+                    stat_key(path) in self.stats or file_checksum(path) == self._checksums[name]
+                )
+            if not is_same:
                 raise InputError(f"corpus file {name} changed while it was indexed; start again")
 
 
 def stat_key(path: Path) -> str:
-    """Names a state of a file, without reading it: path, size, time of its last change."""
+    """Names a state of a file, without reading it: path, size, inode and times of its last change.
+
+    Of the times a program can set st_mtime back, but not st_ctime.
+    """
     stat = path.stat()
-    return f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    return f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{times}"
 
 
-def _crc(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
-    return crc
+def _is_settled(path: Path) -> bool:
+    """Returns whether another change of a file would show in its times, whose clock is coarse."""
+    return time.time() - path.stat().st_ctime > _CLOCK
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,16 @@ import numpy as np
 
 from jaxprompt.corpus.encode import EncodedDocuments
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, write_error
+from jaxprompt.files import (
+    add_checksum,
+    file_checksum,
+    parse_json,
+    pop_checksum,
+    write_error,
+)
 
 META = "meta.json"  # written last: a folder without it is not a store
-FORMAT = 1
+FORMAT = 2
 
 _FILES = {"ids": "tokens.bin", "units": "units.bin", "documents": "documents.bin"}
 _SHOWN = 3  # changes
@@ -29,12 +37,16 @@ class Corpus:
     Ids come as views of the file: read-only, uint16 or uint32.
     """
 
-    def __init__(self, folder: str | os.PathLike):
-        """Opens a store; raises InputError where there is none, or a damaged one."""
+    def __init__(self, folder: str | os.PathLike, *, verify: bool = True):
+        """Opens a store, whose files are read once to `verify` their checksums.
+
+        Raises InputError where there is none, or a damaged one.
+        """
         self.folder = Path(folder)
         meta = read_meta(self.folder)
         if meta is None:
             raise InputError(f"{self.folder}: no corpus store there, or not a finished one")
+        self.checksums: dict[str, int] = meta["checksums"]  # CRC-32 by the name of a file
         self.fingerprint: dict[str, Any] = meta["fingerprint"]  # JSON; see `check_unchanged`
         self.num_units: int = meta["units"]
         self.num_tokens: int = meta["tokens"]
@@ -42,7 +54,7 @@ class Corpus:
         self.skipped: int = meta["skipped"]  # documents that could not be read
         self.first_skipped: str = meta["first_skipped"]  # and why
         self.empty: int = meta["empty"]  # documents without text, left out too
-        self.repeats: int = meta.get("repeats", 0)  # documents whose tokens an earlier one has
+        self.repeats: int = meta["repeats"]  # documents whose tokens an earlier one has
         self._count: int = meta["documents"]
         sizes = {
             "ids": (meta["dtype"], self.num_tokens),
@@ -51,6 +63,15 @@ class Corpus:
         }
         maps = {name: _map(self.folder / _FILES[name], *size) for name, size in sizes.items()}
         self._ids, self._units, self._documents = (maps[name] for name in _FILES)
+        if verify:
+            self._verify()
+
+    def _verify(self) -> None:
+        """Raises InputError where a file is not as it was written."""
+        for file in _FILES.values():
+            # Read, not through the map: its pages would count as memory of this process.
+            if file_checksum(self.folder / file) != self.checksums[file]:
+                raise damage_error(self.folder, f"{file} has changed since it was written")
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -109,26 +130,42 @@ class Corpus:
 
     def __reduce__(self):
         """Sends the folder, not the ids, to other processes."""
-        # A pickled memory map would be all of its bytes.
-        return Corpus, (self.folder,)
+        # A pickled memory map would be all of its bytes. What this process has verified is not read
+        # again by each of its workers.
+        return partial(Corpus, verify=False), (self.folder,)
 
 
 def _map(path: Path, dtype: str, size: int) -> np.ndarray:
-    wanted = size * np.dtype(dtype).itemsize
-    there = path.stat().st_size if path.is_file() else 0
-    if there != wanted:
-        raise InputError(f"{path}: has {there} bytes, not {wanted}; delete the folder, index anew")
+    expected = size * np.dtype(dtype).itemsize
+    actual = path.stat().st_size if path.is_file() else 0
+    if actual != expected:
+        raise damage_error(path.parent, f"{path.name} has {actual} bytes, not {expected}")
     # A plain array over the map: each slice of numpy's own class costs microseconds.
     return np.asarray(np.memmap(path, dtype, "r", shape=(size,)))
 
 
+def damage_error(folder: Path, reason: str) -> InputError:
+    """Returns the one-line error for a store that cannot be used as it is."""
+    return InputError(
+        f"corpus store {folder} is damaged ({reason}); delete that folder, and the same command "
+        "indexes the text again"
+    )
+
+
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """Reads what a finished store says of itself; None where there is none."""
+    """Reads what a finished store says of itself; None where there is none.
+
+    Raises InputError for a file that is cut, changed or of another format.
+    """
     try:
         meta = parse_json((folder / META).read_bytes())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
+    except (OSError, ValueError) as error:
+        raise damage_error(folder, f"{META} cannot be read: {error}") from error
+    if not isinstance(meta, dict) or not pop_checksum(meta) or meta.get("format") != FORMAT:
+        raise damage_error(folder, f"{META} has changed, or is of another version of jaxprompt")
+    return meta
 
 
 def key_of(fingerprint: Mapping[str, Any]) -> str:
@@ -148,6 +185,7 @@ class StoreWriter:
         self._dtype = dtype
         self._max_id = 0
         self._digests = [np.zeros(0, "<u8")]  # of documents
+        self._checksums = dict.fromkeys(_FILES.values(), 0)
         with contextlib.ExitStack() as stack:  # a full disk leaves no file open
             self._files = {
                 name: stack.enter_context(open(folder / file, "wb"))
@@ -179,7 +217,10 @@ class StoreWriter:
 
     def _write(self, name: str, values: np.ndarray) -> None:
         dtype = self._dtype if name == "ids" else "<i8"
-        self._files[name].write(np.ascontiguousarray(values, dtype).data)
+        data = np.ascontiguousarray(values, dtype).data
+        self._files[name].write(data)
+        file = _FILES[name]
+        self._checksums[file] = zlib.crc32(data, self._checksums[file])
 
     def seal(self, **more: Any) -> None:
         """Brings all to the disk, then writes the file that makes the folder a store."""
@@ -189,10 +230,11 @@ class StoreWriter:
         repeats = self.documents - len(np.unique(np.concatenate(self._digests)))
         meta = dict(
             format=FORMAT, dtype=self._dtype, documents=self.documents, units=self.num_units,
-            tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats, **more,
+            tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats,
+            checksums=self._checksums, **more,
         )  # fmt: skip
         with open(self._folder / META, "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
+            json.dump(add_checksum(meta), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from jaxprompt.data.gguf_header import Array, Header, read_header
 from jaxprompt.errors import InputError, brief
-from jaxprompt.files import make_folder, user_cache, write_error
+from jaxprompt.files import (
+    file_checksum,
+    folder_checksums,
+    make_folder,
+    parse_json,
+    user_cache,
+    write_error,
+)
 
 _SPECIAL = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
@@ -27,6 +34,7 @@ _BEGIN = (
 _AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
 _NORMALIZED = "qwen2"  # texts are put into NFC, as in Qwen2's own tokenizer.json
 _MADE = 5  # counts the ways in which this module has made a tokenizer of the same metadata
+_CHECKSUMS = "checksums.json"  # the CRC-32 of each file of a folder
 _CURE = "take another file, or a folder with tokenizer.json"
 
 
@@ -34,12 +42,13 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     """Returns the folder of a GGUF file's tokenizer as transformers saves it, made where missing.
 
     It is named by a SHA-256 over the file's metadata of the tokenizer and transformers' version:
-    files of one tokenizer share it. Raises InputError for metadata of which none can be made.
+    files of one tokenizer share it. One with a damaged file is made again. Raises InputError for
+    metadata of which none can be made.
     """
     header = read_header(path)
     place = user_cache() / "jaxprompt" / "tokenizers"
     folder = place / _digest(header)
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     tokenizer = _make(header)
     make_folder(place)
@@ -49,6 +58,9 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
         raise write_error(place, error) from error
     try:
         tokenizer.save_pretrained(scratch)
+        (scratch / _CHECKSUMS).write_text(json.dumps(folder_checksums(scratch)))
+        if folder.is_dir() and not _is_whole(folder):
+            shutil.rmtree(folder)
         try:
             # Whole or not at all: other processes may look for the folder meanwhile.
             scratch.rename(folder)
@@ -61,6 +73,15 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Returns whether a folder has a tokenizer, and its files are as they were written."""
+    try:
+        checksums = parse_json((folder / _CHECKSUMS).read_bytes())
+        return all(file_checksum(folder / name) == crc for name, crc in checksums.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _digest(header: Header) -> str:

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 from spoil import BASE, edit
 from tiny_pretrain import (
@@ -20,7 +19,7 @@ from tiny_run import flags, make_config, tiny_fields, write_rows
 
 from jaxprompt.assembly.load_config import resolved
 from jaxprompt.corpus import divide, index_corpus
-from jaxprompt.corpus.ppt.annotations import Annotations
+from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer
 
 
@@ -217,13 +216,15 @@ def test_labels_that_changed_places_under_a_run(refused, unfinished, tmp_path_fa
     tokenizer = load_tokenizer(made(tmp_path_factory, "bert"))
     corpus = index_corpus(str(tmp_path / "corpus"), tokenizer, workdir / "corpus", processes=1)
     found = Annotations(tmp_path / "labels")
-    table = np.memmap(found.folder / "labels.bin", found.probabilities.dtype, "r+")
-    table = table.reshape(found.probabilities.shape)
+    table = found.probabilities.copy()
     train, _ = divide(len(corpus), 0.2, 0)
     first, *others = [number for document in train for number in corpus.units(document)]
     second = next(n for n in others if table[n].argmax() != table[first].argmax())
     table[[first, second]] = table[[second, first]]  # as many of each class as before
-    table.flush()
+    shutil.rmtree(found.folder)
+    writer = AnnotationWriter(found.folder, corpus, found.classes, found.annotator)
+    writer.append(table)
+    writer.seal()
     line = refused(*words, started=True)
     assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -170,10 +171,32 @@ def test_a_store_is_made_anew_when_something_changes_only(folder, tiny, tmp_path
 
 
 def test_files_seen_before_are_not_read_again(folder, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)  # as if they were not just written
     index(folder, tiny, tmp_path / "store")
-    monkeypatch.setattr("jaxprompt.corpus.read._crc", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr(
+        "jaxprompt.corpus.read.file_checksum", lambda path: pytest.fail(f"read {path}")
+    )
     index(folder, tiny, tmp_path / "store")
     index(folder, tiny, tmp_path / "store", units="sentence")
+
+
+@pytest.mark.parametrize("moment", ["later", "at once"])
+def test_an_edit_of_equal_size_and_time_is_seen(folder, tiny, tmp_path, monkeypatch, moment):
+    """The time is set back, as by rsync or tar; or the clock has not moved since the last look."""
+    path = folder / "a.jsonl"
+    if moment == "later":
+        monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)
+    else:
+        monkeypatch.setattr("jaxprompt.corpus.read.stat_key", lambda path: f"{path}:as before")
+    before, first = path.stat(), index(folder, tiny, tmp_path / "store")
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b"a [MASK] ones", b"a [MASK] twos"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    second = index(folder, tiny, tmp_path / "store")
+    assert second.folder != first.folder
+    assert ids(second)[1] == words("a [UNK] [UNK] [UNK] two ##s")
 
 
 def test_stores_of_two_tokenizers_agree_on_numbers(folder, tiny, tmp_path, roberta):
@@ -265,15 +288,55 @@ def test_a_corpus_that_changes_while_it_is_indexed(folder, tiny, tmp_path, monke
     assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
 
 
-def test_damaged_stores(folder, tiny, tmp_path):
+@pytest.mark.parametrize("name", ["tokens.bin", "units.bin", "documents.bin", META])
+def test_damaged_stores(folder, tiny, tmp_path, name):
+    """Each bit of each file counts, and the message says how to get the store back."""
     corpus = index(folder, tiny, tmp_path / "store")
-    with open(corpus.folder / "units.bin", "ab") as file:
-        file.write(b"\0")
-    with pytest.raises(InputError, match=r"units.bin: has 57 bytes, not 56; delete the folder"):
-        index(folder, tiny, tmp_path / "store")
-    (corpus.folder / META).unlink()
+    path = corpus.folder / name
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 1 if name != META else 41):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(InputError, match=f"store {corpus.folder} is damaged .{name} .*delete"):
+            index(folder, tiny, tmp_path / "store")
+    for cut in (whole[:-1], whole + b"\0", b""):
+        path.write_bytes(cut)
+        with pytest.raises(InputError, match=f"store {corpus.folder} is damaged .{name} .*delete"):
+            index(folder, tiny, tmp_path / "store")
+    shutil.rmtree(corpus.folder)
+    assert ids(index(folder, tiny, tmp_path / "store")) == EXPECTED
+
+
+def test_values_of_a_store_that_was_edited(folder, tiny, tmp_path):
+    corpus = index(folder, tiny, tmp_path / "store")
+    path = corpus.folder / META
+    text = path.read_text()
+    for old, new in (('"tokens": 12', '"tokens": 11'), ('"max_id": 18', '"max_id": 19')):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match="meta.json has changed, or is of another version"):
+            Corpus(corpus.folder)
+    path.unlink()
     with pytest.raises(InputError, match="no corpus store there, or not a finished one"):
         Corpus(corpus.folder)
+    with pytest.raises(InputError, match=r"is damaged \(it has no meta.json\); delete that folder"):
+        index(folder, tiny, tmp_path / "store")
+
+
+def test_checksums_are_those_of_the_files_and_verified_once(folder, tiny, tmp_path, monkeypatch):
+    corpus = index(folder, tiny, tmp_path / "store")
+    paths = [path for path in corpus.folder.iterdir() if path.suffix == ".bin"]
+    assert corpus.checksums == {path.name: zlib.crc32(path.read_bytes()) for path in paths}
+    assert len(paths) == 3
+    monkeypatch.setattr(
+        "jaxprompt.corpus.store.file_checksum", lambda path: pytest.fail(f"read {path}")
+    )
+    assert ids(pickle.loads(pickle.dumps(corpus))) == EXPECTED  # in a worker of this process
+
+
+def test_another_store_that_is_damaged_is_no_hindrance(folder, tiny, tmp_path):
+    first = index(folder, tiny, tmp_path / "store")
+    (first.folder / META).write_text("{")
+    assert len(index(folder, tiny, tmp_path / "store", units="sentence")) == len(EXPECTED)
 
 
 def test_a_folder_that_cannot_be_written(folder, tiny, tmp_path):

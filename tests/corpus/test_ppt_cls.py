@@ -125,11 +125,39 @@ def test_what_cannot_be_written(tmp_path, corpus):
         writer.close()
 
 
-def test_a_damaged_file(tmp_path, corpus):
-    annotate(tmp_path / "labels", corpus, np.zeros((12, 5)))
-    (tmp_path / "labels/labels.bin").write_bytes(b"\x00" * 30)
-    with pytest.raises(InputError, match="has 30 bytes, not 120; delete the folder, annotate anew"):
-        Annotations(tmp_path / "labels")
+@pytest.mark.parametrize("name", ["labels.bin", "meta.json"])
+def test_a_damaged_file(tmp_path, corpus, name):
+    annotate(tmp_path / "labels", corpus, [sure_of(i % 5, 0.9) for i in range(12)])
+    path = tmp_path / "labels" / name
+    whole = path.read_bytes()
+    flipped = [
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+        for at in range(0, len(whole), 7)
+    ]
+    for data in [*flipped, whole[:-2], whole + b"\0\0", b""]:
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=f"{path} is damaged, .*; delete {path.parent}, and"):
+            Annotations(path.parent)
+    path.write_bytes(whole)
+    assert len(Annotations(path.parent)) == 12
+
+
+@pytest.mark.parametrize("name", ["labels.bin", "part.json"])
+def test_unfinished_work_that_is_damaged(tmp_path, corpus, name):
+    """It is not gone on with: the rows that are there would be labels for ever."""
+    folder, rows = tmp_path / "labels", np.array([sure_of(i % 5, 0.9) for i in range(12)])
+    writer = AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    writer.append(rows[:7])
+    writer.close()
+    whole = (folder / name).read_bytes()
+    for data in (bytes([whole[0] ^ 1]) + whole[1:], whole[:-1]):
+        (folder / name).write_bytes(data)
+        with pytest.raises(InputError, match=f"{folder / name} is damaged, .*; delete {folder}"):
+            AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    (folder / name).write_bytes(whole)
+    writer = AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    writer.append(rows[7:])
+    np.testing.assert_array_equal(writer.seal().probabilities, rows.astype(np.float16))
 
 
 def test_labels_of_other_text_or_classes(tmp_path, corpus):

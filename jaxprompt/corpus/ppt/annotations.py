@@ -1,13 +1,15 @@
 """Pseudo-labels of a corpus: what an annotator holds of each unit, in a file beside the corpus.
 
 A folder has labels.bin, the probability of each class, float16 [units, C], and meta.json, written
-last: a folder without it is not finished. The numbers of units do not depend on a tokenizer, so an
-annotator may read the same text through its own. A row of zeros is a unit that it left out.
+last: a folder without it is not finished, and has a part.json with the units that are done. Both
+have the checksum of labels.bin, and their own. The numbers of units do not depend on a tokenizer,
+so an annotator may read the same text through its own. A row of zeros is a unit that it left out.
 """
 
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,17 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus, check_unchanged
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.files import (
+    add_checksum,
+    file_checksum,
+    make_folder,
+    parse_json,
+    pop_checksum,
+    write_atomic,
+    write_error,
+)
 
-FORMAT = 1
+FORMAT = 2
 PUBLISHED = (0.95, 0.5, 0.5, 0.5, 0.7)  # the released code's thresholds, from worst to best
 
 _LABELS, _META, _PART = "labels.bin", "meta.json", "part.json"
@@ -35,16 +45,12 @@ class Annotations:
         meta = _read(self.folder / _META)
         if meta is None:
             raise InputError(f"{self.folder}: no annotations there, or not finished; run annotate")
+        path = self.folder / _LABELS
+        _check_labels(path, meta["checksum"])
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.annotator: str = meta["annotator"]  # its fingerprint
         self._corpus = meta["corpus"]
-        path, shape = self.folder / _LABELS, (meta["units"], len(self.classes))
-        wanted = shape[0] * shape[1] * _DTYPE.itemsize
-        there = path.stat().st_size if path.is_file() else 0
-        if there != wanted:
-            raise InputError(
-                f"{path}: has {there} bytes, not {wanted}; delete the folder, annotate anew"
-            )
+        shape = meta["units"], len(self.classes)
         self.probabilities = np.asarray(np.memmap(path, _DTYPE, "r", shape=shape))  # [units, C]
 
     def __len__(self) -> int:
@@ -134,30 +140,45 @@ class AnnotationWriter:
             "units": corpus.num_units, "corpus": _text_of(corpus),
         }  # fmt: skip
         self._work, self._row = work, len(classes) * _DTYPE.itemsize
-        self._file, self.done = None, corpus.num_units  # units
-        if (finished := _read(self.folder / _META)) == work:
-            return
+        self._file, self.done, self._checksum = None, corpus.num_units, 0  # done: units
+        finished = _read(self.folder / _META)
         if finished is not None:
-            check_unfinished(self.folder)
-        begun = _read(self.folder / _PART)
+            if any(finished[name] != work[name] for name in work):
+                check_unfinished(self.folder)
+            return
+        path, begun = self.folder / _LABELS, _read(self.folder / _PART)
         if begun is None:
-            write_atomic(self.folder / _PART, json.dumps(work, indent=1))
+            self.done = 0
+            with _writing(path):
+                self._file = open(path, "wb")  # rows without a part.json are of unknown origin
+                self._note()
+            return
+        self._check_work(begun)
+        self.done, self._checksum = begun["done"], begun["checksum"]
+        with _writing(path):
+            if path.is_file():
+                os.truncate(path, self.done * self._row)  # rows that were not noted
+            _check_labels(path, self._checksum)
+            self._file = open(path, "ab")
+
+    def _check_work(self, begun: Mapping[str, Any]) -> None:
+        """Raises InputError where a folder was begun with other work."""
+        work = self._work
         # Told apart from the other fields, because its error can name the files that changed.
-        elif begun["corpus"] != work["corpus"]:
+        if begun["corpus"] != work["corpus"]:
             cure = f"delete {self.folder} to annotate anew"
             check_unchanged(begun["corpus"], work["corpus"], cure)
-        elif changed := [name for name in work if begun.get(name) != work[name]]:
+        elif changed := [name for name in work if begun[name] != work[name]]:
             raise InputError(
                 f"{self.folder} was begun with another {changed[0]}; restore it, or delete the "
                 "folder to annotate anew"
             )
-        path = self.folder / _LABELS
-        with _writing(path):
-            # Rows without a part.json are of unknown origin: they are overwritten.
-            self._file = open(path, "ab" if begun else "wb")
-            # Opened to append, a file is at its end.
-            self.done = self._file.tell() // self._row
-            self._file.truncate(self.done * self._row)  # a row may have been cut by the end
+
+    def _note(self) -> None:
+        """Notes what is done, once it is on the disk."""
+        os.fsync(self._file.fileno())
+        about = self._work | {"done": self.done, "checksum": self._checksum}
+        write_atomic(self.folder / _PART, json.dumps(add_checksum(about), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
         """Writes the next units. float [units, C], each row sums to 1 or is zeros"""
@@ -166,11 +187,14 @@ class AnnotationWriter:
             raise ValueError(f"rows must sum to 1 or 0, one sums to {total[np.argmax(total)]}")
         if self.done + len(probabilities) > self._work["units"]:
             raise ValueError(f"more than the {self._work['units']} units of the corpus")
+        data = np.ascontiguousarray(probabilities, _DTYPE).data
         with _writing(self.folder):
-            self._file.write(np.ascontiguousarray(probabilities, _DTYPE).data)
-            # What a process that is killed has appended is there for the one that goes on.
+            self._file.write(data)
             self._file.flush()
-        self.done += len(probabilities)
+            self.done += len(probabilities)
+            self._checksum = zlib.crc32(data, self._checksum)
+            # What a process that is killed has appended is there for the one that goes on.
+            self._note()
 
     def seal(self) -> Annotations:
         """Ends the work and opens it."""
@@ -179,10 +203,9 @@ class AnnotationWriter:
         if self._file is None:
             return Annotations(self.folder)
         with _writing(self.folder):
-            # The rows reach the disk before the file that vouches for them.
-            os.fsync(self._file.fileno())
             self._file.close()
-            write_atomic(self.folder / _META, json.dumps(self._work, indent=1))
+            about = self._work | {"checksum": self._checksum}
+            write_atomic(self.folder / _META, json.dumps(add_checksum(about), indent=1))
             # Last: with neither of the two files, the next writer would begin anew.
             (self.folder / _PART).unlink()
         return Annotations(self.folder)
@@ -208,9 +231,31 @@ def _text_of(corpus: Corpus) -> dict[str, Any]:
     return json.loads(json.dumps(dict(corpus.fingerprint, tokenizer="")))
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def _check_labels(path: Path, checksum: int) -> None:
+    """Raises InputError where the labels are not those that were written."""
     try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):
+        is_whole = file_checksum(path) == checksum
+    except OSError:
+        is_whole = False
+    if not is_whole:
+        raise _damage_error(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Reads what is said of the labels, None where there is nothing; InputError if damaged."""
+    try:
+        about = parse_json(path.read_bytes())
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    except (OSError, ValueError) as error:
+        raise _damage_error(path) from error
+    if not isinstance(about, dict) or not pop_checksum(about) or about.get("format") != FORMAT:
+        raise _damage_error(path)
+    return about
+
+
+def _damage_error(path: Path) -> InputError:
+    return InputError(
+        f"{path} is damaged, or of another version of jaxprompt; delete {path.parent}, and run "
+        "annotate again"
+    )
