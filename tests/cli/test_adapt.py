@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import zlib
 
 import jax
 import ml_dtypes
@@ -93,6 +94,10 @@ def test_the_result_tells_the_best_look_at_it(case):
     card = (workdir / "backbone/README.md").read_text()
     assert "60 documents" in card and f"| steps | {STEPS} |" in card
     assert f"{result['held_out']['loss']:.6g}" in card
+    # The indexed text that it learned from, as it was written.
+    files = {file.name: zlib.crc32(file.read_bytes()) for file in workdir.glob("corpus/*/*.bin")}
+    assert len(files) == 3
+    assert json.loads((workdir / "record.json").read_text())["store"] == files
 
 
 def test_the_tokenizer_goes_along(case, tmp_path_factory):
