@@ -32,7 +32,10 @@ from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
 CHOICES = 4  # of an example, where its rows alone would tell
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 _MASKS = 100
 

@@ -231,19 +231,20 @@ class _Names:
         return found
 
     def unused(self, known: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Lists the tensors of the file that are neither known nor another name of one known.
+        """Lists the tensors of the file that are not read.
 
-        A second word table of other numbers is among them.
+        A copy of a tensor under another of its names is left out, one of other numbers is not:
+        the first name is read, and the rest may be of an older version.
         """
-        read = {
-            name
-            for tensor in known
-            for i in range(copies(tensor, sizes))
-            for name in (*self._candidates(tensor, i), self.find(tensor, i))
-        }
-        # T5's files hold the word table under up to three names.
-        word, *others = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
-        read -= {name for name in others if name != word and not _same(self.weights, name, word)}
+        read = set()
+        for tensor in known:
+            for i in range(copies(tensor, sizes)):
+                # T5's files hold the word table under up to three names.
+                name = self.find(tensor, i)
+                others = self.names.intersection(self._candidates(tensor, i)) - {name}
+                # An untied model of transformers has two biases of the vocabulary, and adds one.
+                has_two = tensor.path == "mlm/bias"
+                read |= {name, *(n for n in others if has_two or _same(self.weights, n, name))}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:

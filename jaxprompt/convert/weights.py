@@ -3,7 +3,6 @@
 Torch files are mapped into memory, unlike the others (blocks.py): their layout is torch's own.
 """
 
-import json
 import math
 import os
 import zipfile
@@ -22,7 +21,7 @@ from jaxprompt.convert.gguf import open_gguf
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
-from jaxprompt.files import read_json
+from jaxprompt.files import parse_json, read_json
 from jaxprompt.layers.quantized import BLOCK
 
 _SAFETENSORS = "model.safetensors"
@@ -147,7 +146,7 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
     where = read_json(index, "a complete sharded checkpoint").get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
         raise InputError(f"{index} has no 'weight_map' of tensor to file; fetch the folder anew.")
-    entries = {}
+    entries: dict[str, Entry] = {}
     for shard in sorted(set(where.values())):
         # An index may come from anyone: it must not lead to other files of this machine.
         if Path(shard).name != shard:
@@ -155,14 +154,18 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
         path = index.parent / shard
         if not path.exists():
             raise InputError(f"{index.name} names {shard!r}, absent from {index.parent}; fetch it.")
-        # Names come from the files themselves; the index is held against them below.
-        entries |= open_file(path, stack)
-    lost = sorted(set(where) - set(entries))
-    if lost:
-        raise InputError(
-            f"{index} names tensors that its files lack ({len(lost)}, first {lost[0]!r}); "
-            "index and files are of different versions, fetch the folder anew."
-        )
+        tensors = open_file(path, stack)
+        names = [name for name, file in where.items() if file == shard]
+        lost = sorted(set(names) - set(tensors))
+        if lost:
+            raise InputError(
+                f"{index} says that {shard} holds {lost[0]!r}, which it lacks ({len(lost)} such "
+                "tensors in this file); index and files are of different versions, download the "
+                "folder again"
+            )
+        # A shard may hold more, such as an older copy of another shard's tensor: as in
+        # transformers, the index alone says what is read, and from which file.
+        entries |= {name: tensors[name] for name in names}
     return entries
 
 
@@ -174,8 +177,8 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
         with safe_open(path, framework="numpy"):  # checks the header against the file's size
             pass
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    except SafetensorError as error:
+        header = parse_json(file.read(size))
+    except (SafetensorError, ValueError) as error:
         raise InputError(
             f"{path} is corrupt or cut short ({error}); delete it and fetch it anew."
         ) from error
@@ -188,7 +191,6 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
 def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
     shape, (begin, end) = tuple(meta["shape"]), meta["data_offsets"]
     name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
-    # Of two entries of one name the library may have checked the other.
     size = math.prod(shape) * _NUMPY[name].itemsize if name in _NUMPY else end - begin
     if end - begin != size or data + end > os.fstat(file.fileno()).st_size:
         raise InputError(f"{path} has a header that does not fit its size; fetch it anew.")

@@ -162,6 +162,22 @@ def test_names_of_old_checkpoints(pretraining):
     assert_equal_trees(got.params, expected.params)
 
 
+def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(pretraining):
+    """Such as a norm of an older version that stands beside today's."""
+    _, folder = pretraining
+    norm = "bert.encoder.layer.1.output.LayerNorm"
+    expected = load(folder).report
+
+    def with_copies(tensors):
+        scale, bias = tensors[f"{norm}.weight"], tensors[f"{norm}.bias"]
+        return tensors | {f"{norm}.gamma": scale, f"{norm}.weight": scale + 1, f"{norm}.beta": bias}
+
+    rewrite(folder, with_copies)
+    report = load(folder).report
+    assert report.unused == (f"{norm}.weight", *expected.unused)
+    assert report.fingerprint == expected.fingerprint
+
+
 def assert_equal_trees(got, expected):
     got, expected = flatten(got), flatten(expected)
     assert got.keys() == expected.keys()
