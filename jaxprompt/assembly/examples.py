@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.assembly.notes import tell_misplaced, tell_moved, tell_odd, tell_unread
+from jaxprompt.assembly.notes import (
+    tell_minus_one,
+    tell_misplaced,
+    tell_moved,
+    tell_odd,
+    tell_unread,
+)
 from jaxprompt.assembly.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -203,6 +209,8 @@ def read_examples(
     # It sees the task as that is by then: dev and test are read by the labels of train.
     def read(split: str) -> sources.Rows:
         rows = sources.read_split(task, split, only=data.only, **place)
+        if rows.left_out:
+            left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if c.task.vocabulary:
             rows, count = keep_known(task, rows)
             left_out.append(f"{split} {count}")
@@ -219,6 +227,8 @@ def read_examples(
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
         notes += tell_moved(examples)
+        if not (c.task.labels or task.hub):
+            notes += tell_minus_one(task, examples)
         split = _draw(data, task, examples, rows)
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:

@@ -9,7 +9,7 @@ from jaxprompt.assembly.load_config import fields
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.data import fewshot
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import idle_fields
@@ -72,6 +72,18 @@ def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
     pairs = itertools.combinations(splits, 2)
     same = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
     return [f"examples whose texts are empty: {shown}"] * bool(shown) + same
+
+
+def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
+    """Says that -1 was read as a class beside 0, where it may stand for an absent label."""
+    if not {"-1", "0"} <= {*task.labels}:
+        return []
+    minus_one = task.labels.index("-1")
+    count = sum(example.label == minus_one for example in examples)
+    return [
+        f"{task.label} -1 is read as a class, of {count} of {len(examples)} training examples; "
+        "data sets of the hub mark an absent label so: leave these rows out if it is none"
+    ]
 
 
 def tell_moved(examples: Sequence[Example]) -> list[str]:

@@ -33,6 +33,7 @@ class Rows(Sequence):
         self._convert = convert
         self._numbers = numbers
         self.total = len(data) if total is None else total
+        self.left_out = 0  # how many rows `read_split` left out, as their labels are no class
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -14,6 +14,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.data.tasks.reading import row_labels
 from jaxprompt.errors import InputError, brief, nearest, show_columns
 from jaxprompt.files import user_path
 
@@ -66,12 +67,28 @@ def read_split(
         else:
             rows = _from_file(task, _file_of(user_path(source), split))
     rows = spread(task, _those_of(rows, only) if only else rows)
-    if task.left_out:
-        kept = [i for i, row in enumerate(rows) if not task.leaves_out(row)]
-        rows = rows.take(kept) if kept else rows  # a test split may hide all of its labels
+    if task.left_out or rows.classes:
+        labelled = [i for i, row in enumerate(rows) if not _is_left_out(task, row, rows.classes)]
+        # A test split may hide all of its labels.
+        if 0 < len(labelled) < len(rows):
+            count = len(rows) - len(labelled)
+            rows = rows.take(labelled)
+            rows.left_out = count
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
     return rows
+
+
+def _is_left_out(task: Task, row: Mapping[str, Any], classes: Sequence[str]) -> bool:
+    """Tells whether an example has no label, by the task or as data sets with `classes` mark it.
+
+    The label of such a data set is a number that counts its classes, and -1 where there is none.
+    """
+    if task.leaves_out(row):
+        return True
+    if not classes or task.hub or task.kind != "classes" or task.choices:
+        return False
+    return any(type(value) is int and value == -1 for value in row_labels(task, row))
 
 
 def _those_of(rows: Rows, only: str) -> Rows:

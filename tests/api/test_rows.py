@@ -8,6 +8,8 @@ from tiny_run import TOPICS, write_rows
 
 import jaxprompt as jp
 from jaxprompt.api.rows import make_records, make_rows
+from jaxprompt.assembly.examples import read_examples
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.data.tasks import custom_task, read_example
 
 NAMES = ["tool", "food", "beast"]  # another order than that of their names
@@ -39,6 +41,24 @@ def test_classes_that_the_rows_lack_keep_their_numbers(backbone, numbered, small
     part = numbered[0].filter(lambda row: NAMES[row["label"]] != "tool")
     found = jp.train(backbone, part, numbered[1], method=jp.prefix(4), **small)
     assert found.prompt.card["task"]["labels"] == NAMES
+
+
+def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
+    """Its label is then -1: no class of its own, and the others keep the data set's order."""
+    kind = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=NAMES))
+    more = [*rows[0], {"text": "a text", "label": -1}]
+    parts = {"train": datasets.Dataset.from_list(more, features=kind), "dev": rows[1]}
+    c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
+    given = {name: make_rows(part, name, TASK) for name, part in parts.items()}
+    found = read_examples(c, given=given)
+    assert found.task.labels == tuple(NAMES) and len(found.splits["train"]) == len(rows[0])
+    (note,) = (line for line in found.notes if "left out" in line)
+    assert note.endswith(f"train 1 of {len(more)}")
+    # In rows without names -1 is a class like any other, and it is said that it may be none.
+    signs = [{"text": "a", "label": value} for value in (0, -1, 1, -1)]
+    found = read_examples(c, given={name: make_rows(signs, name, TASK) for name in parts})
+    assert found.task.labels == ("-1", "0", "1")
+    assert any("-1 is read as a class, of 2 of 4 training" in line for line in found.notes)
 
 
 def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):

@@ -37,6 +37,39 @@ def test_a_parquet_file_names_its_classes(tmp_path):
     assert [read_example(get_task("ag_news"), row, "x").label for row in rows] == [1, 0]
 
 
+def test_examples_without_a_label_are_left_out_where_a_file_names_its_classes(tmp_path):
+    """The hub marks them by -1, as in SNLI; a split with nothing else is a hidden test."""
+    task, names = custom_task(fields=("text",)), ("entail", "neutral", "contra")
+    columns = {"text": list("abcde"), "label": [2, -1, 0, -1, 1]}
+    path = write_parquet(tmp_path / "a.parquet", columns, label=ClassLabel(names=names))
+    rows = read(task, path)
+    assert [row["label"] for row in rows] == ["contra", "entail", "neutral"]
+    assert rows.left_out == 2 and rows.origin(2) == f"{path}:5"
+    assert with_labels(task, rows, rows.origin, rows.classes).labels == names
+    columns = {"text": ["a", "b"], "label": [-1, -1]}
+    rows = read(task, write_parquet(path, columns, label=ClassLabel(names=names)))
+    assert len(rows) == 2 and rows.left_out == 0
+
+
+def test_a_label_beyond_the_classes_of_a_data_set_is_refused():
+    task, rows = custom_task(fields=("text",)), [{"label": "no"}, {"label": 2}, {"label": "yes"}]
+    with pytest.raises(InputError, match="row 2: label 2 is not a label .*; labels: no, yes"):
+        with_labels(task, rows, classes=("no", "yes"))
+
+
+def test_hidden_tags_are_no_tags():
+    """The hub hides them as it does labels; a row for training must have some."""
+    task = custom_task(fields=("tokens",), tags="tags", labels=("X",), scheme="iob2")
+    row = {"tokens": ["a", "b"], "tags": [-1, -1]}
+    assert read_example(task, row, "x:1", need_label=False).tags == ()
+    assert not has_label(task, row) and has_label(task, row | {"tags": ["O", "B-X"]})
+    for tags in ([-1, -1], []):
+        with pytest.raises(InputError, match="x:1: no tags in column 'tags'"):
+            read_example(task, row | {"tags": tags}, "x:1")
+    with pytest.raises(InputError, match="x:1: tag 2 of column 'tags' is -1"):
+        read_example(task, row | {"tags": ["O", -1]}, "x:1", need_label=False)
+
+
 def test_tags_of_another_set_keep_their_names(tmp_path):
     tags = ["O", "B-LOC", "I-LOC", "B-DATE"]
     columns = {"tokens": [["Paris", "May"]], "ner_tags": [[1, 3]]}

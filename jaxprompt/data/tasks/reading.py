@@ -20,7 +20,7 @@ from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.entities import read_entities
 from jaxprompt.data.tasks.numbers import read_number
-from jaxprompt.data.tasks.tagging import read_tagged, with_tags
+from jaxprompt.data.tasks.tagging import is_untagged, read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -34,7 +34,7 @@ def with_labels(
     """The task with its class names taken from the training rows, unless it has or needs none.
 
     `origin` tells where row i stands, for messages. `classes` are those that the data set names
-    itself: where it names all that the rows have, its numbers are the task's.
+    itself, and its numbers are then the task's; a label that is none of them raises InputError.
     """
     if task.kind == "tags":
         return with_tags(task, rows, origin)
@@ -49,8 +49,14 @@ def with_labels(
             f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
             "more: check the file, or name them all by task.labels"
         )
-    named = tuple(map(spelling, classes))
-    return check_task(dataclasses.replace(task, labels=named if {*labels} <= {*named} else labels))
+    named = () if task.candidates else tuple(map(spelling, classes))
+    if named and not {*labels} <= {*named}:
+        for number, row in enumerate(rows):
+            for value in row_labels(task, row):
+                if spelling(value) not in named:
+                    where = origin(number) if origin else f"row {number + 1}"
+                    raise _no_label(task, value, named, where)
+    return check_task(dataclasses.replace(task, labels=named or labels))
 
 
 def labels_from_rows(
@@ -70,14 +76,19 @@ def labels_from_rows(
                 f"{where(number)}: no label column {column!r}; {show_columns(row)}; set "
                 "task.label to one of them"
             )
-        for value in _labels(row[column], many):
+        for value in _several(row[column], many):
             check_label(value, column, lambda number=number: where(number))
             seen.add(spelling(value))
     return class_names(seen)
 
 
-def _labels(value: Any, many: bool) -> Sequence[Any]:
-    """Lists the labels of a row: `many` says that there may be a list of several."""
+def row_labels(task: Task, row: Mapping[str, Any]) -> Sequence[Any]:
+    """Lists the labels of a row; a task of relations may have several."""
+    return _several(row.get(task.label), bool(task.entities))
+
+
+def _several(value: Any, many: bool) -> Sequence[Any]:
+    """Lists the values of a cell: `many` says that there may be a list of several."""
     return value if many and isinstance(value, (list, tuple)) and value else (value,)
 
 
@@ -92,6 +103,8 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
         texts = value.get("text")
         fake = isinstance(texts, (list, tuple)) and all(str(x).startswith(_FAKE) for x in texts)
         return texts not in ([], ()) and not fake
+    if task.kind == "tags":
+        return not is_untagged(value)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     # The hub's data sets hide labels as -1; a class may be called so all the same.
@@ -143,7 +156,7 @@ def read_example(
     if is_hidden:
         return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
-    for value in _labels(row[task.label], bool(task.entities)):
+    for value in row_labels(task, row):
         found.append(_label(task, row | {task.label: value}, own, where))
         if found[-1] < 0 and need_label:
             check_label(value, task.label, lambda: where)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
-from jaxprompt.data.tasks.cells import read_text
+from jaxprompt.data.tasks.cells import is_blank, read_text
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.predicates import read_predicate
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
@@ -53,7 +53,7 @@ def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
     """Reads the tags of a row as they are written, () where there are none and none is needed."""
     value = row.get(task.tags)
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if is_untagged(value):
         if needed:
             raise InputError(f"{where}: no tags in column {task.tags!r}; {show_columns(row)}")
         return ()
@@ -75,6 +75,13 @@ def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple
             )
         found.append(tag)
     return tuple(found)
+
+
+def is_untagged(value: Any) -> bool:
+    """Tells whether a row states no tags: none, or as the hub hides labels, -1 for every word."""
+    if isinstance(value, (list, tuple)):
+        return all(type(tag) is int and tag == -1 for tag in value)
+    return is_blank(value)
 
 
 def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
