@@ -66,6 +66,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
             spaced=block["spaced"] != "false", question=block["question"],
             candidate=block["candidate"], candidates=block["candidates"],
             placeholder=block["placeholder"], number=block["number"], limits=block["limits"],
+            positive=block["positive"],
         )  # fmt: skip
     task = get_task(block["name"])
     _check_known(block, task)
@@ -74,7 +75,13 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
+    if block["positive"] not in ("", task.positive) and task.positive:
+        raise InputError(
+            f"task.positive={brief(block['positive'])}: the {task.metric} of {task.name} is of "
+            f"its class {task.positive!r}; leave it out"
+        )
     own = {"metric": block["metric"] or task.metric}
+    own["positive"] = block["positive"] or task.positive
     if block["markers"]:
         own["markers"] = tuple(block["markers"])
     if task.kind == "tags" and block["labels"]:
@@ -224,6 +231,10 @@ def read_examples(
         rows = read("train")
         task = with_labels(task, rows, rows.origin, rows.classes)
     task = in_form(c, task) if record is None else task
+    if c.task.positive and not task.positive_message:
+        notes.append(
+            f"task.positive={brief(c.task.positive)} is not read: task.metric is {task.metric}"
+        )
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
         notes += tell_moved(examples)

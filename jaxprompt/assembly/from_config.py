@@ -225,7 +225,8 @@ def tell_examples(
     lines += [] if scorer.demos is None else [scorer.demos.tell()]
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
-    return [*notes, *own, *lines, *tell_unmarked(unmarked)]
+    positive = [scorer.task.positive_message] if scorer.task.positive_message else []
+    return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert import artifact, peft
+from jaxprompt.data.tasks.task import BINARY_METRICS
 from jaxprompt.errors import InputError
 from jaxprompt.files import check_others, make_folder, read_json, user_path, write_atomic
 
@@ -149,6 +150,8 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
         ]  # fmt: skip
     if task["labels"]:
         lines += [f"Labels: {', '.join(task['labels'])}.", ""]
+    if task.get("metric") in BINARY_METRICS and task.get("positive"):
+        lines += [f"`{task['metric']}` is of the class {task['positive']}.", ""]
     if scores:
         lines += ["| split | metric | value |", "|---|---|---|", *scores, ""]
     lines += ["```python", *code, "```", ""]

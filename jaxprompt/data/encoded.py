@@ -57,13 +57,15 @@ class Judged(NamedTuple):
     unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
     questions: Sequence[str] = ()  # which question each is an answer of
     candidates: Sequence[str] = ()  # and the text of that answer
+    positive: int = 1  # the class that binary metrics are of
 
     def take(self, chosen: Sequence[bool]) -> "Judged":
         """Takes some examples."""
         pick = lambda own: [own[row] for row, is_in in enumerate(chosen) if is_in] if own else own
         known = (self.right, self.told, self.pairs, self.questions, self.candidates)
         right, told, pairs, *asked = map(pick, known)
-        return Judged(self.names, self.negative, right, told, pairs, self.unmarked, *asked)
+        more = *asked, self.positive
+        return Judged(self.names, self.negative, right, told, pairs, self.unmarked, *more)
 
 
 class Split(NamedTuple):

@@ -67,7 +67,7 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
     if name in ("f1", *questions.METRICS) and num_classes != 2 and kind == "classes":
         raise InputError(
-            f"metric {name} is of class 1 of 2, the task has {num_classes}; use macro_f1"
+            f"metric {name} is of one class of 2, the task has {num_classes}; use macro_f1"
         )
 
 
@@ -87,11 +87,12 @@ def score(
 
     RANKINGS need `scores` [examples, C], and are all given, without accuracy; see `score_ranks`.
 
-    f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
-    scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
-    correlation over all classes. pred = -1 (no class) is wrong and no class of its own. Where
-    `judged` has several right classes of an example, a pred or a rank among them is right. Metrics
-    of relations and questions need `judged`; see scoring/relations.py and scoring/questions.py.
+    f1 is of the positive class of two, by `judged`, else of class 1; macro_f1 averages over the
+    classes that occur in gold or pred, which is scikit-learn's default, so that a class predicted
+    and never right counts as 0; matthews is the correlation over all classes. pred = -1 (no class)
+    is wrong and no class of its own. Where `judged` has several right classes of an example, a pred
+    or a rank among them is right. Metrics of relations and questions need `judged`; see
+    scoring/relations.py and scoring/questions.py.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
@@ -117,7 +118,8 @@ def score(
     gold = right_classes(gold, pred, judged)
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
-        measured = {name: float(_sklearn(name, gold, pred)), **measured}
+        positive = judged.positive if judged else 1
+        measured = {name: float(_sklearn(name, gold, pred, positive)), **measured}
     return measured
 
 
@@ -290,7 +292,7 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
 
 
-def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
+def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray, positive: int) -> float:
     from sklearn import metrics
 
     if name == "matthews":
@@ -299,7 +301,7 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
         if len(np.union1d(gold, pred)) < 2:  # scikit-learn warns, and gives 0 as well
             return 0.0
         return metrics.matthews_corrcoef(gold, pred)
-    classes = [1] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
+    classes = [positive] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
     # The macro average over one class is its F1.
     return metrics.f1_score(gold, pred, labels=classes, average="macro", zero_division=0)
 

@@ -1,8 +1,11 @@
 """Metrics of questions whose answers are examples of their own, as SuperGLUE has them.
 
-Each candidate of a question is right or wrong by itself; `Judged.questions` says which question it
-is of (Wang et al. 2019, section 3.2: MultiRC and ReCoRD).
+Each candidate of a question is right or wrong by itself: `Judged.positive` is the class of those
+that are right, and `Judged.questions` says which question it is of (Wang et al. 2019, section 3.2:
+MultiRC and ReCoRD).
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +18,7 @@ METRICS = ("f1a", "answer_f1")
 def score_questions(
     metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray, scores: np.ndarray | None
 ) -> dict[str, float]:
-    """The metric, first, exact_match and accuracy, as fractions. gold, pred: [examples], 0 or 1
+    """The metric, first, exact_match and accuracy, as fractions. gold, pred: [examples]
 
     See `score_candidates` and `score_best`, which needs `scores` [examples, 2].
     """
@@ -24,41 +27,42 @@ def score_questions(
         rows.setdefault(question, []).append(row)
     asked = list(rows.values())
     if metric == "f1a":
-        found = score_candidates(asked, gold, pred)
+        found = score_candidates(asked, gold, pred, judged.positive)
     elif scores is None:
         raise ValueError("metric answer_f1 needs the scores of the classes")
     else:
-        found = score_best(asked, judged.candidates, gold, scores)
+        found = score_best(asked, judged.candidates, gold, scores, judged.positive)
     return {**found, "accuracy": float(np.mean(gold == pred))}
 
 
 def score_candidates(
-    asked: list[list[int]], gold: np.ndarray, pred: np.ndarray
+    asked: list[list[int]], gold: np.ndarray, pred: np.ndarray, right: int
 ) -> dict[str, float]:
-    """f1a: F1 of the candidates that are right, over all questions, as MultiRC has it.
+    """f1a: F1 of the candidates of the class `right`, over all questions, as MultiRC has it.
 
     exact_match is the share of questions of which every candidate is judged right. `asked` lists
     the examples of each question.
     """
-    hits = int(((gold == 1) & (pred == 1)).sum())
-    said = int((gold == 1).sum() + (pred == 1).sum())
+    hits = int(((gold == right) & (pred == right)).sum())
+    said = int((gold == right).sum() + (pred == right).sum())
     whole = [bool((gold[own] == pred[own]).all()) for own in asked]
     return {"f1a": 2 * hits / said if said else 0.0, "exact_match": float(np.mean(whole))}
 
 
 def score_best(
-    asked: list[list[int]], texts: list[str], gold: np.ndarray, scores: np.ndarray
-) -> dict[str, float]:
+    asked: list[list[int]], texts: Sequence[str], gold: np.ndarray, scores: np.ndarray,
+    positive: int,
+) -> dict[str, float]:  # fmt: skip
     """answer_f1: F1 of the words of each question's best candidate, averaged, as ReCoRD has it.
 
-    The best has the highest score of class 1 over that of class 0, the first of equal ones. Of the
-    right candidates the nearest to it counts; exact_match is the share of questions where it is one
-    of them. A question without a right candidate counts as 0.
+    The best has the highest score of the class `positive` over that of the other, the first of
+    equal ones. Of the right candidates the nearest to it counts; exact_match is the share of
+    questions where it is one of them. A question without a right candidate counts as 0.
     """
-    chance, shares, exact = scores[:, 1] - scores[:, 0], [], []
+    chance, shares, exact = scores[:, positive] - scores[:, 1 - positive], [], []
     for own in asked:
         best = answer_words(texts[own[int(np.argmax(chance[own]))]])
-        right = [answer_words(texts[row]) for row in own if gold[row] == 1]
+        right = [answer_words(texts[row]) for row in own if gold[row] == positive]
         shares.append(max((shared_words(words, best) for words in right), default=0.0))
         exact.append(best in right)
     return {"answer_f1": float(np.mean(shares)), "exact_match": float(np.mean(exact))}

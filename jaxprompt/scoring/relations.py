@@ -111,7 +111,8 @@ def judge(task: Task, examples: Iterable[Example]) -> Judged:
     asked = [e.question for e in rows] if task.question else ()
     texts = [e.fields[task.candidate] for e in rows] if task.candidate else ()
     negative = at.get(task.negative, -1)
-    return Judged(tuple(names), negative, right, told, pairs, unmarked, asked, texts)
+    known = right, told, pairs, unmarked, asked, texts
+    return Judged(tuple(names), negative, *known, task.positive_class)
 
 
 def _share(part: int, whole: int, otherwise: float) -> float:

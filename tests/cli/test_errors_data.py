@@ -137,7 +137,7 @@ def test_a_class_with_too_few_examples(train):
 
 def test_a_metric_that_the_classes_cannot_have(train):
     line = train(task__metric="f1")
-    assert "metric f1 is of class 1 of 2, the task has 3; use macro_f1" in line
+    assert "metric f1 is of one class of 2, the task has 3; use macro_f1" in line
 
 
 # -- templates and label words --------------------------------------------------------------------
@@ -258,5 +258,5 @@ def test_weights_that_are_corrupt(train, model):
 
 def test_every_field_of_a_task_is_read_or_refused_for_a_known_one():
     read = {"name", "chat", "template", "words", "spaced", "option", "vocabulary", "metric"}
-    read |= {"markers", "form", "answer", "eos"}
+    read |= {"markers", "form", "answer", "eos", "positive"}
     assert set(FIELDS["task"]) == read | set(examples._OF_CUSTOM)

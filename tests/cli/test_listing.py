@@ -91,6 +91,19 @@ def test_a_config_is_checked_with_its_data(backbone, data, capsys):
     assert "  label words: beast = 'cat'; food = 'bread'; tool = 'saw'\n" in out
 
 
+def test_the_positive_class_of_f1_is_told(backbone, data, tmp_path, capsys):
+    """In validate as at the start of a run; with another metric that it is not read."""
+    for name in ("train", "dev"):
+        rows = [row for row in read_lines(data / f"{name}.jsonl") if row["label"] != "tool"]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    fields = tiny_fields(backbone, data) | {"data.source": tmp_path, "task.positive": "beast"}
+    words = flags(fields | {"task.metric": "f1"})
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0 and "  f1: the positive class is beast\n" in out
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *flags(fields))
+    assert code == 0 and "  task.positive='beast' is not read: task.metric is accuracy\n" in out
+
+
 def test_what_looks_wrong_in_the_examples_is_told(backbone, data, tmp_path, capsys):
     rows = read_lines(data / "train.jsonl")
     rows[0]["text"], rows[1]["text"] = "", " \t"

@@ -1,5 +1,6 @@
 """The task registry and the reading of rows, on rows written by hand and on real data."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import pytest
 
+from jaxprompt.assembly.examples import read_task
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
@@ -15,6 +18,7 @@ from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.data.tasks.sequences import SEQUENCES
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
+from jaxprompt.scoring.relations import judge
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
 mnli snli qnli mrpc wnli qqp boolq wic wsc multirc record copa chnsenticorp tnews lcqmc ocnli cmnli
@@ -310,6 +314,42 @@ def test_a_class_that_is_left_out(tmp_path):
     rows = read_split(task, "train", source=str(tmp_path))
     assert [tasks.read_example(task, row, "x:1").label for row in rows] == [0, 13]
     assert rows.origin(1).endswith("train.jsonl:5")
+
+
+@pytest.mark.parametrize(
+    ("name", "positive"),
+    [("mrpc", "equivalent"), ("qqp", "duplicate"), ("multirc", "true"), ("record", "true")],
+)
+def test_the_positive_class_of_a_benchmark_is_its_own(name, positive):
+    """F1 of GLUE is of paraphrases (Wang et al. 2018), that of SuperGLUE of right answers."""
+    task = tasks.get_task(name)
+    assert task.positive == positive == task.labels[task.positive_class]
+    assert task.positive_message == f"{task.metric}: the positive class is {positive}"
+    block = load_config("base", [("task.name", name), ("task.positive", task.labels[0])]).task
+    with pytest.raises(InputError, match=f"is of its class '{positive}'; leave it out"):
+        read_task(block)
+
+
+def test_the_positive_class_of_a_task():
+    make = lambda **fields: tasks.custom_task(fields=["text"], metric="f1", **fields)
+    rows = [{"label": "spam"}, {"label": "ham"}]
+    for task in (make(labels=["ham", "spam"]), tasks.with_labels(make(), rows)):
+        assert task.positive == "spam" and task.positive_class == 1
+    for task in (
+        make(labels=["ham", "spam"], positive="ham"), tasks.with_labels(make(positive="ham"), rows)
+    ):  # fmt: skip
+        assert task.positive_class == 0 and "positive class is ham" in task.positive_message
+        again = tasks.task_from_json(json.loads(json.dumps(dataclasses.asdict(task))))
+        assert judge(again, []).positive == 0
+    assert tasks.custom_task(fields=["text"], labels=["ham", "spam"]).positive_message == ""
+    for wrong in (
+        lambda: make(labels=["ham", "spam"], positive="hma"),
+        lambda: tasks.with_labels(make(positive="hma"), rows),
+    ):
+        with pytest.raises(InputError, match="'hma' is no class of task custom; .* ham, spam"):
+            wrong()
+    with pytest.raises(InputError, match="the task has spans; leave it out"):
+        make(answers="answers", positive="ham")
 
 
 def test_numbers_as_class_names_hide_the_indices():

@@ -25,6 +25,18 @@ def test_binary_by_hand():
     assert metrics.score("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(matthews)
 
 
+@pytest.mark.parametrize("positive", [0, 1])
+def test_f1_is_of_the_positive_class(positive):
+    right = [(label,) for label in GOLD]
+    judged = Judged(("a", "b"), -1, right, right, [-1] * 8, positive=positive)
+    expected = sklearn.metrics.f1_score(GOLD, PRED, pos_label=positive)
+    assert metrics.score("f1", GOLD, PRED, 2, judged)["f1"] == pytest.approx(expected)
+    # So too of the examples that have a label alone.
+    part = judged.take([True] * 6 + [False] * 2)
+    expected = sklearn.metrics.f1_score(GOLD[:6], PRED[:6], pos_label=positive)
+    assert metrics.score("f1", GOLD[:6], PRED[:6], 2, part)["f1"] == pytest.approx(expected)
+
+
 def test_each_of_several_right_classes_counts():
     """Of the second example classes 0 and 2 are right: said is the one that is not learned."""
     nothing = [()] * 3
@@ -121,7 +133,7 @@ def test_mean_and_population_std():
 def test_wrong_input():
     with pytest.raises(InputError, match="unknown metric 'acuracy'; nearest: accuracy"):
         metrics.score("acuracy", GOLD, PRED, 2)
-    with pytest.raises(InputError, match="f1 is of class 1 of 2, the task has 3; use macro_f1"):
+    with pytest.raises(InputError, match="f1 is of one class of 2, the task has 3; use macro_f1"):
         metrics.check_metric("f1", 3)
     with pytest.raises(ValueError, match="must be equal"):
         metrics.score("accuracy", GOLD, PRED[1:], 2)

@@ -78,6 +78,19 @@ def test_record_is_scored_as_by_its_authors(shared):
     assert 0 < found["exact_match"] <= found["answer_f1"] < 1
 
 
+@pytest.mark.parametrize("metric", ["f1a", "answer_f1"])
+def test_the_class_of_right_answers_may_be_the_first(metric, shared):
+    """The same scores as with the classes in their usual order."""
+    task, _, examples, gold = read("record", shared / "data/record_32")
+    scores = np.random.default_rng(0).normal(size=(len(gold), 2))
+    scores[:, 1] += gold
+    judged = judge(task, examples)
+    expected = metrics.score(metric, gold, scores.argmax(1), 2, judged, scores)
+    judged, swapped = judged._replace(positive=0), scores[:, ::-1]
+    found = metrics.score(metric, 1 - gold, swapped.argmax(1), 2, judged, swapped)
+    assert found == expected and 0 < expected[metric] < 1
+
+
 def test_a_question_without_a_right_answer_is_one_that_is_missed():
     from jaxprompt.data.encoded import Judged
 
@@ -88,5 +101,5 @@ def test_a_question_without_a_right_answer_is_one_that_is_missed():
     assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
     found = metrics.score("f1a", [0, 0, 0], [0, 0, 0], 2, judged)
     assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
-    with pytest.raises(InputError, match="metric f1a is of class 1 of 2, the task has 3"):
+    with pytest.raises(InputError, match="metric f1a is of one class of 2, the task has 3"):
         metrics.check_metric("f1a", 3)

@@ -91,6 +91,7 @@ def custom_task(
     answers: str = "",
     scheme: str = "",
     metric: str = "",
+    positive: str = "",
     choices: Sequence[str] = (),
     option: str = "",
     spaced: bool = True,
@@ -123,7 +124,8 @@ def custom_task(
     between them (data/tasks/entities.py); without `words` a relation has those of its name, and
     without `plain` and `template` words stand around the entities. With `question` examples are
     answers of questions (data/tasks/candidates.py). With `number`, a column of numbers, the task is
-    to predict it; it lies within `limits`, the least and the greatest, if any.
+    to predict it; it lies within `limits`, the least and the greatest, if any. `positive` is the
+    class that f1 and the metrics of questions are of, the second by default.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     of_tags = "accuracy" if scheme == NO_SCHEME else "role_f1" if predicate else "entity_f1"
@@ -163,6 +165,7 @@ def custom_task(
         placeholder=placeholder,
         number=number,
         limits=tuple(limits),
+        positive=positive,
         metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)

@@ -7,7 +7,7 @@ from jaxprompt.data.tags import NO_SCHEME, OUTSIDE, labels_of
 from jaxprompt.data.tasks.candidates import check_candidates
 from jaxprompt.data.tasks.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.predicates import check_predicate
-from jaxprompt.data.tasks.task import Task, check_column
+from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
 from jaxprompt.errors import InputError
 
 
@@ -74,6 +74,7 @@ def check_task(task: Task) -> Task:
     check_entities(task)
     check_candidates(task)
     check_predicate(task)
+    check_positive(task)
     if task.predicate and task.markers:  # off by default, unlike those of relations
         field = f"{{{task.fields[0]}}}"
         task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
@@ -110,4 +111,25 @@ def check_task(task: Task) -> Task:
             f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "
             f"in the order {', '.join(task.labels)}"
         )
-    return dataclasses.replace(task, words=words, targets=task.targets or task.labels)
+    positive = task.positive
+    if task.metric in BINARY_METRICS and len(task.labels) == 2:
+        positive = positive or task.labels[1]  # so that the run's record names it
+    return dataclasses.replace(
+        task, words=words, targets=task.targets or task.labels, positive=positive
+    )
+
+
+def check_positive(task: Task) -> None:
+    """Raises InputError where the positive class of binary metrics is no class of the task."""
+    if not task.positive:
+        return
+    if task.kind != "classes" or task.choices:
+        raise InputError(
+            f"task.positive={task.positive!r} names a class, and the task has "
+            f"{'choices' if task.choices else task.kind}; leave it out"
+        )
+    if task.labels and task.positive not in task.labels:
+        raise InputError(
+            f"task.positive={task.positive!r} is no class of task {task.name}; its classes: "
+            f"{', '.join(task.labels[:20])}{', ...' if len(task.labels) > 20 else ''}"
+        )

@@ -26,6 +26,7 @@ _PARAPHRASE = {
     "labels": ("not_equivalent", "equivalent"),
     "words": (("No",), ("Yes",)),
     "metric": "f1",
+    "positive": "equivalent",  # GLUE's F1 is of paraphrases
 }
 _LM_BFF = {"columns": ("label", "text")}
 _LETTERS = ("A", "B", "C", "D")
@@ -258,6 +259,7 @@ ENGLISH = SUPERGLUE | {
     | {
         "fields": ("question1", "question2"),
         "labels": ("not_duplicate", "duplicate"),
+        "positive": "duplicate",
         "hub": "nyu-mll/glue",
         "subset": "qqp",
         "splits": NO_TEST,

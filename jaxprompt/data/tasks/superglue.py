@@ -67,6 +67,7 @@ SUPERGLUE = {
         "question": ("paragraph", "question"),
         "candidate": "answer",
         "metric": "f1a",
+        "positive": "true",
     },
     "rte": NLI
     | {
@@ -131,5 +132,6 @@ SUPERGLUE = {
         "plain": "{query|whole} [sep] {passage}",
         "query": "{query|whole} {passage}",
         "metric": "answer_f1",
+        "positive": "true",
     },
 }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxprompt.data.tasks.cells import is_number, spelling, whole
 from jaxprompt.errors import InputError
 
+BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of one class of two, `Task.positive`
 PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
 
 
@@ -112,6 +113,7 @@ class Task:
     candidates: tuple[str, ...] = ()
     placeholder: str = ""
     metric: str = "accuracy"
+    positive: str = ""  # the class that BINARY_METRICS are of; "" = the second
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -162,6 +164,19 @@ class Task:
         if numbers:
             table = {whole(name.removeprefix("+")): i for i, name in enumerate(names)} | table
         return table if numbers or table.keys() & indices.keys() else table | indices
+
+    @property
+    def positive_class(self) -> int:
+        """The index of the class that BINARY_METRICS are of."""
+        return self.labels.index(self.positive) if self.positive else 1
+
+    @property
+    def positive_message(self) -> str:
+        """Says which class a binary metric is of, "" where the metric is of all classes."""
+        if self.kind != "classes" or self.metric not in BINARY_METRICS:
+            return ""
+        name = (self.labels or string.ascii_uppercase)[self.positive_class]
+        return f"{self.metric}: the positive class is {name}"
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
         """Tells whether the label of a row is one of `left_out`."""
