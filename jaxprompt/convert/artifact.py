@@ -1,7 +1,8 @@
 """The exported prompt: prompt.safetensors with the numbers and prompt.json, the card, beside it.
 
 The safetensors file is plain (any reader opens it) and the same tensors give the same bytes. The
-card says what the numbers belong to; it holds the file's SHA-256, so that the two stay together.
+card says what the numbers belong to; it holds the file's SHA-256, so that the two stay together,
+and a checksum of its other fields, so that no damaged label or template goes unnoticed.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ FORMAT = 1
 _HEADERS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 TENSORS, CARD = "prompt.safetensors", "prompt.json"
 
-# What every card holds, next to "format" and "sha256", which the writer adds.
+# What every card holds, next to "format", "sha256" and "checksum", which the writer adds.
 CARD_FIELDS = (
     "method",  # name of the prompt method
     "hyper",  # its hyper-parameters
@@ -58,6 +59,7 @@ def write_artifact(
     # One metadata key only: safetensors writes several in a random order.
     data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
     card = {"format": FORMAT, **card, "sha256": hashlib.sha256(data).hexdigest()}
+    card |= {"checksum": card_checksum(json.loads(json.dumps(card)))}  # as it is read back
     # NaN is no JSON: a card with one could not be read by other parsers.
     text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     folder = make_folder(folder)
@@ -67,11 +69,17 @@ def write_artifact(
     return folder / TENSORS, folder / CARD
 
 
+def card_checksum(card: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a card's fields but its checksum, however the JSON is laid out."""
+    fields = {name: value for name, value in card.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
 def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     """Reads (tensors, card) from a folder or from one of the two files in it.
 
     Raises InputError for a file that is missing, cut, foreign, of a newer format, or of another
-    export than its neighbour.
+    export than its neighbour, and for a card that is not as it was written.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -225,6 +233,11 @@ def _read_card(path: Path) -> dict:
         card = parse_json(data)
     except ValueError as error:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
+    if isinstance(card, dict) and card.get("checksum", card_checksum(card)) != card_checksum(card):
+        raise InputError(
+            f"{path} is damaged or was edited: its checksum is that of other contents; export the "
+            "prompt again"
+        )
     if not isinstance(card, dict) or "format" not in card:
         raise InputError(f"{path} is not the card of a prompt; give the folder that `export` wrote")
     if card["format"] != FORMAT:
@@ -232,7 +245,7 @@ def _read_card(path: Path) -> dict:
             f"{path} has format {brief(card['format'])}, this version reads {FORMAT}; "
             "update jaxprompt"
         )
-    missing = [field for field in (*CARD_FIELDS, "sha256") if field not in card]
+    missing = [field for field in (*CARD_FIELDS, "sha256", "checksum") if field not in card]
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; export the prompt again")
     return card

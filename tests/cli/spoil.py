@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tiny_run import ROOT
 
+from jaxprompt.convert.artifact import card_checksum
+
 BASE = ROOT / "configs" / "base.py"
 PYTHON = """
 from configs.base import get_config as base
@@ -34,9 +36,17 @@ def change(tree: dict, field: str, value: object) -> None:
         del tree[last]
 
 
+def write_card(path: Path, card: dict) -> None:
+    """Writes the card of an export with the checksum that belongs to it."""
+    path.write_text(json.dumps(card | {"checksum": card_checksum(card)}))
+
+
 def edit(path: Path, **changes: object) -> None:
-    """Changes fields of a JSON file; None removes one."""
+    """Changes fields of a JSON file; None removes one. A card gets its new checksum."""
     value = json.loads(path.read_text())
     for name, new in changes.items():
         change(value, name, new)
-    path.write_text(json.dumps(value))
+    if path.name == "prompt.json":
+        write_card(path, value)
+    else:
+        path.write_text(json.dumps(value))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spoil import BASE, edit, files
+from spoil import BASE, edit, files, write_card
 from tiny_run import flags, tiny_fields, write_rows
 
 from jaxprompt.__main__ import main
@@ -187,12 +187,12 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     for block in ("task", "layout", "prompt", "head"):
         spoilt = json.loads(text)
         spoilt[block] = {}
-        card.write_text(json.dumps(spoilt))
+        write_card(card, spoilt)
         line = predict("--text=a")
         assert f"the card lacks {block}." in line and "export the prompt again" in line
     spoilt = json.loads(text)
     spoilt["layout"]["max_length"] = 5
-    card.write_text(json.dumps(spoilt))
+    write_card(card, spoilt)
     line = predict("--text=a")
     assert "the card's layout has 'max_length'" in line and "export the prompt again" in line
     tensors.unlink()

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from spoil import write_card
 from test_inspect import KEPT, VERBALIZER, look, pictures
 from test_reading_runs import questions
 from tiny_run import (
@@ -241,6 +242,6 @@ def test_prompts_of_other_kinds_are_not_compared(
     card = json.loads((other / "prompt.json").read_text())
     for block, own in change.items():
         card[block] = card[block] | own if isinstance(own, dict) else own
-    (other / "prompt.json").write_text(json.dumps(card))
+    write_card(other / "prompt.json", card)
     line = refused("inspect", f"--exports={tmp_path / 'prompts'}", started=True)
     assert f"{other} {told.format(first=first)}" in line

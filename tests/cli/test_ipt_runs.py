@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from spoil import edit, write_card
 from tiny_run import (
     jaxprompt,
     make_backbone,
@@ -144,7 +145,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     path = workdir / "export" / "prompt.json"
     card = json.loads(path.read_text())
     moved = path.read_text().replace(str(topics / "export"), str(tmp_path / "gone"))
-    path.write_text(moved)
+    write_card(path, json.loads(moved))
     words = [f"--workdir={workdir}", "--text=cat"]
     code, _, err = jaxprompt(capsys, "predict", *words)
     assert code == 2 and "gone" in err and "say by pretrained where it is" in err
@@ -300,8 +301,7 @@ def test_what_it_depends_on_is_that_of_training_at_every_remove(
     right = predicts(c, data, tmp_path, capsys)
     assert right == pytest.approx(evaluates(c, capsys))
     # The same numbers exported again are the same export.
-    card = first / "prompt.json"
-    card.write_text(card.read_text().replace('"created": "2', '"created": "1'))
+    edit(first / "prompt.json", created="1970-01-01")
     assert predicts(c, data, tmp_path, capsys) == right == pytest.approx(evaluates(c, capsys))
     assert predicts(a, data, tmp_path, capsys) == pytest.approx(evaluates(a, capsys))
     shutil.rmtree(first)

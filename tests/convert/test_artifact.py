@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.convert.artifact import (
+    card_checksum,
     check_fingerprint,
     import_npy,
     package_versions,
@@ -45,6 +46,10 @@ def make_tensors():
         "head/bias": rng.normal(size=5).astype(np.float16),
         "count": np.int32(7),
     }
+
+
+def with_checksum(card):
+    return card | {"checksum": card_checksum(card)}
 
 
 def refused(path):
@@ -132,13 +137,37 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
         card.write_text(content)
         assert "is not the card of a prompt" in refused(tmp_path)
     whole = json.loads(text)
-    card.write_text(json.dumps({**whole, "format": 2}))
+    card.write_text(json.dumps(with_checksum({**whole, "format": 2})))
     assert "has format 2, this version reads 1; update jaxprompt" in refused(tmp_path)
-    card.write_text(json.dumps({k: v for k, v in whole.items() if k != "template"}))
-    assert "lacks template" in refused(tmp_path)
+    for name in ("template", "checksum"):
+        fields = {k: v for k, v in whole.items() if k not in (name, "checksum")}
+        card.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))
+        assert f"lacks {name}; export the prompt again" in refused(tmp_path)
     card.unlink()
     assert "prompt.json: No such file" in refused(tmp_path)
     assert "cannot read" in refused(tmp_path / "absent")
+
+
+def test_a_card_with_a_flipped_bit_is_refused(tmp_path):
+    """One that makes "good" of "food", say; the layout of the JSON may change."""
+    _, path = write_artifact(tmp_path, make_tensors(), CARD)
+    data, card = path.read_bytes(), read_artifact(tmp_path)[1]
+    refusals = 0
+    for place, byte in enumerate(data):
+        path.write_bytes(data[:place] + bytes([byte ^ 1 << place % 8]) + data[place + 1 :])
+        try:
+            assert read_artifact(tmp_path)[1] == card
+        except InputError:
+            refusals += 1
+    assert refusals > 0.9 * len(data)
+    edited = json.loads(data) | {"template": "another"}
+    path.write_text(json.dumps(edited))
+    assert "is damaged or was edited: its checksum" in refused(tmp_path)
+    path.write_text(json.dumps(card, sort_keys=True))
+    assert read_artifact(tmp_path)[1] == card
+    card["task"]["labels"][0] = "where"  # a change on purpose is written with a new checksum
+    write_artifact(tmp_path, make_tensors(), card)
+    assert read_artifact(tmp_path)[1]["task"]["labels"][0] == "where"
 
 
 def test_failed_write_leaves_the_earlier_export(tmp_path, monkeypatch):
