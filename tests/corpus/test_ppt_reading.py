@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from ppt_corpus import CHINESE, LETTERS, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
+from jaxprompt.corpus.ppt.reading import Reader
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.files import read_file
 from jaxprompt.data.specials import SENTINEL, read_specials
@@ -288,6 +290,29 @@ def test_a_text_that_is_whole_needs_no_other(bert):
     assert len(row.ids) == 5
     with pytest.raises(InputError, match="takes 6 tokens .* max_len 5; raise max_len to 6"):
         make_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two three"}))
+
+
+# -- units of a corpus ----------------------------------------------------------------------------
+
+
+def test_units_within_the_limits_are_read(t5):
+    """Of 6 tokens or more, above 10 characters and up to 10,000, as the released code of PPT."""
+    texts = {
+        "word word word word word": False,  # 5 tokens
+        "word word word word word.": True,  # 6
+        "a b c de!?": False,  # 10 characters
+        "a b c def!?": True,  # 11
+        "word " * 1999 + "words": True,  # 10,000
+        "word " * 1999 + "words.": False,
+    }
+    ids = [np.array(own, np.int32) for own in pieces(t5, *texts)]
+    assert [len(own) for own in ids[:2]] == [5, 6] and min(map(len, ids[2:])) > 6
+    corpus = SimpleNamespace(unit=ids.__getitem__)
+    task = custom_task(fields=["text"], labels=["a", "b"], template="{text} [mask]")
+    reader = Reader(corpus, t5, make_encoder(t5, "seq2seq", task), parse(task.template), 512)
+    read, rows = reader.rows(range(len(texts)))
+    assert [at in read for at in range(len(texts))] == list(texts.values())
+    assert len(rows) == len(read) and contains(rows[0][0].ids, ids[1])
 
 
 # -- bad input ------------------------------------------------------------------------------------

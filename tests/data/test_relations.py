@@ -101,6 +101,21 @@ def test_rows_by_their_published_columns(name):
     assert read_example(task, bare, "x:1", need_label=False).label == -1
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("event_arguments", "the old bridge is the [mask] of attacked"),  # its role in the event
+        ("wiki80", "New York Airport is the [mask] of it"),
+        ("dialog_re", "Speaker 2 is the [mask] of Joe"),
+    ],
+)
+def test_the_template_asks_what_one_entity_is_of_the_other(name, asked):
+    """Of events what the argument is of the trigger; DART, appendix A.2, asks of relations so."""
+    task = get_task(name)
+    fields = read_example(task, ROWS[name], "x:1").fields
+    assert re.sub(r"\{(entity\d)\}", lambda m: fields[m[1]], task.template).endswith(asked)
+
+
 @pytest.mark.parametrize("name, folder, splits", [
     ("sem_eval_2010_task_8", "sem_eval_2010_task_8", {"train": 8_000, "test": 2_717}),
     ("scierc", "scierc_relation", {"train": 3_219, "dev": 455, "test": 974}),

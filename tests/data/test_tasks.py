@@ -239,6 +239,33 @@ def test_meaning_of_labels_that_no_row_names(shared):
     assert tasks.get_task("subj").words == (("subjective",), ("objective",))
 
 
+_SENTIMENT = {"positive": "great", "negative": "terrible"}
+_PAIR = {"entailment": "Yes", "not_entailment": "No"}
+_THREE_WAY = {"entailment": "Yes", "neutral": "Maybe", "contradiction": "No"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, _SENTIMENT) for name in ("sst2", "mr", "cr", "mpqa")),
+        ("sst5", {"very positive": "great", "positive": "good", "neutral": "okay",
+                  "negative": "bad", "very negative": "terrible"}),
+        ("trec", {"ABBR": "Expression", "ENTY": "Entity", "DESC": "Description", "HUM": "Human",
+                  "LOC": "Location", "NUM": "Number"}),
+        ("cola", {"acceptable": "correct", "unacceptable": "incorrect"}),
+        ("mnli", _THREE_WAY), ("snli", _THREE_WAY), ("rte", _PAIR), ("qnli", _PAIR),
+        ("mrpc", {"equivalent": "Yes", "not_equivalent": "No"}),
+        ("qqp", {"duplicate": "Yes", "not_duplicate": "No"}),
+    ],
+)  # fmt: skip
+def test_label_words_are_those_of_lm_bff(name, words):
+    """Gao et al. 2021, "Making pre-trained language models better few-shot learners", table 1."""
+    task = tasks.get_task(name)
+    assert dict(zip(task.labels, task.words, strict=True)) == {
+        label: (word,) for label, word in words.items()
+    }
+
+
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"c3", "c3_dialog", "ccpm"}))
 def test_a_label_that_is_the_name_of_a_class_decides(name):
     """Also where a number beside it, in the data set's own order, says another class."""

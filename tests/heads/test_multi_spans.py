@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import unicodedata
 
 import jax
@@ -103,6 +104,23 @@ def test_equal_texts_are_one_answer(bert):
     (places,) = split.parts.offsets
     found[0, : len(places)][(places[:, 0] >= at) & (places[:, 1] <= at + 6)] = 5.0
     assert texts(head, examples, split, found) == [["Xqzwvb"]]
+
+
+def test_equal_texts_are_one_answer_in_any_case(bert):
+    """The first is kept, as it stands in the text; a span is as sure as its words on the mean."""
+    context = "Big Ralph met BIG ralph and Gansu."
+    head, examples, split = encode(bert, [row("Gansu", context=context)])
+    (places,) = split.parts.offsets
+    odds = {0: 4.0, 4: 1.0, 14: 5.0, 18: 5.0, 28: 2.0}  # of s, by where a word begins
+    found = np.full(split.labels.shape, -4.0, np.float32)
+    for start, logit in odds.items():
+        end = start + len(re.match(r"\w+", context[start:])[0])
+        found[0, : len(places)][(places[:, 0] >= start) & (places[:, 1] <= end)] = logit
+    assert texts(head, examples, split, found) == [["Big Ralph", "Gansu"]]
+    (answer,) = head.answers(TASK, examples, split, found, 0)
+    sure = lambda logit: 1 / (1 + np.exp(-logit))
+    expected = [(sure(4.0) + sure(1.0)) / 2, sure(2.0)]
+    assert [span["score"] for span in answer["spans"]] == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_threshold_is_tuned_on_dev_and_taken_over(bert):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.heads import make_head
 from jaxprompt.scoring.losses import squared_error
 from jaxprompt.scoring.metrics import score_numbers
@@ -37,6 +38,14 @@ def test_correlations_are_those_of_their_definitions():
     assert found["spearman"] == pytest.approx(np.corrcoef(ranks(gold), ranks(pred))[0, 1])
     assert score_numbers("pearson", gold, np.ones(40)) == {"pearson": 0.0, "spearman": 0.0}
     assert not any(map(math.isnan, score_numbers("pearson", [1.0], [2.0]).values()))
+
+
+def test_an_answer_lies_within_the_limits_of_its_task():
+    """As the number between 0 and 5 of STS-B; without limits it is what the layer gives."""
+    found, head = np.array([[-1.5], [2.25], [7.0]], np.float32), make_head("regression")
+    answers = lambda task: [own["prediction"] for own in head.answers(task, (), None, found, 1)]
+    assert answers(get_task("stsb")) == [0.0, 2.25, 5.0]
+    assert answers(custom_task(fields=("text",), number="n")) == [-1.5, 2.25, 7.0]
 
 
 def test_it_reads_what_the_linear_head_reads():

@@ -117,6 +117,8 @@ def test_it_is_that_of_the_definition_on_what_is_found_in_real_texts(shared):
 
 
 def test_wrong_input_is_no_score():
-    for gold, pred in (([], []), ([[["a"]]], []), ([[]], [["a"]])):
-        with pytest.raises(ValueError):
+    """One question without a right answer among others that have some is wrong too."""
+    wrong = (([], []), ([[["a"]]], []), ([[]], [["a"]]), ([[["a"]], []], [["a"], ["a"]]))
+    for gold, pred in wrong:
+        with pytest.raises(ValueError, match="one or more right answers"):
             score_span_sets("f1", gold, pred)
