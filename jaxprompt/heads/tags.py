@@ -40,6 +40,7 @@ class Windows(NamedTuple):
     owner: np.ndarray  # int32 [windows], the text of each
     gold: list[tuple[str, ...]]  # of each text its tags, () = unknown
     names: tuple[str, ...]  # of the tags
+    has_predicates: bool = False  # the tags are roles
 
 
 class Marked(NamedTuple):
@@ -140,7 +141,8 @@ class Head(Kind):
         for row, own in zip(table, labels, strict=True):
             row[: len(own)] = own
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
-        parts = Windows(np.array(owner, np.int32), [e.tags for e in examples], task.labels)
+        gold, has_predicates = [e.tags for e in examples], bool(task.predicate)
+        parts = Windows(np.array(owner, np.int32), gold, task.labels, has_predicates)
         return Split(rows, table, counts, [()] * len(examples), parts)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
@@ -174,8 +176,8 @@ class Head(Kind):
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Compares entities."""
-        tags = [tags for tags, _ in self._read(split, found)]
-        return metrics.score_tags(metric, split.parts.gold, tags)
+        parts, tags = split.parts, [tags for tags, _ in self._read(split, found)]
+        return metrics.score_tags(metric, parts.gold, tags, has_predicates=parts.has_predicates)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
@@ -185,7 +187,10 @@ class Head(Kind):
         known = [(gold, tags) for gold, (tags, _) in pairs if gold]
         if not known:
             return {}, 0
-        return metrics.score_tags(metric, *zip(*known, strict=True)), len(known)
+        gold, tags = zip(*known, strict=True)
+        has_predicates = split.parts.has_predicates
+        scores = metrics.score_tags(metric, gold, tags, has_predicates=has_predicates)
+        return scores, len(known)
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Names the columns that `answers` gives for a task."""

@@ -159,20 +159,25 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
 
 
 def score_tags(
-    name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]
-) -> dict[str, float]:
+    name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]], *,
+    has_predicates: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """The metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
     gold, pred: the tags of each text, in IOB2 unless the metric is accuracy, which is alone. An
     entity is right where its words and its type are; micro-averages over all entities, by seqeval
     in its default mode, which is conlleval's: what begins with I- is an entity too. role_f1 is of
-    the arguments of predicates; see `score_roles`.
+    the arguments of predicates; see `score_roles`. Tags that are roles, `has_predicates`, get both
+    F1s, the one that is not the metric last.
     """
     check_metric(name, 0, "tags")
     if not any(gold):
         raise ValueError("no word has a tag")
     if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
         raise ValueError("gold and pred must tag the same words")
+    if has_predicates and name != "accuracy":
+        (other,) = {"entity_f1", "role_f1"} - {name}
+        return score_tags(name, gold, pred) | {other: score_tags(other, gold, pred)[other]}
     if name == "role_f1":
         return roles.score_roles(gold, pred)
     if name == "accuracy":

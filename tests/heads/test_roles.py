@@ -58,7 +58,10 @@ def test_windows_lose_no_word_and_each_has_the_predicate(tokenizer, template, ma
         assert len(places) == (template == MARKED)
     scores = np.full((*split.labels.shape, len(task.labels)), -5.0, np.float32)
     np.put_along_axis(scores, np.maximum(split.labels, 0)[..., None], 5.0, -1)
-    assert head.measure("role_f1", split, scores, 0)["role_f1"] == 1.0
+    for metric, other in (("role_f1", "entity_f1"), ("entity_f1", "role_f1")):
+        measured = head.measure(metric, split, scores, 0)
+        assert list(measured) == [metric, "precision", "recall", "accuracy", other]
+        assert measured[metric] == measured[other] == 1.0
     (answer,) = head.answers(task, examples, split, scores, 0)
     text = " ".join(WORDS)
     place = answer["predicate_span"]

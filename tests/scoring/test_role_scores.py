@@ -52,6 +52,16 @@ def test_any_tags_count_as_the_official_script_counts():
     assert scores["accuracy"] == np.mean(right)
 
 
+@pytest.mark.parametrize("metric, other", [("role_f1", "entity_f1"), ("entity_f1", "role_f1")])
+def test_seqeval_counts_the_predicate_and_srl_eval_does_not(metric, other):
+    """Of two roles one is right: 1 of 2 by srl-eval.pl, 2 of 3 with V by seqeval."""
+    tags = [["B-A0", "B-V", "B-A1"]], [["B-A0", "B-V", "B-A2"]]
+    scores = score_tags(metric, *tags, has_predicates=True)
+    assert (scores["role_f1"], scores["entity_f1"]) == pytest.approx((1 / 2, 2 / 3))
+    assert list(scores) == [metric, "precision", "recall", "accuracy", other]
+    assert scores["precision"] == scores[metric]
+
+
 @pytest.mark.parametrize("names", ["O B-A I-A B-B I-B", "I-A B-A O I-B B-B", "O B-A I-A B-B"])
 def test_the_best_tags_are_those_of_a_full_search(names):
     names = names.split()
