@@ -13,7 +13,7 @@ from configs.ptuning_v2 import depth, prompt_length, verbalizer
 from jaxprompt.errors import InputError
 
 SYSTEMS = {
-    "full": "Fine-tuning", "pt": "Prompt tuning", "prefix": "P-tuning v2",
+    "full": "Fine-tuning", "pt": "Prompt tuning", "p_tuning": "P-tuning", "prefix": "P-tuning v2",
     "multi_task": "Multi-task P-tuning v2",
 }  # fmt: skip
 BACKBONES = {
@@ -47,9 +47,9 @@ def _every(tasks: Sequence[str], systems: Sequence[str], models: Sequence[str], 
 
 
 def table2(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Yields fine-tuning, prompt tuning and P-tuning v2 of every size."""
+    """Yields fine-tuning, prompt tuning, P-tuning and P-tuning v2 of every size."""
     models = [model for model in BACKBONES if model != "DeBERTa-xlarge"]
-    return _every(tasks, ("full", "pt", "prefix"), models, "superglue")
+    return _every(tasks, ("full", "pt", "p_tuning", "prefix"), models, "superglue")
 
 
 def table3(tasks: Sequence[str]) -> Iterable[Cell]:
@@ -92,8 +92,8 @@ TABLES = {
     "table2": Table("SuperGLUE, models of all sizes", table2, ptuning_v2.SUPERGLUE,
                     ptuning_v2.SUPERGLUE),
     "table3": Table("named entities, questions and semantic roles", table3, _HARD, _HARD),
-    "table4": Table("a linear head against label words", table4, tuple(verbalizer.TASKS),
-                    tuple(verbalizer.TASKS), named_by=("head.name",)),
+    "table4": Table("a linear head against label words", table4, verbalizer.TASKS,
+                    verbalizer.TASKS, named_by=("head.name",)),
     "figure3": Table("layers with a prompt, from the first up and the last down", figure3,
                      depth.TASKS, depth.TASKS, draw=_DEPTH, axis="depth"),
     "figure4": Table("lengths of the prompt, with and without an MLP", figure4,
@@ -185,9 +185,9 @@ class PTuningV2(Paper):
         name, system, *_ = cell.method.split(",")
         if name == "prompt_length":
             return prompt_length.rates_of(cell.task, system)
-        if system == "full":
-            return ptuning_v2.FULL_RATES
-        return () if self._released(cell) else ptuning_v2.RATES
+        if system != "full" and self._released(cell):
+            return ()
+        return ptuning_v2.rates_of(system)
 
     def searched(self, cell: Cell) -> Mapping[str, Sequence[Any]]:
         """Lists the lengths that are searched where none is released."""
@@ -217,7 +217,13 @@ class PTuningV2(Paper):
                 last = 8 * args.layers // depth.LAYERS
                 lines.append(f"of --layers={args.layers} the same shares: 1-8 are its 1-{last}")
             return lines
-        return ["the paper reports development sets, at the epoch that is best on them"]
+        lines = ["the paper reports development sets, at the epoch that is best on them"]
+        if args.table in ("table2", "table3"):
+            lines.append(
+                "prompt tuning and P-tuning have one column in the paper, which stands beside the "
+                "first here"
+            )
+        return lines
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Lists the seed of the released script where there is one."""

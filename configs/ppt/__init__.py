@@ -34,19 +34,29 @@ def tune(backbone, size, cell, *, model=1):
     c = base()
     getattr(backbones, "t5_lm" if method == "lm_adapt" else backbone)(c, size)
     METHODS[method](c, task)
+    c.backbone.dtype = dtype_of(size)
     if method == "full":
         c.optim.lr = FULL_RATES[size][1]
     c.mesh.model = model
     return c
 
 
+def dtype_of(backbone):
+    """Names the precision: mixed for models of 11B, full for all others (appendix C)."""
+    return "bfloat16" if _size_of(backbone) == "xxl" else "float32"
+
+
 def learning_rates(method, backbone):
     """Lists the learning rates that are searched; those of `full` by the size in a path's name."""
+    size = _size_of(backbone)
+    return FULL_RATES[size] if method == "full" and size else RATES[method]
+
+
+def _size_of(backbone):
+    """Reads the size in the name of a T5 or mT5; "" of another model."""
     words = re.split(r"[^a-z0-9]+", backbone.rpartition("/")[2].lower())
     size = next((word for word in words if word in FULL_RATES), "")
-    if method == "full" and size and {"t5", "mt5"} & set(words):
-        return FULL_RATES[size]
-    return RATES[method]
+    return size if words == [size] or {"t5", "mt5"} & set(words) else ""
 
 
 def has_cell(method, task):
@@ -70,7 +80,8 @@ PRETRAINING = {
 
 
 def pretrain(task, kind="t5"):
-    """Returns pre-training of a prompt; give corpus.path and backbone.path.
+    """Returns pre-training of a prompt; give corpus.path and backbone.path, and for a model of 11B
+    backbone.dtype=bfloat16 (appendix C).
 
     `kind` is "t5" (mT5 too), "masked" (a BERT and its kin, with a masked-LM head), "causal" or
     "infilling" (GLM); with "-deep" behind it keys and values of every layer are learned in place of
@@ -79,7 +90,6 @@ def pretrain(task, kind="t5"):
     choose("the kind of backbone", kind, ALL_KINDS)
     own, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
     c = base()
-    c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
     c.ppt.task, c.ppt.patterns = task, kind.patterns("en")

@@ -18,7 +18,6 @@ def get_config(task="yelp"):
     choose("the data set", task, _EXAMPLES)
     c = base()
     backbones.roberta_base(c)
-    c.backbone.dtype = "bfloat16"
     if task == "yelp":
         c.task.name, c.task.fields = "custom", ("text",)
         c.task.labels = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")

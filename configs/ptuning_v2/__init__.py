@@ -6,17 +6,23 @@ A file per kind. Its argument is TASK,SYSTEM,MODEL, of which the last may be lef
 Batch, learning rate, length, epochs, dropout and seed are those of the released script of a task
 and a model, run_script/run_TASK_MODEL.sh, where there is one. Where there is none, the learning
 rate and the length are searched in the ranges of the search scripts, for 100 epochs (they search 20
-to 120). So are those of prompt tuning on every task and model: what is released was chosen for
-prefixes.
+to 120). So are those of prompt tuning and of P-tuning on every task and model: what is released was
+chosen for prefixes.
+
+Prompt tuning and P-tuning have a column together in the paper, each is a system here: soft tokens
+between text and mask, and label words on the LM head (figure 2a, table 1). An LSTM computes those
+of P-tuning, of a frozen backbone as well (section 4). Tags and spans have no label words (section
+3.1), so that both have soft tokens in front there and the head of a prefix.
 
 Where the paper and its released code disagree, or both are silent:
 - the paper reports the development set, at the epoch that is best on it; here, where a task has no
   labeled test set, a tenth of train chooses the epoch and the development set is scored once;
 - the pooler of BERT and RoBERTa is the checkpoint's and frozen (code; section 3.3 has none);
 - the learning rate falls along a line on SuperGLUE, and to 0.95 an epoch elsewhere (code);
-- prompt tuning has soft tokens among the word embeddings; the released code feeds what leaves the
-  whole embedding layer into it again;
-- ours, since nothing is released: fine-tuning's learning rates; the second rate of an MLP; batch,
+- prompt tuning has soft tokens among the word embeddings and a verbalizer (paper); the released code
+  feeds what leaves the whole embedding layer into it again, and has a linear layer on [CLS];
+- ours, since nothing is released: fine-tuning's learning rates; the second rate of an MLP; those of
+  P-tuning; where label words are given for four tasks alone (section 4.3), those of others; batch,
   dropout and seed where a task and a model have no script; the 10 epochs of several tasks;
 - on DeBERTa classes have a pooler that trains (code), with tanh where the released one has GELU;
 - MultiRC's question and answer stand before the paragraph and ReCoRD's query before the passage;
@@ -31,6 +37,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
+from jaxprompt.data.tasks import get_task
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (11,)  # of most released scripts, which run once
@@ -38,8 +45,10 @@ RATES = (5e-3, 7e-3, 1e-2)  # of the released search
 LENGTHS = (4, 8, 16, 32, 64, 128)
 FULL_RATES = (1e-5, 2e-5, 5e-5)  # ours
 MLP_RATES = (1e-4, 5e-4)  # the one released run with an MLP has 1e-4
+P_TUNING_RATES = (1e-4, 5e-4, 1e-3)  # P-tuning's own code has 1e-4 at most, beside a tuned backbone
 MLP = 512  # released default of prefix_hidden_size
-SYSTEMS = ("prefix", "multi_task", "pt", "full")
+SYSTEMS = ("prefix", "multi_task", "pt", "p_tuning", "full")
+SOFT = ("pt", "p_tuning")  # whose tokens are among those of the input
 MODELS = {
     "bert-large": "google-bert/bert-large-cased",  # uncased on tagging and questions
     "roberta-large": "FacebookAI/roberta-large",
@@ -98,6 +107,14 @@ SHARED = {**dict.fromkeys(TAGGING, 128), **dict.fromkeys(QA, 16)}
 METRICS = {"cb": "accuracy", **dict.fromkeys(SRL, "entity_f1")}
 
 
+# Label words in the order of the classes (section 4.3; of the tasks that it does not name they are
+# ours). The choices of COPA are named by letters.
+WORDS = {
+    **dict.fromkeys(("sst2", "boolq", "multirc", "record", "wic", "wsc"), ("false", "true")),
+    "rte": ("true", "false"), "cb": ("true", "false", "neutral"), "copa": (),
+}  # fmt: skip
+
+
 def recipe_of(task, model):
     """Returns what is released, else what the search starts from (section 3.3: short, or 100)."""
     long = task in (*TAGGING, *QA)
@@ -130,10 +147,14 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
     c.backbone.dropout = own.dropout
     c.task.name, c.task.template, c.task.metric = task, own.template, METRICS.get(task, "")
     _head(c, task, model, own.dropout)
+    if system in SOFT and task in SUPERGLUE:
+        _label_words(c, task)
     if system == "full":
         methods.full(c, lr=FULL_RATES[1])
     elif system == "pt":
         methods.soft(c, length=own.length, lr=own.lr)
+    elif system == "p_tuning":
+        methods.p_tuning(c, length=own.length, lr=P_TUNING_RATES[1])
     else:
         methods.prefix(c, length=own.length, lr=own.lr, dropout=own.dropout, hidden=own.hidden)
         c.prompt.init = f"{shared}/{task}" if system == "multi_task" else ""
@@ -160,12 +181,21 @@ def _head(c, task, model, dropout):
             c.head.pooler = "trained"
 
 
+def _label_words(c, task):
+    """Asks for a word at a mask, in front of which the soft tokens stand (section 3, figure 2a)."""
+    heads.verbalizer(c)
+    texts = c.task.template or get_task(task).plain
+    if task == "copa":
+        texts = "{premise} {connective} {choices}"
+    c.task.template, c.task.words = f"{texts} [soft] [mask]", WORDS[task]
+
+
 def max_len_of(task, system, model, taken):
     """Counts the tokens of an input; soft tokens are among them, the places of a prefix are not."""
     if task in TAGGING:  # released code: as many as the model has
-        bounded = model in ("bert-large", "roberta-large") and system != "pt"
+        bounded = model in ("bert-large", "roberta-large") and system not in SOFT
         return LIMIT - (taken if bounded else 0)
-    return (384 if task in QA else 128) + (taken if system == "pt" else 0)
+    return (384 if task in QA else 128) + (taken if system in SOFT else 0)
 
 
 def runs_of(tasks, systems, models):
@@ -179,19 +209,23 @@ def runs_of(tasks, systems, models):
 
 def is_released(task, system, model):
     """Tells whether the released settings are a system's own: they are those of prefixes."""
-    return system != "pt" and (task, model) in RELEASED
+    return system not in SOFT and (task, model) in RELEASED
+
+
+def rates_of(system):
+    """Lists the learning rates that are searched where none is released."""
+    return {"full": FULL_RATES, "p_tuning": P_TUNING_RATES}.get(system, RATES)
 
 
 def searched(task, system, model):
     """Lists the values that are searched; beside any length the text has the same room."""
-    if system == "full":
-        return [{"optim.lr": lr} for lr in FULL_RATES]
-    if is_released(task, system, model):
+    if system != "full" and is_released(task, system, model):
         return [{}]
-    if system == "multi_task":
-        return [{"optim.lr": lr} for lr in RATES]
+    rates = rates_of(system)
+    if system in ("full", "multi_task"):
+        return [{"optim.lr": lr} for lr in rates]
     return [
         {"optim.lr": lr, "prompt.length": n, "data.max_len": max_len_of(task, system, model, n)}
-        for lr in RATES
+        for lr in rates
         for n in LENGTHS
     ]

@@ -5,27 +5,21 @@ the paper's; where the mask stands it does not say: here behind the texts.
 """
 
 from configs.parts import heads
-from configs.ptuning_v2 import searched, tune
+from configs.ptuning_v2 import WORDS, searched, tune
+from jaxprompt.data.tasks import get_task
 from jaxprompt.errors import choose
 
 HEADS = ("linear", "verbalizer")
-PAIR = "{premise} [sep] {hypothesis} [mask]"
-TASKS = {  # template and words, in the order of the task's labels
-    "sst2": ("{sentence} [mask]", ("false", "true")),
-    "rte": (PAIR, ("true", "false")),
-    "boolq": ("{question} [sep] {passage} [mask]", ("false", "true")),
-    "cb": (PAIR, ("true", "false", "neutral")),
-}
+TASKS = ("sst2", "rte", "boolq", "cb")
 
 
 def get_config(cell="rte,verbalizer"):
     """Returns one run."""
     task, _, head = cell.partition(",")
-    template, words = TASKS[choose("the task", task, TASKS)]
-    c = tune(task)
+    c = tune(choose("the task", task, TASKS))
     if choose("the head", head or "verbalizer", HEADS) == "verbalizer":
         heads.verbalizer(c)
-        c.task.template, c.task.words = template, words
+        c.task.template, c.task.words = f"{get_task(task).plain} [mask]", WORDS[task]
     return c
 
 

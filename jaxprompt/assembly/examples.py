@@ -198,8 +198,7 @@ def read_examples(
     """
     check_tunes(c)
     data = c.data
-    makes_dev = data.protocol and (data.protocol != "fraction" or data.holdout)
-    if makes_dev and data.files.dev and "dev" in wanted:
+    if makes_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol} makes dev of the training examples, and "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
@@ -215,7 +214,7 @@ def read_examples(
 
     # It sees the task as that is by then: dev and test are read by the labels of train.
     def read(split: str) -> sources.Rows:
-        rows = sources.read_split(task, split, only=data.only, **place)
+        rows = sources.read_split(task, source_split(c, split, given), only=data.only, **place)
         if rows.left_out:
             left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if c.task.vocabulary:
@@ -247,7 +246,8 @@ def read_examples(
                 task, rows.take(split.dev), [examples[i] for i in split.dev]
             )
     for name in wanted:
-        if name not in splits and sources.has_split(task, name, **place):
+        there = source_split(c, name, given)
+        if name not in splits and (there != name or sources.has_split(task, name, **place)):
             rows = read(name)
             # Benchmarks hide the labels of their test files, which `predict --format` is for.
             if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
@@ -258,7 +258,7 @@ def read_examples(
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
             notes += tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
-    if "dev" in wanted and makes_dev and not splits.get("dev"):
+    if "dev" in wanted and makes_dev(data) and not splits.get("dev"):
         fields = {"path": "rows"}  # the others are called as the options are
         options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[data.protocol]]
         raise InputError(
@@ -315,6 +315,29 @@ def describe_examples(examples: Examples) -> dict[str, Any]:
     }
 
 
+def source_split(c: Any, split: str, given: Mapping[str, Rows] | None = None) -> str:
+    """Names the split of the data set that a split of the run is read from.
+
+    Files and `given` rows are named by what they are in the run. Raises InputError where test would
+    be what chooses the prompt.
+    """
+    data = c.data
+    is_named = given is not None or any(data.files.values())
+    if split != "test" or is_named or data.test_split == "test":
+        return split
+    if not makes_dev(data):
+        raise InputError(
+            f"data.test_split={data.test_split} scores the examples by which the prompt is chosen; "
+            "set data.protocol, which makes dev of train, or data.test_split=test"
+        )
+    return data.test_split
+
+
+def makes_dev(data: Any) -> bool:
+    """Tells whether the protocol makes dev of training examples."""
+    return bool(data.protocol) and (data.protocol != "fraction" or data.holdout > 0)
+
+
 def data_files(c: Any) -> dict[str, Path]:
     """Finds the files of a user that a config reads, see `sources.local_files`."""
     return sources.local_files(
@@ -333,7 +356,7 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
     )  # fmt: skip
 
     def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
-        rows, found = sources.read_split(task, name, **place), []
+        rows, found = sources.read_split(task, source_split(c, name), **place), []
         if c.task.vocabulary:
             rows, _ = keep_known(task, rows)
         for number, row in enumerate(rows):

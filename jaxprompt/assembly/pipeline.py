@@ -362,7 +362,8 @@ def build_scorer(
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len, num_masks=laid.masks,
         needs_mask=kind.needs_mask(form), num_types=segments(tokenizer, facts.types),
-        answer=follows, option=task.option, names=laid.names, entities=task.marked,
+        answer=follows, option=task.option, entities=task.marked,
+        names=task.widest if task.options else laid.names,
         markers=task.markers, lists=laid.lists,
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip

@@ -100,6 +100,11 @@ FIELDS = Block(
             dev=path("", "of the examples that choose the best prompt"),
             test=path("", "of the examples that are scored once"),
         ),
+        test_split=word(
+            "test", ("test", "dev"),
+            "split of the data set that is test: dev = its dev split, where data.protocol makes "
+            "dev of train",
+        ),
         only=text("", "COLUMN=VALUE: examples with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),
         protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all examples"),

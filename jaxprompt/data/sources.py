@@ -1,5 +1,6 @@
 """The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,6 +229,17 @@ def _package_folder(task: Task) -> Traversable:
 
 
 def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+    """Reads a split of the data set `name`, or of all subsets of the task's own."""
+    if name:
+        return _from_subset(task, split, name, cache_dir)
+    subsets = [dataclasses.replace(task, subset=subset) for subset in task.subset.split(",")]
+    parts = [_from_subset(own, split, name, cache_dir) for own in subsets]
+    if len(parts) == 1:
+        return parts[0]
+    return Rows([row for part in parts for row in part], parts[0].path, classes=parts[0].classes)
+
+
+def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     parts = _load_hub(task, name, cache_dir)
     wanted = _names(split) if name else {task.splits.get(split)}
     found = wanted & set(parts)

@@ -29,11 +29,12 @@ from jaxprompt.data.tokenizer import load_tokenizer
 ANNOTATOR = ROOT / "configs/ppt/annotator.py"
 STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 BATCH, PART = 4, 4 * 64  # units that are labelled and written together
-# 10 and 11 characters, 3 tokens, 10,801 characters, more tokens than are read.
+# 10 and 11 characters, 3 and 4 tokens, 10,801 characters, more tokens than are read.
 ODD = [
     "a. b, c? !",
     "a. b, c? d!",
     "the old cat",
+    "the old cat was",
     "the old cat was near a dog  " * 386,
     "the cat " * 99,
 ]
@@ -113,8 +114,10 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
     tokenizer = load_tokenizer(fields["backbone.path"])
     lengths = [len(tokenizer.tokenize(f" {unit}")) for unit in units]
-    read = [n > 5 and 10 < len(unit) <= 10_000 for n, unit in zip(lengths, units, strict=True)]
-    assert read[-len(ODD) :] == [False, True, False, False, True]
+    # Released tools/infer_roberta.py: more than 10 characters, more than 5 tokens with <s> and </s>;
+    # what is longer than 10,000 characters is cut.
+    read = [n + 2 > 5 and len(unit) > 10 for n, unit in zip(lengths, units, strict=True)]
+    assert read[-len(ODD) :] == [False, True, False, True, True, True]
     found = Annotations(output)
     assert found.classes == STARS and len(found) == len(units)
     np.testing.assert_allclose(
@@ -128,7 +131,7 @@ def test_what_is_printed(annotated):
     best, sure = table.argmax(1), table.max(1)
     read = sure > 0
     limits = np.array([0.95, 0.5, 0.5, 0.5, 0.7])
-    assert found["units"] == len(table) == UNITS and found["left_out"] == (~read).sum() > 10
+    assert found["units"] == len(table) == UNITS and found["left_out"] == (~read).sum() == 2
     labels = np.bincount(best[read], minlength=5)
     kept = np.bincount(best[sure > limits[best]], minlength=5)
     assert found["labels"] == dict(zip(STARS, labels.tolist(), strict=True))

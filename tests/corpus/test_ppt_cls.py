@@ -51,11 +51,10 @@ def test_units_become_examples(tmp_path, corpus):
     found = annotate(tmp_path / "labels", corpus, [sure_of(label, 0.97) for label in labels])
     task = cls.make(corpus, [2, 0], bert_forms("cls", num_slots=2), found)
     made = [task(row, row_rng(0, 0)) for row in range(len(task))]
-    # The unit of 5 tokens is too short.
     assert [(*unit_numbers(row), label) for row, label in made] == [
-        (10, 0), (11, 0), (0, 0), (1, 1), (3, 3),
+        (10, 0), (11, 0), (0, 0), (1, 1), (2, 2), (3, 3),
     ]  # fmt: skip
-    assert task.counts.tolist() == [3, 1, 0, 1, 0] and task.majority == 3 / 5
+    assert task.counts.tolist() == [3, 1, 1, 1, 0] and task.majority == 3 / 6
     row, _ = made[2]
     assert row.ids.tolist() == [0, 0, 2, *[2000] * 8, 4, 3]  # slots [CLS] text [MASK] [SEP]
 
@@ -168,14 +167,14 @@ def test_labels_of_other_text_or_classes(tmp_path, corpus):
         cls.make(other, range(2), forms, found)
     with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), and ppt.task=cls has 3"):
         found.check(corpus, 3)
-    with pytest.raises(InputError, match="none of 12 units has 6 tokens and a label above its"):
+    with pytest.raises(InputError, match="none of 12 units has a label above its"):
         cls.make(corpus, range(3), forms, found, [0.98] * 5)
 
 
 def test_another_tokenizer_of_the_same_text_will_do(tmp_path, corpus):
     found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
     corpus.fingerprint["tokenizer"] = "another"
-    assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 11
+    assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 12
     corpus.fingerprint["settings"] = {"units": "sentence"}
     with pytest.raises(InputError, match="annotates other text"):
         cls.make(corpus, range(3), bert_forms("cls"), found)

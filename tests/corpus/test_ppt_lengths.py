@@ -1,8 +1,16 @@
-"""Lengths tell no label of a pre-training task, where neighbours are nearly equal in length."""
+"""Neither lengths nor documents tell a label of a pre-training task."""
 
 import numpy as np
 import pytest
-from ppt_corpus import bert_forms, close_corpus, guess_by_trees, text_lengths
+from ppt_corpus import (
+    bert_forms,
+    close_corpus,
+    guess_by_trees,
+    make_corpus,
+    number_documents,
+    text_lengths,
+    unit_numbers,
+)
 
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.corpus.ppt import nsp, selection
@@ -54,3 +62,20 @@ def test_classes_of_lengths_grow_by_a_quarter_and_by_a_token_at_least():
     """The shortest ones are a token apart, where a quarter more is the same length."""
     assert _edges(2, 11) == [2, 3, 4, 5, 6, 7, 8, 10, 11]
     assert _edges(16, 32) == [16, 20, 25, 31, 32] and _edges(8, 8) == [8]
+
+
+@pytest.mark.parametrize("name", ["nsp", "nss"])
+def test_every_other_document_is_as_likely_as_any(name, tmp_path):
+    """Of 60 documents the 10 longest, with two thirds of all units, give a sixth of the others."""
+    sizes = [60] * 10 + [6] * 50
+    corpus = make_corpus(tmp_path / "store", number_documents([[6] * size for size in sizes]))
+    document = np.repeat(np.arange(60), sizes)
+    _, made = draw(name, corpus, True)
+    long, others = 0, 0
+    for row, _ in made:
+        first, *rest = document[unit_numbers(row)]
+        long += sum(one < 10 for one in rest if one != first)
+        others += sum(one != first for one in rest)
+    # A query stands in one of the 10 longest with 600 / 900: then 9 of 59 others are long.
+    share = 2 / 3 * 9 / 59 + 1 / 3 * 10 / 59
+    assert abs(long / others - share) < 3 * (share * (1 - share) / others) ** 0.5

@@ -38,7 +38,7 @@ def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
     return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=slots, num_masks=words.num_masks,
         max_len=max_len, needs_mask=True, num_types=2, option=task.option,
-        names=[group[0] for group in task.words],
+        names=task.widest if task.options else [group[0] for group in task.words],
         answer=Answer(plan, (0, *around.stem) if style == "seq2seq" else ()),
     )  # fmt: skip
 
@@ -124,16 +124,16 @@ def options_of(tokenizer, *texts):
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "layout"),
+    ("name", "words", "listed", "layout"),
     [
-        ("sst2", ("bad", "good"), "{sentence} ?"),
-        ("rte", ("yes", "no"), "{hypothesis} ? {premise} ."),
-        ("boolq", ("no", "yes"), "{question} ? {passage} ."),
-        ("yahoo_answers_topics", (), "{question_title} ?"),
-        ("dream", None, "{dialogue} ; {question} ?"),
+        ("sst2", ("bad", "good"), "bad good", "{sentence} ?"),
+        ("rte", ("yes", "no"), "no yes", "{hypothesis} ? {premise} ."),
+        ("boolq", ("no", "yes"), "no yes", "{question} ? {passage} ."),
+        ("yahoo_answers_topics", (), "", "{question_title} ?"),  # all else is empty in these rows
+        ("dream", None, "", "{dialogue} ; {question} ?"),
     ],
 )
-def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, layout):
+def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, listed, layout):
     task = get_task(name)
     if words:
         task = replace(task, words=tuple((word,) for word in words))
@@ -142,7 +142,7 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, la
     marks = {"?": [ASKED], ".": [STOP], ";": [THEN]}
     (tail,) = pieces(t5, TAIL)
     for example in real_rows(shared, made):
-        options = example.choices if words is None else [group[0] for group in task.words]
+        options = listed.split() or example.choices
         expected = [0] * 3
         for part in layout.split():
             expected += marks.get(part) or pieces(t5, example.fields[part[1:-1]].strip())[0]
@@ -153,7 +153,38 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, la
         assert row.count == len(options) and 0 <= example.label < row.count
     assert made.labels == task.labels  # a prediction is named as before
     ids = make_verbalizer(t5, made.words, leading_space=made.spaced).ids
-    assert ids[:2, 0, 0].tolist() == [A, B] and ids.shape == (len(task.labels), 1, 1)
+    letters = [B, A] if name == "rte" else [A, B]  # label_map in RTEDatasets.py
+    assert ids[:2, 0, 0].tolist() == letters and ids.shape == (len(task.labels), 1, 1)
+
+
+@pytest.mark.parametrize(("style", "mark"), [("en", "?"), ("zh", "？")])
+def test_a_pair_is_asked_by_both_texts(style, mark):
+    """Of a task without a query of its own, as LCQMC (section 3.3)."""
+    task = get_task("lcqmc")
+    assert not task.query
+    made = unify(task, get_pattern("unified", style))
+    stop = made.option[-1]
+    assert made.template.startswith(f" {{sentence1}}{mark} {{sentence2}}{stop}{{choices}}")
+
+
+@pytest.mark.parametrize(
+    ("style", "words", "options", "names"),
+    [
+        ("en", "yes no maybe", "no maybe yes", "C A B"),  # label_map in CBDatasets.py
+        ("en", "Yes No", "No Yes", "B A"),
+        ("zh", "中立 相似 矛盾", "矛盾 中立 相似", "二 三 一"),
+        ("en", "terrible bad maybe good great", "terrible bad maybe good great", "A B C D E"),
+        ("en", "yes later", "yes later", "A B"),
+    ],
+)
+def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names):
+    """Section 3.3, whatever the order of the classes; other words stand in the latter."""
+    pair = custom_task(fields=["a", "b"], labels=list("vwxyz")[: len(words.split())])
+    pair = replace(pair, words=tuple((word,) for word in words.split()))
+    made = unify(pair, get_pattern("unified", style))
+    assert " ".join(made.options) == options
+    assert " ".join(word for (word,) in made.words) == names
+    assert made.labels == pair.labels
 
 
 def test_a_left_to_right_model_ends_with_the_question(gpt2):

@@ -5,7 +5,7 @@ import pytest
 
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.specials import SENTINEL, read_specials
+from jaxprompt.data.specials import SENTINEL, Specials, read_specials
 from jaxprompt.data.target import Frame, branch_plan
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
@@ -38,6 +38,31 @@ def test_t5_sees_what_its_tokenizer_makes_of_the_whole_text(t5, shared, text, eo
     row = make_encoder(t5, "seq2seq", "{text} It was [mask] . Yes", eos=eos).encode(example(text))
     expected = plain(f"{text} It was <extra_id_0> . Yes", add_special_tokens=eos)["input_ids"]
     assert row[0].ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{text}", "[CLS] T [gMASK] end"),
+        ("{text} [sep]", "[CLS] T [gMASK] end"),  # a blank that is not written stands before it
+        ("{text} [sep] [mask]", "[CLS] T sep [gMASK] end"),
+        ("[mask] {text} [sep]", "[CLS] [gMASK] T end"),
+    ],
+)
+def test_a_glm_s_input_ends_once(t5, template, expected):
+    specials = {"[CLS]": 90, "[gMASK]": 91, "end": 92, "sep": 93}
+    cls, blank, end, sep = ((number,) for number in specials.values())
+    own = Specials("infilling", cls, end, sep, blank, 0, 94, 95)
+    encoder = ExampleEncoder(
+        t5, parse(template), own, num_slots=0, num_masks=1, max_len=40, needs_mask=False,
+        num_types=1,
+    )  # fmt: skip
+    (row,) = encoder.encode(example())
+    text = encode_texts(t5, ["A fine film"])[0], encode_texts(t5, [" A fine film"])[0]
+    found = " ".join(map(str, row.ids))
+    for ids in text:
+        found = found.replace(" ".join(map(str, ids)), "T")
+    assert found == " ".join(str(specials.get(name, name)) for name in expected.split())
 
 
 def test_t5_glues_what_stands_without_a_space(t5):

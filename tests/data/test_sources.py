@@ -294,7 +294,7 @@ results = {
     "mine_has": has_split(mine, "test", source="hub:stanfordnlp/sst2"),
     "renamed": message(get_task("mpqa"), "train"),
     "branch": message(get_task("trec"), "train"),
-    "nested": [message(get_task(name), "train") for name in ("c3", "c3_dialog")],
+    "nested": [message(get_task(name), "train") for name in ("c3_mixed", "c3_dialog", "c3")],
     "absent": message(get_task("cr"), "train"),
     "subset": message(mine, "train", source="hub:stanfordnlp/sst2:nope"),
 }
@@ -367,7 +367,7 @@ dataset_info:
     assert found["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
     assert found["branch"] == [json.loads(question)]
     once = [{"context": ["one", "two"], "document_id": "m1"} | own for own in listed]
-    assert found["nested"] == [once * 2, once * 2]
+    assert found["nested"] == [once * 2, once * 2, once * 4]
     assert "'SetFit/CR' cannot be loaded" in found["absent"]
     assert "HF_HUB_OFFLINE" in found["absent"]
     assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]

@@ -120,6 +120,22 @@ def test_full_normalises_over_the_vocabulary(where, masks):
     assert_close(found, np.concatenate([expected, outside[:, None]], 1).astype(np.float32))
 
 
+def test_no_class_is_scored_where_the_first_piece_is_read():
+    """A T5 with "[mask] {label} [mask]" reads its sentinel at 0 and the word behind it."""
+    module, weights = backbone()
+    batch = make_batch(masks=2)
+    hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
+    bound = module.bind({"params": weights})
+    _, logits = run(SINGLE, "full", 2)
+    logp = log_softmax(logits)
+    for at in (0, 1):
+        head = Head(ROWS, SINGLE, np.full_like(SINGLE, at), "full")
+        found = head.apply({}, hidden, batch, Injection(), bound, deterministic=True)
+        outside = np.delete(logp[:, at], ROWS, axis=1).max(1)
+        assert_close(found[:, 3], outside.astype(np.float32))
+        assert_close(found[:, :3], logp[:, at, ROWS[SINGLE[:, 0, 0]]].astype(np.float32))
+
+
 def test_full_and_restricted_rank_the_words_alike():
     full, restricted = (run(SINGLE, scores, 1)[0][:, :3] for scores in ("full", "restricted"))
     gap = full - restricted

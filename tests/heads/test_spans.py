@@ -100,6 +100,30 @@ def test_no_answer_is_said_where_it_may_be(bert):
         assert found[1]["prediction"] and found[0]["prediction"] == "Gansu"
 
 
+def test_an_answer_has_max_answer_tokens_at_most(bert):
+    head, examples, split = encode(bert, [row("Gansu")], max_answer=2)
+    places = split.parts.offsets[0]
+    scores = np.full((1, split.labels.shape[1], 2), -9.0, np.float32)
+    scores[0, 1, 0], scores[0, 2:4, 1] = 5.0, (1.0, 5.0)  # behind [CLS]: 2 tokens, or better 3
+    for longest, last in ((2, 1), (3, 2), (1, 0)):
+        own = dataclasses.replace(head, max_answer=longest)
+        scores[0, 1, 1] = 0.0 if longest == 1 else -9.0
+        (answer,) = own.answers(TASK, examples, split, scores, 0)
+        assert (answer["start"], answer["end"]) == (places[0, 0], places[last, 1])
+
+
+@pytest.mark.parametrize("surest", [0, 1])
+def test_the_window_that_is_least_sure_of_no_answer_decides(bert, surest):
+    """The least score of none over the windows (utils_qa.py of the released code)."""
+    head, examples, split = encode(bert, [row("Gansu")], max_len=24, no_answer=True)
+    assert len(split.rows) > 1
+    scores = np.full((len(split.rows), split.labels.shape[1], 2), -9.0, np.float32)
+    scores[:, 0] = 5.0  # [CLS], of every window
+    scores[surest, 0], scores[surest, 1] = -1.0, 0.0  # a token of one is better than none there
+    (answer,) = head.answers(TASK, examples, split, scores, 0)
+    assert answer["prediction"] != "" and answer["start"] == split.parts.offsets[surest][0, 0]
+
+
 def test_answers_that_are_all_hidden_are_not_measured(bert):
     """Empty lists, as test files have them; one answer tells that the others are none."""
     for rows, count in (([row(), row()], 0), ([row(), row("Gansu")], 2)):

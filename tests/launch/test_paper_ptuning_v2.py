@@ -23,7 +23,7 @@ TASKS = {
     "conll2012": "conll12", "conll2005_wsj": "conll05", "conll2005_brown": "conll05_brown",
     "squad1.1": "squad", "squad2.0": "squad_v2",
 }  # fmt: skip
-KINDS = {"full": "none", "pt": "soft"}
+KINDS = {"full": "none", "pt": "soft", "p_tuning": "p_tuning"}
 
 
 def arguments(**given):
@@ -59,7 +59,9 @@ def test_every_cell_has_its_runs(name):
     printed = {(row, task, metric) for row, task, metric in printed if metric}
     shown = {(x.row, x.task, x.metric) for x in cells}
     beside = {key for key in shown if key[2] == "role_f1"}  # not the paper's
-    assert printed == (shown - beside if printed else set())
+    apart = {key for key in shown if key[0].startswith("P-tuning, ")}  # in a column with another
+    assert printed == (shown - beside - apart if printed else set())
+    assert bool(apart) == (name in ("table2", "table3"))
     roles = {(x.row, x.task) for x in cells if x.task.startswith(("conll05", "conll12"))}
     assert beside == {(row, task, "role_f1") for row, task in roles}
     for cell in cells:
@@ -71,19 +73,26 @@ def test_every_cell_has_its_runs(name):
         assert c.task.name == task and c.prompt.name == KINDS.get(system, "prefix")
         assert {run.changes["seed"] for run in runs} == {1, 2}
         known = get_task(task)
-        assert c.head.name == {"tags": "tags", "spans": "spans"}.get(
-            known.kind, "verbalizer" if system == "verbalizer" else "linear"
-        )
+        by_words = system in ("verbalizer", "pt", "p_tuning")  # figure 2a and table 1
+        own = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
+        assert c.head.name == own.get(known.kind, "verbalizer" if by_words else "linear")
         rates = {run.changes.get("optim.lr") for run in runs}
         released = (task, tables.BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
-        released &= system != "pt"  # the released settings were chosen for prefixes
+        released &= system not in (
+            "pt",
+            "p_tuning",
+        )  # the released settings were chosen for prefixes
         if system == "full":
             assert rates == set(ptuning_v2.FULL_RATES) and len(runs) == 6
         elif file != "prompt_length":
-            assert rates == ({None} if released else set(ptuning_v2.RATES))
-        if file in ("superglue", "tagging", "qa") and system in ("pt", "prefix"):
+            searched = ptuning_v2.P_TUNING_RATES if system == "p_tuning" else ptuning_v2.RATES
+            assert rates == ({None} if released else set(searched))
+        if file in ("superglue", "tagging", "qa") and system in ("pt", "p_tuning", "prefix"):
             assert len(runs) == (2 if released else 2 * 3 * 6)
-        if system == "pt":  # text and special tokens have the same room beside every length
+        if system in (
+            "pt",
+            "p_tuning",
+        ):  # text and special tokens have the same room beside every length
             rooms = {
                 run.changes["data.max_len"] - run.changes["prompt.length"] * (file != "tagging")
                 for run in runs
@@ -100,6 +109,17 @@ def test_every_cell_has_its_runs(name):
         shift = c.prompt.length if c.prompt.name == "prefix" else 0
         bounded = cell.backbone in ("BERT-large", "RoBERTa-large")
         assert not bounded or c.data.max_len + shift <= 512
+
+
+@pytest.mark.parametrize("task", ptuning_v2.SUPERGLUE)
+def test_soft_tokens_stand_between_text_and_mask(task):
+    """Section 3, [e(x), h0, ..., hi, e([MASK])]; the words of section 4.3 for the tasks it names."""
+    words = {"boolq": "false true", "rte": "true false", "cb": "true false neutral"}
+    for system in ("pt", "p_tuning"):
+        c = ptuning_v2.tune(task, system, "bert-large")
+        assert c.task.template.endswith(" [soft] [mask]") and c.trainable == ()
+        assert " ".join(c.task.words) == words.get(task, " ".join(c.task.words))
+        assert (c.prompt.get("encoder") == "lstm") == (system == "p_tuning")  # table 1
 
 
 def test_a_paper_s_bert_is_cased_on_superglue_alone():
@@ -207,7 +227,7 @@ def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
             assert {run.changes["prompt.length"] for run in runs} == {"4"}
             assert len({run.changes.get("optim.lr") for run in runs}) == len(runs)
             # Soft tokens are among those of the input: the text keeps its room.
-            room = 128 + 4 * (system == "pt")
+            room = 128 + 4 * (system in ("pt", "p_tuning"))
             assert {run.changes["data.max_len"] for run in runs} == {room}
     row = tmp_path / "prefix_CLS_and_linear_head-sst2,lr=0.005,seed=1"
     row.mkdir()

@@ -1,5 +1,7 @@
 """P-tuning's encoder beside torch's LSTM and PEFT's, and what it injects."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,23 @@ def test_the_encoder_is_folded_away():
     assert prompt.folds() and prompt.num_slots() == 9
     assert params["lstm"]["recurrent0"].shape == (2, 12, 48)
     assert params["mlp"]["linear0"]["kernel"].shape == (24, 12)
+
+
+@pytest.mark.parametrize(
+    "fields, widths",
+    [
+        ({}, [24, 12, 12]),  # 0: that of the word embeddings, whatever that of the backbone is
+        ({"hidden": 5}, [10, 12, 12]),
+        ({"hidden": 5, "inner": 7}, [10, 7, 12]),
+        ({"encoder": "mlp", "linear": 3, "inner": 7}, [12, 7, 7, 12]),
+        ({"encoder": "mlp", "linear": 1, "inner": 7}, [12, 12]),
+    ],
+)
+def test_widths_of_the_linear_layers(fields, widths):
+    """Those between them are `inner`; behind an LSTM the first reads both directions."""
+    _, params, _ = start(**fields)
+    found = [params["mlp"][f"linear{number}"]["kernel"].shape for number in range(len(widths) - 1)]
+    assert found == list(itertools.pairwise(widths)) and len(params["mlp"]) == len(found)
 
 
 def test_it_starts_as_torch_does():

@@ -11,8 +11,6 @@ from jaxprompt.corpus.ppt.forms import Form, Forms
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.errors import InputError
 
-_LEAST = 6  # tokens of a unit
-
 
 class Classification:
     """Examples by row, a row being a unit; nothing is drawn."""
@@ -37,7 +35,7 @@ class Classification:
         """Says what is used and what was left out."""
         return (
             f"{len(self):,} units, by class {', '.join(map(str, self.counts))}; left out: "
-            f"{self._offered - len(self):,} units below {_LEAST} tokens or unsure"
+            f"{self._offered - len(self):,} units without a sure label"
         )
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
@@ -63,12 +61,11 @@ def make(
         own = corpus.units(document)
         offered += len(own)
         # Labels are numbered like the units of the corpus, not like those chosen here.
-        sure = labels[own.start : own.stop] >= 0
-        chosen.append(own.start + np.flatnonzero(sure & (corpus.unit_lengths(document) >= _LEAST)))
+        chosen.append(own.start + np.flatnonzero(labels[own.start : own.stop] >= 0))
     units = np.concatenate(chosen)
     if not len(units):
         raise InputError(
-            f"none of {offered} units has {_LEAST} tokens and a label above its threshold "
+            f"none of {offered} units has a label above its threshold "
             f"({', '.join(map(str, thresholds))}); lower them, or add text"
         )
     return Classification(corpus, units, labels[units], forms.forms[0], classes, offered)

@@ -13,16 +13,17 @@ from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.types import Role
 
-# As the released code annotates; of characters, above the first and up to the second.
-CHARACTERS = (10, 10_000)
-LEAST = 6  # tokens
+# As the released code annotates (tools/infer_roberta.py).
+SHORT = 10  # characters of a text that is too short, at most
+LONG = 10_000  # characters of a text, behind which it is cut
+LEAST = 6  # tokens, special ones counted
 CUT = 256  # tokens of a row, soft ones not counted
 
 _PROBE = "a"  # stands for a text
 
 
 class Reader:
-    """Makes rows of units. Those out of the limits above are left out."""
+    """Makes rows of units. Those that are too short are left out."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Reader:
         one text.
         """
         self._corpus, self._tokenizer, (self._name,) = corpus, tokenizer, template.fields
+        self._least = LEAST - tokenizer.num_special_tokens_to_add()
         self._form = Form(encoder, template, max_len)
         (row,) = encoder.encode(Example({self._name: _PROBE}))
         # A corpus has a space before each unit; behind [CLS] a byte-level tokenizer has none.
@@ -45,7 +47,7 @@ class Reader:
     def rows(self, units: range) -> tuple[list[int], list[list[Encoded]]]:
         """Lays units out. -> those that are not left out, counted from units.start; their rows"""
         ids = [self._corpus.unit(unit) for unit in units]
-        chosen = [at for at, own in enumerate(ids) if len(own) >= LEAST]
+        chosen = [at for at, own in enumerate(ids) if len(own) >= self._least]
         # To characters and back where needed: the limits are in characters, and the ids stored
         # are those of a text behind a space.
         texts = self._tokenizer.batch_decode(
@@ -53,10 +55,9 @@ class Reader:
             clean_up_tokenization_spaces=False,
         )  # fmt: skip
         known = {at: text.strip() for at, text in zip(chosen, texts, strict=True)}
-        known = {
-            at: text for at, text in known.items() if CHARACTERS[0] < len(text) <= CHARACTERS[1]
-        }
+        known = {at: text[:LONG] for at, text in known.items() if len(text) > SHORT}
         if self._as_stored:
+            # Of the ids fewer are read than LONG characters have.
             found = [ids[at] for at in known]
         else:
             found = encode_texts(self._tokenizer, list(known.values()))

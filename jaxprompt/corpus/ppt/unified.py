@@ -4,12 +4,15 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from jaxprompt.corpus.ppt.patterns import Pattern, fields
+from jaxprompt.corpus.ppt.patterns import PATTERNS, Pattern, fields
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError
 
 _MASK = "[mask]"
+# The words of pairs in the order in which the unified form lists them as options: no, maybe, yes
+# (section 3.3; the released data_utils/downstream/CBDatasets.py has the same order).
+_LISTED = {style["nsp"].words for style in PATTERNS.values()}
 
 
 def ask(
@@ -46,8 +49,9 @@ def ask(
 def unify(task: Task, pattern: Pattern, query: str = "") -> Task:
     """Lays a task out by the pattern of a selection, of nss or of the unified task.
 
-    A task of classes offers their first label words in the order of the classes, one of choices
-    what each row has; the label words are the pattern's names of options. What is asked is `query`,
+    A task of classes offers their first label words, no before maybe before yes and others in the
+    order of the classes; one of choices offers what each row has. The label words are the pattern's
+    names of options. What is asked is `query`,
     else the task's own, else its fields: one and a question mark; two as in "a? b."; or all in a
     row. Raises InputError for a task that writes text or has more classes than there are names.
     """
@@ -66,11 +70,23 @@ def unify(task: Task, pattern: Pattern, query: str = "") -> Task:
     asked = _check(query) if query else task.query or _fields(task, pattern)
     # A query ends with its own mark, which a pattern has too.
     template = f" {before}{asked}{{choices}}{behind}"
+    words = [] if task.choices else [group[0] for group in task.words]
+    order = _order(words) or range(len(names) or most)
+    # The option at a place has the name of that place, and so has its class.
+    named = dict(zip(order, pattern.words, strict=False))
     task = dataclasses.replace(
-        task, options=() if task.choices else tuple(group[0] for group in task.words),
-        words=tuple((word,) for word in pattern.words[: len(names) or most]), targets=(),
+        task, options=tuple(words[number] for number in order if words),
+        words=tuple((named[number],) for number in sorted(named)), targets=(),
     )  # fmt: skip
     return _laid_out(task, template, pattern)
+
+
+def _order(words: Sequence[str]) -> list[int]:
+    """Lists the numbers of the classes in the order of their options."""
+    for listed in _LISTED:
+        if {word.lower() for word in words} <= set(listed):
+            return sorted(range(len(words)), key=lambda number: listed.index(words[number].lower()))
+    return list(range(len(words)))
 
 
 def _laid_out(task: Task, template: str, pattern: Pattern) -> Task:

@@ -5,6 +5,9 @@ Negatives are therefore of the same class of lengths as the neighbour, and all o
 long as the shortest: with equal lengths no function of the lengths can prefer one. Classes alone
 are not enough: within a class the neighbour is still the nearest to the query. Were negatives the
 units nearest to the neighbour in length, it would be known as the one in the middle.
+
+Of other documents each is as likely as any, however long it is: the released code reads each
+document beside another of a shuffled copy of the corpus (tools/preprocess_pretrain_data_nsp.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +21,7 @@ from jaxprompt.errors import InputError
 _STEP = 1.25  # from one class of lengths to the next
 _ROWS = (32, 1000)  # tried for an example: within a class of lengths, in all
 _TRIES = 8  # draws for a unit
+_DOCUMENTS = 64  # draws for a document that has units of a length
 
 Found = TypeVar("Found")
 
@@ -68,11 +72,6 @@ class Units:
         self._edges = np.array(_edges(least, cap) if matched else [least])
         classes = self._edges.searchsorted(np.concatenate(lengths), side="right") - 1
         self._classes = classes.astype(np.int16)
-        # Stable: among equal classes numpy's default order may depend on the processor, and so may
-        # which units a seed draws.
-        self._order = self._classes.argsort(kind="stable")
-        ends = self._classes[self._order].searchsorted(np.arange(len(self._edges)), side="right")
-        self._bounds = [0, *ends.tolist()]  # of each class in the order
 
     def __len__(self) -> int:
         """Number of units."""
@@ -122,12 +121,6 @@ class Units:
         classes = np.minimum(self._classes[span.start : span.stop], top)
         return span.start + (classes == min(self._classes[at], top)).nonzero()[0]
 
-    def anywhere(self, at: int, top: int) -> np.ndarray:
-        """Finds the units of all documents as long as `at`."""
-        own = min(int(self._classes[at]), top)
-        stop = len(self) if own == top else self._bounds[own + 1]
-        return self._order[self._bounds[own] : stop]
-
 
 class OfUnits:
     """A task with a row for each unit in use."""
@@ -167,20 +160,15 @@ class Query:
 
     def other(self, count: int) -> list[int] | None:
         """Draws units of another document, a new one with each call."""
-        found = self._units.anywhere(self.neighbour, self._top)
-        for _ in range(_TRIES):
-            one = int(found[self._draws.below(len(found))])
-            document = self._units.document(one)
-            # A class may be of one document alone, so drawing again is given up after some tries.
-            if document in self._barred or not self._show(one):
+        for _ in range(_DOCUMENTS):
+            document = self._draws.below(self._units.documents)
+            if document in self._barred:
                 continue
+            found = self._pick(count, self._near(self._units.span(document)))
+            # A document stays barred where it has too few: it is not tried again.
             self._barred.add(document)
-            if count == 1:
-                return [one]
-            # The document stays barred where it has too few: it is not tried again.
-            rest = self._pick(count - 1, self._near(self._units.span(document)))
-            if rest is not None:
-                return [one, *rest]
+            if found is not None:
+                return found
         return None
 
     def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:

@@ -161,7 +161,8 @@ CHINESE = {
         "text": "译文：{translation}选项：{choices}",
         "plain": "{translation} [sep] {choice}",
     },
-    "c3": {**_READING, "subset": "mixed"},
+    "c3": {**_READING, "subset": "mixed,dialog"},  # C3-M and C3-D
+    "c3_mixed": {**_READING, "subset": "mixed"},
     "c3_dialog": {**_READING, "subset": "dialog"},
     "cmrc2018": _SPANS | {"hub": "hfl/cmrc2018", "metric": "cmrc_f1"},
     "xquad_zh": _SPANS

@@ -64,11 +64,13 @@ class Task:
     values: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
     choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
-    options: tuple[str, ...] = ()  # choices that all rows have, in the order of the classes
+    options: tuple[
+        str, ...
+    ] = ()  # choices that all rows have, as they stand in the input; `widest` names them
     # field -> (column, text for each value of that column)
     derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     hub: str = ""  # id on the Hugging Face hub
-    subset: str = ""
+    subset: str = ""  # several, with commas between, are read one after the other
     revision: str = ""
     # our split -> split of the hub; a split that is not there has no public labels
     splits: Mapping[str, str] = field(
