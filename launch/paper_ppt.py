@@ -39,8 +39,8 @@ LABEL_WORDS = ("great/terrible", "dog/cat", "bad/good")
 STARTS = ("normal", "labels", "vocab", "frequent", "task")  # table 2, as prompt.start has them
 EXAMPLES = (32, 64, 128, 256)  # figure 4
 # Figure 2 (a): epochs and examples per step with all data, of the released scripts/TASK/full on 8
-# GPUs, 4 for a copy of the model: twice their BATCH_SIZE, times GRAD_ACC. OTHERS is ours: nothing is
-# released of Chinese tasks.
+# GPUs, 4 for a copy of the model: twice their BATCH_SIZE, times GRAD_ACC. OTHERS is ours, since
+# nothing is released of Chinese tasks.
 EVERY = {
     "full": {
         "sst2": (1, 16), "sst5": (5, 16), "boolq": (5, 16), "rte": (10, 8), "cb": (20, 16),

@@ -83,8 +83,8 @@ _NEWS = (
     *("故事", "文化", "娱乐", "体育", "财经", "房产", "汽车"),
     *("教育", "科技", "军事", "旅游", "国际", "农业", "游戏"),
 )
-# The texts of the benchmark (Zhang et al. 2015, section 4), which every method reads; the paper does
-# not say which of them it takes, and nothing is released.
+# The texts of the data set (Zhang et al. 2015), which every method reads; the paper does not say
+# which of them it takes, and nothing is released.
 _QUESTION = "{question_title} {question_content} {best_answer}"
 _TWO = ("sentence1", "sentence2")
 # Neutral, entailment, contradiction: the words of pre-training on pairs and of the released Chinese

@@ -19,8 +19,8 @@ Where the paper and its released code disagree, or both are silent:
   labeled test set, a tenth of train chooses the epoch and the development set is scored once;
 - the pooler of BERT and RoBERTa is the checkpoint's and frozen (code; section 3.3 has none);
 - the learning rate falls along a line on SuperGLUE, and to 0.95 an epoch elsewhere (code);
-- prompt tuning has soft tokens among the word embeddings and a verbalizer (paper); the released code
-  feeds what leaves the whole embedding layer into it again, and has a linear layer on [CLS];
+- prompt tuning has soft tokens among the word embeddings and a verbalizer (paper); the released
+  code feeds what leaves the whole embedding layer into it again, and reads [CLS] by a linear layer;
 - ours, since nothing is released: fine-tuning's learning rates; the second rate of an MLP; those of
   P-tuning; where label words are given for four tasks alone (section 4.3), those of others; batch,
   dropout and seed where a task and a model have no script; the 10 epochs of several tasks;

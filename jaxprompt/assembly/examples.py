@@ -246,8 +246,8 @@ def read_examples(
                 task, rows.take(split.dev), [examples[i] for i in split.dev]
             )
     for name in wanted:
-        there = source_split(c, name, given)
-        if name not in splits and (there != name or sources.has_split(task, name, **place)):
+        is_other = source_split(c, name, given) != name
+        if name not in splits and (is_other or sources.has_split(task, name, **place)):
             rows = read(name)
             # Benchmarks hide the labels of their test files, which `predict --format` is for.
             if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):

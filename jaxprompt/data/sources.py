@@ -233,7 +233,7 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     if name:
         return _from_subset(task, split, name, cache_dir)
     subsets = [dataclasses.replace(task, subset=subset) for subset in task.subset.split(",")]
-    parts = [_from_subset(own, split, name, cache_dir) for own in subsets]
+    parts = [_from_subset(subset, split, name, cache_dir) for subset in subsets]
     if len(parts) == 1:
         return parts[0]
     return Rows([row for part in parts for row in part], parts[0].path, classes=parts[0].classes)

@@ -40,7 +40,10 @@ MESHES = {
     **dict.fromkeys(("ppt/t5_xl.py", "ppt/mt5_xl.py"), dict.fromkeys(POD, (2, 2))),
     **dict.fromkeys(PRETRAINING, POD),
 }  # fmt: skip
-FIELDS = {path: dict(backbone__remat="full") for path in PRETRAINING}
+# PPT is in full precision below 11B; here all is in what these devices compute in.
+HALF = dict(backbone__dtype="bfloat16")
+FIELDS = {path: HALF for path in SHIPPED if path.startswith("ppt/")}
+FIELDS |= {path: HALF | dict(backbone__remat="full") for path in PRETRAINING}
 # libtpu 0.0.42.1 crashes for v6e on attention with dropout in bfloat16 over 512 tokens, unless the
 # layers are computed again in the backward pass.
 CRASHES = {("ppt/annotator.py", "v6e"): dict(backbone__remat="full")}
@@ -124,9 +127,9 @@ def test_every_backbone_adapts(path, device, tell):
 
 OTHERS = (
     ("grid of 8", "base.py", 1, 1, False, dict(backbone__path=BERT, data__batch=16)),
-    ("grid of 4", "ppt/t5_base.py", 1, 1, False, {}),
+    ("grid of 4", "ppt/t5_base.py", 1, 1, False, HALF),
     ("scores", "ppt/t5_xxl.py", 2, 4, False, {}),
-    ("writing", "ppt/t5_large.py", 4, 1, False, {}),
+    ("writing", "ppt/t5_large.py", 4, 1, False, HALF),
     ("writing", "base.py", 1, 1, False, dict(backbone__path=GPT2, data__batch=8)),
     ("train", "base.py", 2, 2, False, dict(backbone__path=BERT)),
     ("train", "base.py", 4, 1, True, dict(backbone__path=BERT)),

@@ -103,7 +103,7 @@ def test_how_a_task_is_asked(task, template):
 @pytest.mark.parametrize("method", ["full", "pt", "hybrid_pt", "multiple_choice", "unified_ppt"])
 @pytest.mark.parametrize("kind", ["t5", "causal"])
 def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
-    """Table 5 compares methods: title, content and answer, the data set's own (Zhang et al. 2015)."""
+    """Table 5 compares methods: title, content and answer, those of the data set."""
     c = load_config(f"ppt/cells:yahoo_answers_topics,{method},{kind}")
     made = in_form(c, read_task(c.task))
     layout = c.task.template or (made.causal if kind == "causal" else made.template)
@@ -116,11 +116,11 @@ def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
 def test_the_original_validation_split_is_scored(task):
     """Sections 2 and A."""
     c = load_config(f"ppt/cells:{task},pt,t5")
-    known = read_task(c.task)
-    there = known.splits.get(source_split(c, "test"))
-    if known.hub and task not in ("dream", "cosmos_qa"):  # not the paper's
+    definition = read_task(c.task)
+    split = definition.splits.get(source_split(c, "test"))
+    if definition.hub and task not in ("dream", "cosmos_qa"):  # not the paper's
         # Yahoo has no validation split.
-        assert there == ("test" if task == "yahoo_answers_topics" else "validation")
+        assert split == ("test" if task == "yahoo_answers_topics" else "validation")
 
 
 def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
@@ -131,10 +131,10 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     c.data.source = str(tmp_path)
     origin = lambda examples: {example.fields["text"].split()[0] for example in examples}
     splits = read_examples(c).splits
-    assert {name: origin(own) for name, own in splits.items()} == {
+    assert {name: origin(examples) for name, examples in splits.items()} == {
         "train": {"train"}, "dev": {"train"}, "test": {"dev"},
     }  # fmt: skip
-    assert origin(own for _, _, own in read_rows(c, read_task(c.task), "test")) == {"dev"}
+    assert origin(example for *_, example in read_rows(c, read_task(c.task), "test")) == {"dev"}
     c.data.test_split = "test"
     assert origin(read_examples(c, ("test",)).splits["test"]) == {"test"}
     c.data.test_split, c.data.protocol = "dev", ""

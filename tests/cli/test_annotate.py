@@ -114,8 +114,8 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
     tokenizer = load_tokenizer(fields["backbone.path"])
     lengths = [len(tokenizer.tokenize(f" {unit}")) for unit in units]
-    # Released tools/infer_roberta.py: more than 10 characters, more than 5 tokens with <s> and </s>;
-    # what is longer than 10,000 characters is cut.
+    # Released tools/infer_roberta.py: more than 10 characters, and more than 5 tokens with <s> and
+    # </s>; what is longer than 10,000 characters is cut.
     read = [n + 2 > 5 and len(unit) > 10 for n, unit in zip(lengths, units, strict=True)]
     assert read[-len(ODD) :] == [False, True, False, True, True, True]
     found = Annotations(output)

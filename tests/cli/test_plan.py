@@ -82,7 +82,8 @@ def test_every_published_size_has_a_plan(path):
     placement = make_placement(1, model)
     sizes = weigh(make_shapes(run, placement), placement)
     assert sizes.trained == 100 * run.scorer.model.backbone.dims.width
-    assert sizes.frozen_bytes == pytest.approx(2 * sizes.total / model, rel=0.01)
+    width = 2 if path.stem.endswith("xxl") else 4  # bytes; PPT's precision is mixed at 11B alone
+    assert sizes.frozen_bytes == pytest.approx(width * sizes.total / model, rel=0.01)
 
 
 def test_pretraining_is_planned_without_a_corpus(capsys):
@@ -96,7 +97,7 @@ def test_pretraining_is_planned_without_a_corpus(capsys):
     )
     assert code == 0, err
     found = json.loads(out)
-    assert found["batch"] == {"rows": 8, "length": 168, "dtype": "bfloat16"}
+    assert found["batch"] == {"rows": 8, "length": 168, "dtype": "float32", "evaluated": 8}
     assert found["parameters"]["trained"] == 100 * 512
     own = found["plans"]["as configured"]
     # As in tests/planning/test_cost.py. The decoder is fed start, sentinel and three words, and

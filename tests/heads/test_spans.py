@@ -106,9 +106,9 @@ def test_an_answer_has_max_answer_tokens_at_most(bert):
     scores = np.full((1, split.labels.shape[1], 2), -9.0, np.float32)
     scores[0, 1, 0], scores[0, 2:4, 1] = 5.0, (1.0, 5.0)  # behind [CLS]: 2 tokens, or better 3
     for longest, last in ((2, 1), (3, 2), (1, 0)):
-        own = dataclasses.replace(head, max_answer=longest)
+        shorter = dataclasses.replace(head, max_answer=longest)
         scores[0, 1, 1] = 0.0 if longest == 1 else -9.0
-        (answer,) = own.answers(TASK, examples, split, scores, 0)
+        (answer,) = shorter.answers(TASK, examples, split, scores, 0)
         assert (answer["start"], answer["end"]) == (places[0, 0], places[last, 1])
 
 

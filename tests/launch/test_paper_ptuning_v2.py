@@ -74,14 +74,11 @@ def test_every_cell_has_its_runs(name):
         assert {run.changes["seed"] for run in runs} == {1, 2}
         known = get_task(task)
         by_words = system in ("verbalizer", "pt", "p_tuning")  # figure 2a and table 1
-        own = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
-        assert c.head.name == own.get(known.kind, "verbalizer" if by_words else "linear")
+        heads = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
+        assert c.head.name == heads.get(known.kind, "verbalizer" if by_words else "linear")
         rates = {run.changes.get("optim.lr") for run in runs}
         released = (task, tables.BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
-        released &= system not in (
-            "pt",
-            "p_tuning",
-        )  # the released settings were chosen for prefixes
+        released &= system not in ("pt", "p_tuning")  # what is released was chosen for prefixes
         if system == "full":
             assert rates == set(ptuning_v2.FULL_RATES) and len(runs) == 6
         elif file != "prompt_length":
@@ -89,10 +86,7 @@ def test_every_cell_has_its_runs(name):
             assert rates == ({None} if released else set(searched))
         if file in ("superglue", "tagging", "qa") and system in ("pt", "p_tuning", "prefix"):
             assert len(runs) == (2 if released else 2 * 3 * 6)
-        if system in (
-            "pt",
-            "p_tuning",
-        ):  # text and special tokens have the same room beside every length
+        if system in ("pt", "p_tuning"):  # beside every length the text has the same room
             rooms = {
                 run.changes["data.max_len"] - run.changes["prompt.length"] * (file != "tagging")
                 for run in runs
@@ -113,7 +107,7 @@ def test_every_cell_has_its_runs(name):
 
 @pytest.mark.parametrize("task", ptuning_v2.SUPERGLUE)
 def test_soft_tokens_stand_between_text_and_mask(task):
-    """Section 3, [e(x), h0, ..., hi, e([MASK])]; the words of section 4.3 for the tasks it names."""
+    """Section 3, [e(x), h0, ..., hi, e([MASK])]; words of section 4.3 for the tasks it names."""
     words = {"boolq": "false true", "rte": "true false", "cb": "true false neutral"}
     for system in ("pt", "p_tuning"):
         c = ptuning_v2.tune(task, system, "bert-large")

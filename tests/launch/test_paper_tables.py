@@ -150,7 +150,7 @@ def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
             assert sorted({run.changes["optim.lr"] for run in runs}) == own
 
 
-# Released scripts/TASK/full/{ft,pt}_full.sh: epochs, BATCH_SIZE, GRAD_ACC. On 8 GPUs with 4 for each
+# Released scripts/TASK/full/{ft,pt}_full.sh: epochs, BATCH_SIZE, GRAD_ACC. On 8 GPUs with 4 for a
 # copy of the model a step has BATCH_SIZE x GRAD_ACC x 2 examples.
 SCRIPTS = {
     "full": "sst2 1 8 1; sst5 5 8 1; boolq 5 4 2; rte 10 4 1; cb 20 8 1; race_middle 5 4 2; "
@@ -167,18 +167,18 @@ def test_all_examples_are_trained_on_as_released(method):
         task, *numbers = line.split()
         epochs, batch, accumulated = map(int, numbers)
         expected[task] = (epochs, 2 * batch * accumulated)
-    found, backbones = {}, {}
+    settings, backbones = {}, {}
     for cell in paper.pick(paper_ppt.TABLES["figure2"], arguments()):
         c = paper.sweep.load(paper.list_runs(cell, arguments())[0], ())
         backbones[cell.task] = (cell.backbone, c.backbone.dtype)
         if cell.row == f"{method}, all examples":
             assert (c.data.ratio, c.data.holdout) == (0.9, 0.1)
-            found[cell.task] = (c.train.total_epochs, c.data.batch)
+            settings[cell.task] = (c.train.total_epochs, c.data.batch)
         else:
             assert c.data.batch == 16 or "all" in cell.row  # appendix C
-    assert {task: found[task] for task in expected} == expected
+    assert {task: settings[task] for task in expected} == expected
     # Figure 2 is of T5 and CPM-2, both of 11B.
-    assert {own[0] for own in backbones.values()} == {"T5-XXL", "CPM-2"}
+    assert {name for name, _ in backbones.values()} == {"T5-XXL", "CPM-2"}
     assert backbones["lcqmc"] == ("CPM-2", "bfloat16") and len(backbones) == 14
 
 
@@ -190,10 +190,10 @@ def test_the_precision_is_that_of_the_size():
             run = paper.list_runs(cell, arguments(backbone=backbone))[0]
             dtypes.setdefault(backbone or cell.row, set()).add(run.changes["backbone.dtype"])
     assert dtypes.pop("mine") == {"float32"}
-    small = {row for row, own in dtypes.items() if own == {"float32"}}
+    small = {row for row, names in dtypes.items() if names == {"float32"}}
     assert small == {f"full T5-{size}" for size in ("Small", "Base", "Large", "XL")}
-    given = paper.list_runs(cell, arguments(), [("backbone.dtype", "float16")])[0]
-    assert given.changes["backbone.dtype"] == "float16"
+    run = paper.list_runs(cell, arguments(), [("backbone.dtype", "float16")])[0]
+    assert run.changes["backbone.dtype"] == "float16"
 
 
 # -- DART ---------------------------------------------------------------------------------------

@@ -64,9 +64,7 @@ class Task:
     values: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
     choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
-    options: tuple[
-        str, ...
-    ] = ()  # choices that all rows have, as they stand in the input; `widest` names them
+    options: tuple[str, ...] = ()  # choices that all rows have, as they are listed; see `widest`
     # field -> (column, text for each value of that column)
     derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     hub: str = ""  # id on the Hugging Face hub
@@ -81,7 +79,8 @@ class Task:
     template: str = ""  # layout for a verbalizer
     words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
     spaced: bool = True  # label words are encoded behind a space
-    widest: tuple[str, ...] = ()  # of these words too the longest fits the masks of a template
+    # Of these words too the longest fits the masks of a template. They name the `options`.
+    widest: tuple[str, ...] = ()
     option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
     query: str = ""  # what the unified form asks, before the options; "" = the fields
     causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
