@@ -11,7 +11,7 @@ from paper_table import Cell
 from jaxprompt.cli import sweep
 
 # Searched, or of a row, they cost more.
-SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch")
+SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch", "backbone.dtype")
 
 
 def estimate(

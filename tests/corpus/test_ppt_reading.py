@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ppt_corpus import CHINESE, LETTERS, tiny_bert
+from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
 from jaxprompt.corpus.ppt.reading import Reader
@@ -211,6 +211,23 @@ def test_the_users_own_words():
     assert example == Example({"a": "1", "b": "2"}, ("ja", "no"), 1)
     with pytest.raises(InputError, match="label 'ja' is not a label of task custom; labels: x, y"):
         read_example(made, {"a": 1, "b": 2, "label": "ja"}, "x:1")
+
+
+# -- what an annotator reads ----------------------------------------------------------------------
+
+
+def test_an_annotator_leaves_out_what_is_too_short(bert, tmp_path):
+    """Released tools/infer_roberta.py: above 10 characters, above 5 tokens with special ones."""
+    units = ["the old cat", "the old cat was", "a b c d e", "the old cat " * 900]
+    ids = encode_texts(bert, units)
+    assert list(map(len, ids)) == [3, 4, 5, 2700] and len(units[3]) > 10_000
+    task = custom_task(fields=["text"], labels=["bad", "good"], template="{text} [mask]")
+    encoder = make_encoder(bert, "masked", task)
+    corpus = make_corpus(tmp_path / "store", [ids])
+    chosen, rows = Reader(corpus, bert, encoder, parse(task.template), 256).rows(range(4))
+    assert chosen == [1, 3]
+    assert [len(row.ids) for (row,) in rows] == [4 + 3, 256]  # with [CLS], [MASK] and [SEP]
+    assert rows[1][0].ids[1:-2].tolist() == ids[3][:253]  # a long one is cut, not left out
 
 
 # -- names and forms of choices -------------------------------------------------------------------

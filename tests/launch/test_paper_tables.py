@@ -836,7 +836,8 @@ def test_the_estimate_counts_runs_of_a_size(capsys):
     ]
     assert lines[1].strip() == (
         f"python -m jaxprompt plan --config={ROOT}/configs/ppt/cells.py:sst2,full,t5 "
-        "--config.data.max_len=64 --config.backbone.path=google/t5-v1_1-small --devices=..."
+        "--config.data.max_len=64 --config.backbone.dtype=float32 "
+        "--config.backbone.path=google/t5-v1_1-small --devices=..."
     )
 
 
