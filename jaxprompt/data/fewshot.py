@@ -201,9 +201,10 @@ def fraction(
 ) -> SplitRows:
     """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
 
-    A class without a row is passed over. A ratio of 2 or more is a number of rows per class. dev is
-    None, or with `holdout` in (0, 1) that share of every class, at least 1 row, drawn from the rows
-    left over.
+    These are the rows of DPT's released `_sample_with_cls_ratio`: one generator, seeded once,
+    shuffles class after class, in the order of each one's first row. A class without a row is
+    passed over. A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout`
+    in (0, 1) that share of every class, at least 1 row, drawn from the rows left over.
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
         raise InputError(
@@ -220,9 +221,9 @@ def fraction(
         dev_takes[label] = max(1, int(holdout * len(rows))) if holdout else 0
         needs[label] = takes[label] + dev_takes[label]
     _enough(groups, needs, f"data.ratio={ratio} with data.holdout={holdout}", names)
+    generator = random.Random(seed)  # each class continues its stream, as released
     for label, rows in groups.items():
-        # Seeded anew for each class: its rows do not depend on which other classes there are.
-        random.Random(seed).shuffle(rows)
+        generator.shuffle(rows)
         train += rows[: takes[label]]
         dev += rows[takes[label] : needs[label]]
     return _split(sorted(train), sorted(dev) if holdout else None)

@@ -114,18 +114,33 @@ def test_balanced_takes_8_a_class_above_5_classes():
     assert len(fewshot.balanced([i % 5 for i in range(120)], 32, seed=0).train) == 32
 
 
-def test_fraction_against_the_published_rule():
-    expected = []
-    for label in sorted(set(UNEVEN)):
-        rows = [row for row, x in enumerate(UNEVEN) if x == label]
-        kept = max(1, int(0.1 * len(rows)))
-        random.seed(0)
+def released_share(labels, ratio, seed):
+    """DPT's sampler, restated: all classes are shuffled by one stream, which is seeded once."""
+    random.seed(seed)
+    classes = list(dict.fromkeys(labels))  # in the order of the file
+    shuffled = []
+    for label in classes:
+        rows = [row for row, x in enumerate(labels) if x == label]
         random.shuffle(rows)
-        expected += rows[:kept]
-    split = fewshot.fraction(UNEVEN, 0.1)
-    assert split.train.tolist() == sorted(expected)
-    assert len(split.train) == 4  # int(2.5) + 1 + 1
-    assert split.dev is None
+        shuffled.append(rows)
+    return sorted(row for rows in shuffled for row in rows[: int(ratio * len(rows))])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_fraction_is_the_released_sample(seed):
+    labels = [2] + UNEVEN  # class 2 comes first in the file, so it is shuffled first
+    for ratio in (0.1, 0.25, 0.9):
+        split = fewshot.fraction(labels, ratio, seed)
+        assert split.train.tolist() == released_share(labels, ratio, seed)
+        assert split.dev is None
+
+
+def test_fraction_of_sst2_is_the_released_sample(shared):
+    """The rows that the released function takes from the released file with seed 0."""
+    labels = [row["label"] for row in read_file(shared / "data/sst2/train.jsonl.gz")]
+    rows = fewshot.fraction(labels, 0.1).train.tolist()
+    assert rows == released_share(labels, 0.1, 0)
+    assert (rows[:8], len(rows), sum(rows)) == ([10, 16, 34, 39, 40, 42, 58, 71], 692, 2_367_216)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
