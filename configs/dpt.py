@@ -47,6 +47,9 @@ FOLDERS = {
     "bert": "google-bert/bert-{}-uncased",
     "roberta": "FacebookAI/roberta-{}",
 }
+# What fine-tuning reads: BERT's pooler, RoBERTa's own head for classification, and of ELECTRA the
+# state of [CLS] itself, as in the released code, whose fine-tuned ELECTRA has no dense layer.
+POOLERS = {"electra": "cls", "bert": "checkpoint", "roberta": "trained"}
 RATE, EPOCHS = 2e-5, 10.0  # appendix A
 SPANS_RATE = 5e-6
 
@@ -68,7 +71,7 @@ def get_config(name="sst2"):
         _spans(c, system)
     elif system in FOLDERS:
         methods.full(c, lr=RATE)
-        heads.linear(c, pooler="checkpoint" if system == "bert" else "trained")
+        heads.linear(c, pooler=POOLERS[system])
     else:
         _classes(c, own, system)
     c.backbone.path = FOLDERS.get(system, FOLDERS["electra"]).format(size)
@@ -81,10 +84,14 @@ def get_config(name="sst2"):
 
 
 def _spans(c, system):
-    """Judges every token of the passage (section 3); fine-tuning has a new layer for it."""
+    """Judges every token of the passage (section 3); fine-tuning has a new layer for it.
+
+    All systems have the threshold of appendix A and the released code's way to read answers off.
+    """
     methods.full(c, lr=SPANS_RATE)
+    layer = "linear" if system in FOLDERS else "discriminator"
     score = "replaced" if system == "sigma" else "original"
-    heads.multi_spans(c, layer="linear" if system in FOLDERS else "discriminator", score=score)
+    heads.multi_spans(c, layer=layer, score=score, drop_substrings=True)
     c.data.max_len = 512
     c.data.batch = 12  # appendix A: 2 on each of 6 devices
     c.optim.schedule, c.train.total_epochs = "constant", 20.0

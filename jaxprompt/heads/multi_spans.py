@@ -58,6 +58,7 @@ class Head(InText):
     """Every token of the text by whether it looks original behind the question."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
+    READ_WITH: ClassVar[Mapping[str, str]] = {"single=False": "drop_substrings"}
 
     layer: str = "discriminator"  # what judges: the checkpoint's head | linear: a new layer
     score: str = "original"  # s = 1 - sigmoid of the layer's logit; replaced: sigmoid
@@ -65,6 +66,7 @@ class Head(InText):
     threshold: float = 0.6  # a token is of the answer where 1 - s is below it (appendix A)
     tune: bool = False  # the threshold is that of the best metric on dev; it is exported
     single: bool = False  # answers are alternatives of one span each (SQuAD), not one answer
+    drop_substrings: bool = False  # an answer whose text is part of another's is left out
     no_answer: bool = False  # a question may have none; else the likeliest word is one at least
     stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
 
@@ -180,7 +182,10 @@ class Head(InText):
         return score_span_sets(metric, gold, pred)
 
     def _spans(self, words: Words, threshold: float) -> list[Found]:
-        """Joins words that pass and touch; of several answers equal texts are one, the first."""
+        """Joins words that pass and touch; of several answers equal texts are one, the first.
+
+        `drop_substrings` leaves out those that `_is_substring` of another.
+        """
         text, places, scores = words
         passes = scores > 1 - threshold
         if not self.no_answer and len(scores) and not passes.any():
@@ -196,7 +201,23 @@ class Head(InText):
         found: dict[str, Found] = {}
         for span in spans:
             found.setdefault(span.text.lower(), span)
+        if self.drop_substrings:
+            return [
+                span for text, span in found.items()
+                if not any(_is_substring(text, other) for other in found)
+            ]  # fmt: skip
         return list(found.values())
+
+
+def _is_substring(text: str, other: str) -> bool:
+    """Tells whether a text is part of another one, as DPT's released code counts it.
+
+    It may begin a word of the other behind the first, end in front of a space, an s or an n, or
+    stand inside; the beginning or the end of a longer word alone does not count.
+    """
+    inside = text in other and not other.startswith(text) and not other.endswith(text)
+    joined = f" {text}" in other or any(text + behind in other for behind in " sn")
+    return text != other and (inside or joined)
 
 
 def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:

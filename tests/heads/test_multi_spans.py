@@ -123,6 +123,29 @@ def test_equal_texts_are_one_answer_in_any_case(bert):
     assert [span["score"] for span in answer["spans"]] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("context", "answers", "kept"),
+    [
+        ("Ralph. Big Ralph", ["Ralph", "Big Ralph"], ["Big Ralph"]),  # behind a space
+        ("Anna met Anna Lee", ["Anna", "Anna Lee"], ["Anna Lee"]),  # in front of one
+        ("a rat, two rats", ["rat", "rats"], ["rats"]),  # in front of an s
+        ("Ava asked Avan", ["Ava", "Avan"], ["Avan"]),  # in front of an n
+        ("ark, then Marked", ["ark", "Marked"], ["Marked"]),  # inside
+        ("ED, then Marked", ["ED", "Marked"], ["ED", "Marked"]),  # the end of a word
+        ("Mark, then Marked", ["Mark", "Marked"], ["Mark", "Marked"]),  # its beginning
+        ("BIG RALPH, Ralph", ["BIG RALPH", "Ralph"], ["BIG RALPH"]),  # in any case
+    ],
+)
+def test_answers_that_are_part_of_others_are_dropped_as_released(bert, context, answers, kept):
+    """`_remove_substring_from_decoded_output` of DPT's multi_span_head.py."""
+    asked = row(answers[0], context=context)
+    at = context.rindex(answers[1])
+    asked["answers"] = {"text": answers, "answer_start": [context.index(answers[0]), at]}
+    for drops, expected in ((True, kept), (False, answers)):
+        head, examples, split = encode(bert, [asked], drop_substrings=drops)
+        assert texts(head, examples, split, logits_of(split)) == [expected]
+
+
 def test_the_threshold_is_tuned_on_dev_and_taken_over(bert):
     head, examples, split = encode(bert, [row("Gansu"), row("Anna")], tune=True, no_answer=True)
     found = np.full(split.labels.shape, -9.0, np.float32)

@@ -392,6 +392,11 @@ def test_every_cell_of_dpts_tables_has_its_runs(name):
         heads = {"quoref": "multi_spans"} if cell.task == "quoref" else {}
         tuned = cell.row.endswith(("full, all examples", "full, 10%"))
         assert c.head.name == heads.get(cell.task, "linear" if tuned else "discriminator")
+        if cell.task == "quoref":  # the baselines' answers are read off as DPT's are
+            assert (c.head.threshold, c.head.drop_substrings) == (0.6, True)
+        elif tuned:  # the released Electra scores the state of [CLS] by one linear layer
+            pooler = {"bert": "checkpoint", "roberta": "trained", "electra": "cls"}
+            assert c.head.pooler == pooler[cell.row.split()[1]]
         if not table.draw:
             key = cell.row, cell.task, cell.metric
             assert published[key].backbone == cell.backbone
