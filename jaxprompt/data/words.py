@@ -114,6 +114,17 @@ def starting_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
+def template_ids(tokenizer: Any, text: str) -> list[int]:
+    """Encodes the words of a template as they stand inside of it.
+
+    A space stands in front of a word and none in front of punctuation, even where `text` sets it
+    apart, as in LM-BFF's templates, "sentence?<mask>, sentence": a byte-level vocabulary has "?"
+    and " ?" as two tokens.
+    """
+    parts = re.split(r"\s+(?=[?!.,:;])", f" {text.strip()}")
+    return [i for part in parts if part for i in starting_ids(tokenizer, part)]
+
+
 def choose_rows(
     kind: str,
     tokenizer: Any,

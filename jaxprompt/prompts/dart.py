@@ -7,7 +7,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.data.tokenizer import unused_ids
-from jaxprompt.data.words import starting_ids
+from jaxprompt.data.words import template_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.hiding import fill_masks, hide_text
 from jaxprompt.layers.reading import TargetScores
@@ -94,7 +94,7 @@ class Prompt(Method):
             read = lambda pick, ids: np.asarray(pick(ids), np.float32)
             return found | {name: read(*own[name]) for name in counts}
         if self.text:
-            ids = starting_ids(source.tokenizer, f" {self.text.strip()}")
+            ids = template_ids(source.tokenizer, self.text)
             if len(ids) != self.length:
                 raise InputError(
                     f"prompt.text={self.text!r} has {len(ids)} subwords, prompt.length is "

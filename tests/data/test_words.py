@@ -15,6 +15,7 @@ from jaxprompt.data.words import (
     ids_of_no_word,
     sampled_vocab,
     task_words,
+    template_ids,
     text_ids,
 )
 from jaxprompt.errors import InputError
@@ -140,3 +141,19 @@ def test_bad_choices(bert):
         choose_rows("task", bert, length=2, seed=0)
     with pytest.raises(InputError, match="has no token"):
         choose_rows("text", bert, length=2, seed=0, text=" ")
+
+
+@pytest.mark.parametrize(
+    ("text", "template"),  # of LM-BFF's run_experiment.sh
+    [
+        ("It was.", "Fun It was<mask>."),
+        ("This is.", "Fun This is<mask>."),
+        (":", "<mask>: Fun"),
+        ("? ,", "Fun?<mask>, Fun"),
+    ],
+)
+def test_a_templates_words_are_tokens_as_inside_of_it(roberta, text, template):
+    """In a byte-level vocabulary "?" and " ?" are two tokens, and no space is in front of it."""
+    outside = {"Fun", "ĠFun", "<mask>"}
+    inside = [token for token in roberta.tokenize(template) if token not in outside]
+    assert roberta.convert_ids_to_tokens(template_ids(roberta, text)) == inside

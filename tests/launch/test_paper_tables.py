@@ -249,10 +249,15 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
             assert c.data.protocol == ("fraction" if every else "kshot")
-        if cell.task in paper_dart.dart.TASKS and learns == "lm_bff":
+        if cell.task in paper_dart.dart.TASKS and learns in ("lm_bff", "full"):
+            # Gao et al. (2021), appendix A, whose numbers the paper prints of both.
             batches = sorted({run.changes.get("data.batch", c.data.batch) for run in own})
-            assert batches == ([2, 4, 8] if name == "table1" else [8])
-            assert c.train.total_steps == (1000 if name == "table1" else 0)
+            few = name in ("table1", "table4") and cell.row != "full_data_full"
+            assert batches == ([2, 4, 8] if few else [8])
+            assert c.train.total_steps == (1000 if few else 0)
+            assert (c.optim.schedule, c.optim.weight_decay) == ("linear", 0.0)
+            assert sorted({run.changes["optim.lr"] for run in own}) == [1e-5, 2e-5, 5e-5]
+            assert learns == "lm_bff" or (c.head.name, c.head.pooler) == ("linear", "trained")
         else:
             assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
         rates = paper_dart.PAPER.rates(cell, "x")
@@ -269,7 +274,7 @@ def test_darts_heading_names_the_metric_that_is_measured(name):
     for cell in cells:
         c = paper.sweep.load(paper.list_runs(cell, args)[0], ())
         shown = cell.metric or paper.metric_of(cell.task)
-        assert shown == theirs[cell.row, cell.task] == (c.task.metric or shown)
+        assert shown == theirs[cell.row, cell.task] == (c.task.metric or paper.metric_of(cell.task))
     none = paper.Measured((), (), 0, 1, ())
     heading = paper.heading(args, [(cell, none) for cell in cells])
     assert ("micro_f1 of sem_eval_2010_task_8" in heading) == (name in ("table2", "table3"))
@@ -324,11 +329,14 @@ def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
 
 def test_darts_heading_says_what_its_rows_are(tmp_path, capsys):
     for table, told in {"table1": True, "table4": False}.items():
-        finish(tmp_path / table, "Fine_tuning-sst2" if table == "table4" else "dart-sst2", "x", 0.9)
+        run = "DART_length_3_-sst2" if table == "table4" else "dart-sst2"
+        finish(tmp_path / table, run, "x", 0.9)
         words = [table, "--tasks=sst2", "--print", "--seeds=10,20", f"--workdir={tmp_path / table}"]
         assert paper.main(["dart", *words, f"--learning-rates={','.join(RATES)}"]) == 0
         heading = capsys.readouterr().out.split("\n\n")[0]
         assert ("lm_bff has manual prompts" in heading) == told
+        assert ("numbers of lm_bff are of prompts that T5 generated" in heading) == told
+        assert "fine-tuning is that of LM-BFF" in heading
         assert "the paper's grid is of weight decay, epochs, batch size" in heading
 
 
@@ -851,8 +859,10 @@ def test_the_estimate_keeps_apart_what_costs_more(capsys):
     words = ["--estimate", "--workdir=none", "--seeds=1"]
     assert paper.main(["dart", "table1", "--tasks=sst2", "--rows=full;dart", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert ["prompt.name=none" in lines[0], "dart.py:sst2,full" in lines[1]] == [True, True]
-    assert ["prompt.name=dart" in lines[2], "dart.py:sst2 " in lines[3]] == [True, True]
+    for batch, said, command in zip((2, 4, 8), lines[0:6:2], lines[1:6:2], strict=True):
+        assert f"{batch} a step" in said and "prompt.name=none" in said
+        assert f"lm_bff.py:sst2,full --config.data.batch={batch}" in command
+    assert ["prompt.name=dart" in lines[6], "dart.py:sst2 " in lines[7]] == [True, True]
     rows = "--rows=Prompt tuning, BERT-large"
     assert paper.main(["ptuning_v2", "table2", "--tasks=rte", rows, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
