@@ -1,8 +1,7 @@
 """The tables and figures of IPT (Jiang et al. 2022): which runs every number stands for.
 
-The names of table 3's rows are inferred: the text of the paper that the numbers were taken from has
-lost them. Row 1 is best on CB and worst elsewhere, as section 5.2 says of fine-tuning, and the rest
-follows in table 2's order.
+The text of the paper lacks the names of table 3's rows and eight cells of table 6; both are read
+from the authors' pictures of these tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,11 +170,6 @@ class Ipt(Paper):
         """Names a figure's number by its system, and by its length or percentage."""
         _, system, *_, at = cell.method.split(",")
         return system, at
-
-    def remarks(self, args: Any) -> list[str]:
-        """Says what is inferred of the rows of table 3."""
-        inferred = "which row of the paper's table 3 is which method is inferred from its text"
-        return [inferred] if args.table == "table3" else []
 
 
 PAPER = Ipt()
