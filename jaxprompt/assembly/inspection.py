@@ -74,7 +74,7 @@ class Findings:
     states: States | None = None
     confusion: Confusion | None = None
     attention: dict[str, Attended] = dataclasses.field(default_factory=dict)
-    instances: Instances | None = None  # of a method that reads the text
+    instances: Instances | None = None  # of a method with soft tokens, or one that reads the text
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
     remarks: list[str] = dataclasses.field(default_factory=list)  # on what is shown
 
@@ -142,9 +142,10 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
             f"inputs of {asked.split}, sampled at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
-    if "encoder" in scorer.model.prompt.reads and scorer.model.prompt.components():
+    prompt = scorer.model.prompt
+    if "encoder" in prompt.reads and prompt.components():
         found.remarks.append("of several prompts side by side those of texts are not shown apart")
-    elif "encoder" in scorer.model.prompt.reads and found.states is not None:
+    elif found.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
         tell("the prompts of texts")
         names, labels, there = _classes_of_rows(scorer, part)
         given = {"shown": asked.instances, "top": asked.top}
@@ -156,6 +157,10 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     tell("attention on the prompt")
     _find_attention(found, trained, part, whole)
     return found
+
+
+def _has_soft_tokens(prompt: Any) -> bool:
+    return bool(prompt.num_slots()) and not prompt.components()
 
 
 def _restore(c: Any, workdir: str, split: str) -> Any:

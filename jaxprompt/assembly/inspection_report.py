@@ -161,24 +161,27 @@ def _write_instances(page: Page, found: Findings, folder: Path) -> list[Path]:
     if own.shown:
         page.say(
             "The words of a text whose embeddings have the highest cosine with any vector of its "
-            "prompt are marked (Jiang et al. 2022, section 5.4)."
+            "prompt are marked (Jiang et al. 2022, table 4)."
         )
         rows = [(c.label or "not known", with_marks(c.tokens, c.nearest)) for c in own.shown]
         page.table(("class", "text"), rows)
     else:
         page.say("The prompt is of keys and values, which stand among no words.")
+    if own.places is None:
+        return []
+    names, labels, *both = own.places
     page.say(
         "Each text as the mean of its word embeddings, and as the mean of its prompt (Jiang et al. "
         "2022, figure 4); R_D is the mean distance within a class over that between classes."
     )
     paths = []
-    for name, states in (("embeddings", own.embeddings), ("prompts", own.prompts)):
-        ratio = separate(states, own.labels)
+    for name, states in zip(("embeddings", "prompts"), both, strict=True):
+        ratio = separate(states, labels)
         shown = f", $R_D$ {ratio.ratio:.3f}" if ratio else ""
         for kind, place in (("PCA", project), ("t-SNE", embed)):
             path = folder / f"{name}-{kind.lower().replace('-', '')}.png"
             title = f"{kind} of {name}{shown}"
-            draw.draw_states(place(states, 2), own.labels, own.names, title, path)
+            draw.draw_states(place(states, 2), labels, names, title, path)
             paths.append((path, f"{kind} of the {name} of {len(states)} texts"))
     page.pictures(paths)
     return [path for path, _ in paths]

@@ -1,4 +1,4 @@
-"""What a prompt that is computed from each text says of that text: words near it, and its place."""
+"""What a prompt says of texts: words near it, and where one that reads the text places it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,14 +25,20 @@ class Instance(NamedTuple):
     label: str  # its class, "" = not known
 
 
-class Instances(NamedTuple):
+class Places(NamedTuple):
     """Texts as the mean of their word embeddings, and as the mean of their prompts."""
 
     names: tuple[str, ...]  # of the classes
     labels: np.ndarray  # int32 [n]
     embeddings: np.ndarray  # float32 [n, E]
     prompts: np.ndarray  # float32 [n, X]
+
+
+class Instances(NamedTuple):
+    """Texts beside the prompt that stands with them."""
+
     shown: list[Instance]  # of a few of them; [] where a prompt is of keys and values
+    places: Places | None  # None where the prompt is the same for every text
 
 
 def find_instances(
@@ -41,8 +47,30 @@ def find_instances(
     """Looks at the prompts of texts (Jiang et al. 2022, sections 5.3 and 5.4).
 
     `labels` [texts] are the numbers of their classes, -1 = not known. Of the first `shown` texts
-    the `top` words are marked whose embeddings have the highest cosine with any of the vectors.
+    the `top` words are marked whose embeddings have the highest cosine with any of the prompt's
+    vectors: those of the text, or, as in table 4, the task's soft tokens.
     """
+    cases = []
+    if trained.scorer.model.prompt.num_slots():
+        cases = _mark_words(trained, part, labels, names, shown=shown, top=top)
+    reads = "encoder" in trained.scorer.model.prompt.reads
+    return Instances(cases, _find_places(trained, part, labels, names) if reads else None)
+
+
+def _mark_words(
+    trained: Any, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+) -> list[Instance]:
+    scorer, (trainable, frozen, _) = trained.scorer, trained.weights
+    params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
+    cases = []
+    for place, unit in enumerate(part.rows[:shown]):
+        number = int(labels[place * scorer.layout.num_rows])
+        label = names[number] if number >= 0 else ""
+        cases.append(_look_at(scorer, inject, params, scorer.one_batch([unit]), top, label))
+    return cases
+
+
+def _find_places(trained: Any, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     choices = scorer.layout.num_rows
 
@@ -57,15 +85,7 @@ def find_instances(
     found = predict_scores(step, trainable, frozen, batches, len(part.rows))
     found = found.reshape(-1, found.shape[-1])
     width, known = scorer.model.backbone.dims.embed, labels >= 0
-    cases = []
-    if scorer.model.prompt.num_slots():
-        params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
-        for place, unit in enumerate(part.rows[:shown]):
-            batch = scorer.one_batch([unit])
-            number = int(labels[place * choices])
-            label = names[number] if number >= 0 else ""
-            cases.append(_look_at(scorer, inject, params, batch, top, label))
-    return Instances(tuple(names), labels[known], found[known, :width], found[known, width:], cases)
+    return Places(tuple(names), labels[known], found[known, :width], found[known, width:])
 
 
 def _mean_word(scorer: Any, params: Mapping[str, Any], batch: Batch):
@@ -88,6 +108,7 @@ def _look_at(
     slots, _, mask = jax.device_get(inject(params, batch).encoder)
     there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
     vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
+    vectors = vectors[: scorer.model.prompt.num_slots()]  # label rows stand behind them
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
     embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
     cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]

@@ -151,6 +151,24 @@ def test_nearest_words_are_those_of_the_whole_vocabulary(runs, looked_at):
     assert all(row["cosine_with_start"] < 0.9999 for row in found["rows"])
 
 
+def test_words_near_the_tasks_soft_tokens_are_marked(runs, looked_at):
+    """By plain numpy: the first rows are those of the template, the label rows stand apart."""
+    (workdir, c), (out, found, page) = runs("dart"), looked_at("dart")
+    trained = from_config.restore(c, str(workdir), ["dev"])
+    params = tree.merge(trained.weights.trainable, trained.weights.frozen)
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    words = unit(np.asarray(params["backbone"]["embed"]["word"]["table"], np.float64))
+    soft = unit(np.asarray(params["prompt"]["table"], np.float64))
+    assert len(found["instances"]) == 5 and "prompts-pca.png" not in pictures(workdir)
+    for case in found["instances"]:
+        ids = trained.scorer.tokenizer.convert_tokens_to_ids(case["tokens"])
+        np.testing.assert_allclose(case["cosines"], (words[ids] @ soft.T).max(1), atol=1e-5)
+        order = np.argsort(-np.array(case["cosines"]), kind="stable")[:4]
+        assert case["nearest"] == sorted(order.tolist())
+        assert f"<mark>{case['tokens'][case['nearest'][0]]}</mark>" in page
+        assert f"[{case['tokens'][case['nearest'][0]]}]" in out
+
+
 def test_states_are_those_at_the_mask(runs, looked_at):
     """R_D of the last layer at label_pos, by the model itself, at every step that is kept."""
     (workdir, c), (_, found, _) = runs("dart"), looked_at("dart")
