@@ -216,9 +216,12 @@ def test_rows_of_lm_bff_that_train_nothing(row):
 )
 def test_the_released_template_of_dpt_has_the_word_of_each_task(task, word):
     """METHODS.md 6.1: the script has that of SST-2, its comments those of the others."""
-    template = load(CONFIGS / "dpt.py", f"{task},full,released").task.template
+    c = load(CONFIGS / "dpt.py", f"{task},full,released")
     (field,) = get_task(task).fields
-    assert template == f"{{{field}}} [sep] {word} : _ [classes]"
+    assert c.task.template == f"{{{field}}} [sep] {word} : _ [classes]"
+    # Its BCELoss is a mean, of scores with a bias, at copies of "negative ," and the like.
+    assert (c.head.loss, c.head.bias, c.head.copies, c.head.separator) == ("mean", True, True, " ")
+    assert all(word.endswith(" ,") for word in c.task.words)
 
 
 @pytest.mark.parametrize(

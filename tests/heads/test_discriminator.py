@@ -10,15 +10,16 @@ from transformers import AutoTokenizer
 
 from configs.base import get_config
 from jaxprompt.assembly.pipeline import asks_of, build_scorer, load_weights, open_backbone
-from jaxprompt.data.class_list import make_tree
+from jaxprompt.data.class_list import ClassList, Entry, make_tree
 from jaxprompt.data.tasks import Example, custom_task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.discriminator import log_scores
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.prompts import Source
+from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.tree import flatten, unflatten
+from jaxprompt.types import Asks, Dims, Role
 
 LABELS = ("beast", "food", "tool")
 TASK = custom_task(
@@ -180,6 +181,16 @@ def test_copies_start_as_the_words_and_train_beside_the_vocabulary(backbone, fol
     np.testing.assert_allclose(grads, rows.grad.numpy(), atol=1e-5)
 
 
+def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
+    words = (((11, 12), (13,)), ((21,), (22, 23)))
+    dims = Dims(vocab=60, width=4, embed=2, layers=1, heads=1, head_dim=4, max_len=8)
+    prompt = make_prompt("dpt", dims, Asks(2, words, -1))
+    table = np.arange(120, dtype=np.float32).reshape(60, 2)
+    given = Source(None, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
+    begun = prompt.begin({"rows": np.zeros((3, 2))}, given)
+    np.testing.assert_array_equal(begun["rows"], table[[11, 12, 21]])
+
+
 def test_copies_need_a_method_that_has_rows(backbone):
     with pytest.raises(InputError, match="5 rows, one per subword.*trains 0; take prompt.name=dpt"):
         make(backbone, copies=True)
@@ -272,6 +283,15 @@ def test_the_released_layout_is_written(backbone):
     )
 
 
+def test_an_entry_is_read_at_its_first_subword_and_its_copies_follow_one_another():
+    entries = (Entry((7, 8, 9), 0, row=2), Entry((5,), 1), Entry((3, 4), 2))
+    assert list(ClassList(entries, between=(6,)).pieces()) == [
+        ((7,), Role.LABEL, 2), ((8, 9), Role.HARD, 3), ((6,), Role.HARD, -1),
+        ((5,), Role.LABEL, -1), ((6,), Role.HARD, -1), ((3,), Role.LABEL, -1),
+        ((4,), Role.HARD, -1),
+    ]  # fmt: skip
+
+
 # -- several lists --------------------------------------------------------------------------------
 
 
@@ -306,6 +326,23 @@ def test_groups_score_each_class_as_a_list_of_its_own_does(backbone):
     assert [a["prediction"] for a in answers] == [LABELS[c] for c in scores.argmax(1)]
     line = scorer.head.tell(TASK, 3, {"train": split})[-1]
     assert line == "listed: old beast, food | big tool; 2 forward passes per example"
+
+
+def test_a_group_has_its_scores_in_the_order_of_the_classes_however_it_lists_them(backbone):
+    """The lists are tool, food and beast: labels and scores of a list are sorted by class."""
+    scorer, params = make(backbone, group=2, listed=("tool", "food", "beast"))
+    split = scorer.encode(examples(), targets=True)
+    assert scorer.head.tree(TASK).lists == ((2, 1), (0,))
+    learned = {0: [[0, 0], [1, -1]], 1: [[1, 0], [0, -1]], 2: [[0, 1], [0, -1]]}
+    assert split.labels.tolist() == [row for label in GOLD for row in learned[int(label)]]
+    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
+    scores = log_scores(split, found, 3)
+    pair = custom_task(fields=("text",), labels=LABELS[1:], words=TASK.words[1:])
+    alone, _ = make(backbone, pair, listed=("tool", "food"))
+    rows = alone.encode(examples(TEXTS, GOLD * 0)).rows
+    logits = np.asarray(alone.model.forward(params, alone.one_batch(rows)), np.float64)
+    assert np.ptp(logits, axis=1).min() > 1e-3  # the two classes differ
+    np.testing.assert_allclose(scores[:, 1:], -np.log1p(np.exp(-logits)), atol=1e-5)
 
 
 def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):

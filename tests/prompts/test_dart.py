@@ -149,7 +149,7 @@ def named_as_ours(theirs, folder):
     return load_backbone(folder, "bert", read_config(folder))[0]
 
 
-@pytest.mark.parametrize("weight, counts", [(0.0, None), (0.5, None), (0.0, (2, 2, 3, 1, 3))])
+@pytest.mark.parametrize("weight, counts", [(0.0, None), (2.5, None), (0.0, (2, 2, 3, 1, 3))])
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 @pytest.mark.parametrize("each", ["class", "word"])
 def test_loss_and_gradients_are_those_of_the_equations(
@@ -309,7 +309,8 @@ def test_no_row_of_the_vocabulary_is_among_what_trains(pair):
 # -- where the rows start -------------------------------------------------------------------------
 
 
-def source(words="it was ."):
+def source():
+    """A tokenizer, and a backbone whose output table is not that of its embeddings."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -321,44 +322,47 @@ def source(words="it was ."):
         tokenizer_object=inner, unk_token="[UNK]", pad_token="[PAD]"
     )
     table = np.arange(60 * 24, dtype=np.float32).reshape(60, 24)
-    rows = lambda ids: table[list(ids)]
-    return Source(tokenizer, 0, (), None, rows, rows, *[None] * 4), table
+    output = 5_000 - 2 * table
+    embed, rows = (lambda ids, own=own: own[list(ids)] for own in (table, output))
+    return Source(tokenizer, 0, (), None, embed, rows, *[None] * 4), table, output
 
 
 def test_rows_start_from_the_words(pair):
-    given, table = source()
+    """Those of the template from the embeddings, those of labels from the output table."""
+    given, table, output = source()
     prompt = make_prompt(
         "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=3, text="it was ."
     )
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
     found = prompt.begin(empty, given)
     assert_close(found["table"], table[[1, 2, 3]])
-    means = [table[[11, 12]].mean(0), (table[21] + table[[22, 23]].mean(0)) / 2, table[31]]
+    means = [output[[11, 12]].mean(0), (output[21] + output[[22, 23]].mean(0)) / 2, output[31]]
     assert_close(found["rows"], np.stack(means))
 
 
 def test_a_row_for_each_word_and_from_its_first_piece(pair):
-    given, table = source()
+    given, _, output = source()
     empty = {"rows": np.zeros((4, 24))}
     own = dict(length=0, each="word")
     asks = Asks(CLASSES, WORDS, MASK)
     found = make_prompt("dart", pair[1].dims, asks, **own).begin(empty, given)["rows"]
-    assert_close(found, np.stack([table[list(w)].mean(0) for own in WORDS for w in own]))
+    assert_close(found, np.stack([output[list(w)].mean(0) for own in WORDS for w in own]))
     prompt = make_prompt("dart", pair[1].dims, asks, **own, pieces="first")
-    assert_close(prompt.begin(empty, given)["rows"], table[[11, 21, 22, 31]])
+    assert_close(prompt.begin(empty, given)["rows"], output[[11, 21, 22, 31]])
     prompt = make_prompt("dart", pair[1].dims, asks, length=0, pieces="first")
     first = prompt.begin({"rows": np.zeros((3, 24))}, given)["rows"]
-    assert_close(first, np.stack([table[11], (table[21] + table[22]) / 2, table[31]]))
+    assert_close(first, np.stack([output[11], (output[21] + output[22]) / 2, output[31]]))
 
 
 def test_rows_start_from_unused_words(pair):
-    given, table = source()
+    """Each from its table, where a backbone's two are not one."""
+    given, table, output = source()
     asks = Asks(CLASSES, WORDS, MASK)
     prompt = make_prompt("dart", pair[1].dims, asks, length=3, start="unused", text="it was .")
     empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
     found = prompt.begin(empty, given)
     assert_close(found["table"], table[[41, 42, 43]])
-    assert_close(found["rows"], table[[44, 45, 46]])
+    assert_close(found["rows"], output[[44, 45, 46]])
     prompt = make_prompt("dart", pair[1].dims, asks, length=5, start="unused")
     with pytest.raises(InputError, match=r"no \[unused8\], and 8 rows .*; take prompt.start=words"):
         prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, given)
@@ -373,7 +377,7 @@ def test_of_several_rows_the_first_stands_at_the_mask(pair):
 
 
 def test_a_text_of_another_length_is_named(pair):
-    given, _ = source()
+    given, *_ = source()
     prompt = make_prompt(
         "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it was ."
     )
@@ -389,7 +393,7 @@ def test_fluency_needs_a_masked_model_and_label_words(pair):
 
 
 def test_words_that_are_unknown_start_no_row(pair):
-    given, _ = source()
+    given, *_ = source()
     prompt = make_prompt("dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it ქ")
     with pytest.raises(InputError, match="prompt.text='it ქ' has words that are not in the vocab"):
         prompt.begin({"table": np.zeros((2, 24))}, given)

@@ -9,11 +9,11 @@ import optax
 import pytest
 import torch
 from jax.sharding import PartitionSpec
-from tiny import assert_close, assert_equal, exact_jit, make_batch, make_params, make_tiny
+from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_params, make_tiny
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.layers.instance import Encoder, _part_of, first_words
+from jaxprompt.layers.instance import Encoder, _part_of, first_words, mean_vectors
 from jaxprompt.layers.word_rows import (
     WordRows,
     hash_rows,
@@ -30,7 +30,7 @@ from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_train_step
 from jaxprompt.tree import count, flatten, split, trainable_mask
-from jaxprompt.types import Dims, Role
+from jaxprompt.types import Dims, Injection, Prefix, Role, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 LARGE = Dims(vocab=50_265, width=1024, embed=1024, layers=24, heads=16, head_dim=64, max_len=514)
@@ -109,11 +109,40 @@ def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
         assert not np.asarray(found.prefix.mask[1]).any()  # layer 2 has none
 
 
-def test_the_control_reads_another_text():
-    batch = make_batch(rows=4)
-    own = inject(*start(batch, length=3), batch)
-    others = inject(*start(batch, length=3, shuffled=True), batch)
-    np.testing.assert_array_equal(others.slots, np.roll(own.slots, 1, axis=0))
+@pytest.mark.parametrize("on", ["prompt", "prefix"])
+def test_the_control_has_the_prompt_of_the_text_before(on):
+    """Its vectors and how many there are, which differs between texts."""
+    batch, fields = make_batch(rows=4), {"length": 9, "on": on, "added": False, "layers": ""}
+    own, others = (
+        inject(*start(batch, shuffled=shuffled, **fields), batch) for shuffled in (False, True)
+    )
+    there = own.slots_mask if on == "prompt" else own.prefix.mask
+    assert len({tuple(row) for row in np.asarray(there).reshape(-1, 9)}) > 1
+    axis = 0 if on == "prompt" else 1  # of the texts
+    pairs = zip(jax.tree.leaves(others), jax.tree.leaves(own), strict=True)
+    for after, before in pairs:
+        if np.ndim(after) > 1:  # all but the positions of a prefix
+            np.testing.assert_array_equal(after, np.roll(before, 1, axis=axis))
+
+
+@pytest.mark.parametrize(
+    ("fields", "shift"),
+    [
+        ({"on": "prefix"}, 7),
+        ({"on": "prefix", "shift": False}, 0),  # as in the released code
+        ({"on": "prompt"}, 0),  # soft tokens stand in the input
+    ],
+)
+def test_a_texts_positions_begin_behind_a_prefix_that_shifts_them(fields, shift):
+    assert make_prompt("ipt", DIMS, length=7, **fields).position_shift() == shift
+
+
+def test_the_keys_and_values_of_the_task_start_with_a_deviation_of_0_02():
+    wide = DIMS._replace(layers=8, heads=8, head_dim=32)
+    _, params = start(make_batch(rows=1), wide, on="prefix", length=20, layers="1", scale=0.5)
+    task = np.asarray(params["task"])  # [L, 2, P, N, D]
+    assert task.shape == (8, 2, 20, 8, 32)
+    assert task.std() == pytest.approx(0.02, rel=0.02) and abs(task.mean()) < 5e-4
 
 
 def test_rows_are_added_to_the_first_layer_of_a_task_prefix():
@@ -168,6 +197,65 @@ def test_the_convolutions_are_torchs():
     expected = shared + np.einsum("bx,px,xw->bpw", pooled, places, basis)
     found = ours.apply({"params": params}, jnp.asarray(x), jnp.asarray(mask))
     assert_close(found, expected)
+
+
+def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
+    """Three bidirectional layers, their mean, and two linear layers (appendix A.3)."""
+    torch.manual_seed(0)
+    x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
+    mask = np.arange(9) < lengths[:, None]
+    ours = Encoder("lstm", 4, 5, 7, 0.3)
+    words, there = jnp.asarray(x), jnp.asarray(mask)
+    params = fill(jax.eval_shape(lambda: ours.init(jax.random.key(1), words, there)["params"]))
+    lstm = torch.nn.LSTM(6, 4, 3, bidirectional=True, batch_first=True)
+    linear = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
+    with torch.no_grad():
+        for layer in range(3):
+            for way, end in enumerate(("", "_reverse")):
+                own = [np.array(params["lstm"][f"{n}{layer}"][way]) for n in ("input", "recurrent")]
+                getattr(lstm, f"weight_ih_l{layer}{end}").copy_(torch.tensor(own[0].T))
+                getattr(lstm, f"weight_hh_l{layer}{end}").copy_(torch.tensor(own[1].T))
+                bias = np.array(params["lstm"][f"bias{layer}"][way])
+                getattr(lstm, f"bias_ih_l{layer}{end}").copy_(torch.tensor(bias))
+                getattr(lstm, f"bias_hh_l{layer}{end}").zero_()
+        for number, layer in enumerate(linear):
+            own = params["linear"][f"linear{number}"]
+            layer.weight.copy_(torch.tensor(np.array(own["kernel"]).T))
+            layer.bias.copy_(torch.tensor(np.array(own["bias"])))
+        means = [
+            lstm(row[None, :length])[0][0].mean(0) for row, length in zip(x, lengths, strict=True)
+        ]
+        features = linear[1](torch.relu(linear[0](torch.stack(means)))).relu().numpy()
+    places, basis, shared = (np.array(params[name]) for name in ("places", "basis", "shared"))
+    expected = shared + np.einsum("bx,px,xw->bpw", features, places, basis)
+    assert_close(jax.jit(ours.apply)({"params": params}, words, there), expected)
+
+
+# -- the mean of a prompt, which pictures and topic classifiers read ------------------------------
+
+
+def test_soft_tokens_that_are_there_are_averaged():
+    slots = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+    there = np.array([[1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
+    found = mean_vectors(Injection(Stream(slots=slots, slots_mask=there)))
+    expected = np.stack([slots[0, [0, 1, 3]].mean(0), slots[1, 1], np.zeros(5)])
+    assert_close(found, expected)
+    assert_close(mean_vectors(Injection(Stream(slots=slots))), slots.mean(1))
+
+
+def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side():
+    """A head's key and its value follow one another."""
+    k, v = np.random.default_rng(0).normal(size=(2, 3, 2, 4, 2, 5)).astype(np.float32)
+    there = np.zeros((3, 2, 4), bool)  # [L, B, P]: of the layers the first has none
+    there[1, :, :3], there[2, 0, 1:] = True, True
+    found = mean_vectors(Injection(Stream(prefix=Prefix(k, v, there))))
+    for text in range(2):
+        rows = [
+            np.concatenate([part[layer, text, place, head] for head in (0, 1) for part in (k, v)])
+            for layer, place in zip(*np.nonzero(there[:, text]), strict=True)
+        ]
+        assert len(rows) == (6, 3)[text]
+        assert_close(found[text], np.mean(rows, axis=0))
 
 
 # -- rows of words -------------------------------------------------------------------------------
