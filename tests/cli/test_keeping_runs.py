@@ -83,8 +83,8 @@ def test_a_grid_that_keeps_is_the_same_grid(case, folders, data, tmp_path, capsy
         feature_cache, "_compute", lambda *a: computed.append(a[2].name) or compute(*a)
     )
     found = grid_of(tmp_path / "on", *args, **fields | HOST)
-    assert told(capsys.readouterr().err) == 2
-    assert sorted(computed) == ["dev", "train"], "once for all runs"
+    assert told(capsys.readouterr().err) == 3
+    assert sorted(computed) == ["dev", "test", "train"], "once for all runs"
     same_ends(found, expected)
 
 
@@ -115,7 +115,8 @@ def test_other_rows_are_kept_by_themselves(folders, data, tmp_path, capsys):
     capsys.readouterr()
     found = grid_of(tmp_path / "host", *args, **own | HOST)
     err = capsys.readouterr().err
-    assert told(err) == 4 and "4 runs at once" in err
+    # Both have one test split.
+    assert told(err) == 5 and "4 runs at once" in err
     same_ends(found, expected)
     # Of the positions that are read alone.
     expected = grid_of(tmp_path / "head_off", folders["bert"], data, "head_only", **SEEDS | dict(
@@ -229,8 +230,8 @@ def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):
         outs.append(timeless(results(tmp_path / name)))
     said = [line.partition(":")[0] for line in err.splitlines() if line.startswith("kept ")]
     assert said == [
-        "kept what layers 1-1 give for every token of 2 splits",
-        "kept the backbone's output at the positions that the head reads of 2 splits",
+        "kept what layers 1-1 give for every token of 3 splits",
+        "kept the backbone's output at the positions that the head reads of 3 splits",
     ]
     assert len(list((tmp_path / "on").glob("kept/*/train.states"))) == 2
     assert err.count("2 runs at once") == 2 and len(outs[1]) == 4

@@ -141,7 +141,7 @@ def test_it_learns_and_scores_by_its_metric(trained):
 
 
 def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
-    kind, c, folder, _ = trained
+    kind, c, folder, result = trained
     config = tmp_path / "config.json"
     config.write_text(json.dumps(resolved(c)))
     place = [f"--config={config}", f"--workdir={folder / 'run'}"]
@@ -151,9 +151,13 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
     assert code == 0, err
     scores = json.loads(scores)
     assert scores["examples"] == 16
-    if kind == "spans":  # the threshold that was best on dev is in the export
+    # By the threshold that was best on dev: it is read from the run, and not chosen again.
+    assert scores == {"split": "dev", "examples": 16} | {
+        name: value for name, value in result["dev"].items() if name != "threshold"
+    }
+    if kind == "spans":
         head = json.loads((folder / "run/export/prompt.json").read_text())["head"]
-        assert head["tune"] is False and head["threshold"] == scores["threshold"] != 0
+        assert head["tune"] is False and head["threshold"] == result["dev"]["threshold"] != 0
     predict = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
     assert code == 0, err
