@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
@@ -211,6 +212,26 @@ def test_what_the_test_script_runs(tool, tmp_path, words, selected):
     files = "--dist loadfile --no-loadscope-reorder"
     assert tool.calls()[3:] == [f"python -m pytest -n 3 {files}{selected}"]
     assert tool.calls()[:3] == ["ruff check .", "ruff format --check .", "mypy "]
+
+
+def test_the_workflows_differ_in_what_starts_them_and_in_all(tmp_path):
+    """A schedule runs every test; both begin with the same pinned steps and a new environment."""
+    begins, commands = [], []
+    for name in ("tests", "weekly"):
+        workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+        assert workflow["permissions"] == {"contents": "read"}
+        *steps, last = workflow["jobs"]["tests"]["steps"]
+        begins.append(steps)
+        commands.append(last["run"])
+        started = {"weekly": ["schedule", "workflow_dispatch"], "tests": ["push", "pull_request"]}
+        assert list(workflow[True]) == started[name]  # YAML 1.1 reads `on` as a truth value
+    assert begins[0] == begins[1] and commands == [".ci/run", ".ci/run --all"]
+    for folder in (".ci", "launch", ".venv"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    (tmp_path / "launch/test.sh").write_text('echo "$*"\n')
+    assert call(tmp_path / ".ci/run", "--all", "-k", "one") == (0, "--all -k one\n", "")
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_what_is_slow_is_there(request):
