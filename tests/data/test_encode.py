@@ -266,9 +266,9 @@ def test_empty_text_encodes_to_nothing(roberta):
 
 def test_order_is_kept_and_thousands_take_about_a_second(bert):
     examples = [example(a=f"number {i}", b="a short text of ten words or so") for i in range(9000)]
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, whatever else the machine does
     encoded = encoder(bert, "{a} [sep] {b} [mask]", num_slots=20).encode_all(examples)
-    assert time.perf_counter() - start < 10  # about 0.5 s on an idle machine
+    assert time.process_time() - start < 10
     for i in (0, 8191, 8192, 8999):
         text = encoded[i][0].ids[encoded[i][0].roles == Role.TEXT]
         assert bert.decode(text).startswith(f"number {i} a short")

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -115,29 +116,55 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypat
     ]
 
 
-def test_plain_progress_is_a_line_at_regular_times(tmp_path, capsys):
+def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch):
     """Also while nothing is done; a line at an evaluation counts."""
-    with RunLog(tmp_path, tracker="none", terminal=False, total=9, every=0.2) as log:
-        time.sleep(0.5)
-        early = capsys.readouterr().err.splitlines()
-        log.progress(3)
-        for _ in range(8):
-            log.show(dev=0.5)
-            time.sleep(0.05)
-        shown = capsys.readouterr().err.splitlines()
-        time.sleep(0.5)
-        late = capsys.readouterr().err.splitlines()
-        log.progress(9)
-        time.sleep(0.5)
-        ended = capsys.readouterr().err.splitlines()
-        log.progress(1)  # of the next run of a grid
-        time.sleep(0.5)
-        anew = capsys.readouterr().err.splitlines()
-    assert 1 <= len(early) <= 2 and early[0] == "before the first step of 9, for 0:00"
-    assert len(shown) == 8 and 1 <= len(late) <= 2
-    assert set(shown + late) == {"step 3/9  dev 0.5"}
-    assert set(ended) == {"scoring after step 9, for 0:00"} and set(anew) == {"step 1/9  dev 0.5"}
-    time.sleep(0.4)
+    clock, lines = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stderr = SimpleNamespace(
+        write=lambda text: text == "\n" or lines.append((clock[0], text)), flush=lambda: None
+    )
+    monkeypatch.setattr("sys.stderr", stderr)
+    log = RunLog(tmp_path, tracker="none", terminal=False, total=9, every=30.0)
+    events = [
+        (35.0, lambda: log.progress(3)),
+        (40.0, lambda: log.show(dev=0.5)),
+        (50.0, lambda: log.show(dev=0.25)),
+        (90.0, lambda: log.progress(9)),
+        (150.0, lambda: log.progress(1)),  # of the next run of a grid
+    ]
+
+    def wait(seconds):
+        """Lets happen what is due before a wait is over. -> whether the log is closed"""
+        end = clock[0] + seconds
+        while events and events[0][0] < end:
+            clock[0], event = events.pop(0)
+            event()
+        clock[0] = end
+        return end > 180
+
+    monkeypatch.setattr(log, "_closed", SimpleNamespace(wait=wait))
+    log._tell_regularly()
+    assert lines == [
+        (30, "before the first step of 9, for 0:30"),
+        (40, "step 3/9  dev 0.5"),
+        (50, "step 3/9  dev 0.25"),
+        (80, "step 3/9  dev 0.25"),
+        (110, "scoring after step 9, for 0:20"),
+        (140, "scoring after step 9, for 0:50"),
+        (170, "step 1/9  dev 0.25"),
+    ]
+
+
+def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
+    """They are printed by a thread of their own."""
+    with RunLog(tmp_path, tracker="none", terminal=False, total=9, every=0.01):
+        told, until = "", time.monotonic() + 60
+        while not told and time.monotonic() < until:
+            time.sleep(0.01)
+            told = capsys.readouterr().err
+    assert told.startswith("before the first step of 9, for 0:00\n")
+    capsys.readouterr()
+    time.sleep(0.05)
     assert capsys.readouterr().err == ""
 
 
