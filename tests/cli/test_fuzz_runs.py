@@ -192,7 +192,7 @@ STYLES = {"bert": "masked", "t5": "seq2seq", "gpt2": "causal"}
 def test_a_damaged_tokenizer(tmp_path, rng, monkeypatch, family, style):
     whole = make_backbone(tmp_path / "whole", family)
     assert survive(monkeypatch, family, use_tokenizer, whole, style) == 0
-    names = [path.name for path in whole.iterdir() if path.suffix in (".json", ".txt")]
+    names = sorted(path.name for path in whole.iterdir() if path.suffix in (".json", ".txt"))
     for i, (name,) in enumerate(sample(rng, names, count=COUNTS["tokenizer"])):
         folder = shutil.copytree(whole, tmp_path / str(i))
         write(folder / name, data := mutated((folder / name).read_bytes(), rng))

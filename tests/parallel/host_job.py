@@ -121,7 +121,8 @@ def save(folder: Path) -> dict:
     checkpoint_folders.folder_checksums = sums
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
-        file = next(p for p in (folder / "one/checkpoints/5").rglob("*") if p.stat().st_size > 60)
+        files = sorted((folder / "one/checkpoints/5").rglob("*"))
+        file = next(path for path in files if path.is_file() and path.stat().st_size > 60)
         file.write_bytes(b"spoilt" + file.read_bytes()[6:])
     processes.gather("")
     found["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
