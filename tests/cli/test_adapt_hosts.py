@@ -15,6 +15,8 @@ from tiny_adapt import (
     words_of,
 )
 
+from jaxprompt.errors import InputError
+
 IN_FOLDER = """
 import os, sys
 os.chdir(sys.argv[1])
@@ -56,6 +58,29 @@ def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path):
     assert_same(workdir, alone)
     assert (workdir / "backbone/model.safetensors").exists()
     assert not list(workdir.glob(".*.partial"))
+
+
+def test_processes_compare_their_texts(tmp_path_factory, tmp_path, refused, monkeypatch):
+    """What each of three would compare with the others: the last has a text that ends early."""
+    words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", corpus__path="text")
+    compared = []
+
+    def agree(facts):
+        compared[-1].append(facts)
+        if "the corpus" in facts:
+            raise InputError("all is compared")
+
+    monkeypatch.setattr("jaxprompt.parallel.processes.agree", agree)
+    for process, documents in enumerate((60, 60, 40)):
+        folder = tmp_path / str(process)
+        make_corpus(folder / "text", documents)
+        monkeypatch.chdir(folder)
+        compared.append([])
+        assert refused(*words, started=True) == "all is compared"
+    (config, record), same, (third, other) = compared
+    assert same == [config, record] and third == config
+    assert other == record | {"the corpus": other["the corpus"]} != record
+    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 def test_processes_with_another_text_are_refused(tmp_path_factory, tmp_path):

@@ -46,7 +46,7 @@ def prepare(folder, data, family, **fields):
         "prompt.text": text, "prompt.fluency": 0.5 if family in MASKED else 0.0,
         "optim.lr": 1e-3 if family in MASKED else 5e-3, "task.labels": "beast,food,tool",
         "train.total_steps": 18,
-        "train.eval_steps": 6, "data.multiple": 8, "data.max_len": 32,
+        "train.eval_steps": 6, "data.multiple": 32, "data.max_len": 32,
     }  # fmt: skip
     return make_config(folder, data, "dart", **own | fields)
 
