@@ -155,8 +155,9 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
     assert code == 0 and np.isfinite(json.loads(out)["held_out"]["loss"])
     labels = json.loads((tmp_path / "run/record.json").read_text())["labels"]
     kept = list(json.loads(annotated[2])["kept"].values())
-    assert labels[0] == Annotations(annotated[1]).annotator
-    counts = labels[1 : 1 + len(kept)]  # behind them are digests
+    annotator, *counts = labels[: 1 + len(kept)]  # and digests of where they stand
+    assert annotator == Annotations(annotated[1]).annotator
+    assert all(count <= most for count, most in zip(counts, kept, strict=True))
     assert 0 < sum(counts) < sum(kept)  # without those of held-out documents
 
 

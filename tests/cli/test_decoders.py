@@ -94,8 +94,9 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     data = text_data(tmp_path / "data")
     fields = TEXT | {"generate.beams": beams}
     c = make_config(
-        folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30
-    )
+        folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30,
+        data__multiple=30,
+    )  # fmt: skip
     result = run(c, str(tmp_path / "run"))
     assert result["dev"]["exact_match"] >= 0.75, result
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")

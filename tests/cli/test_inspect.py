@@ -169,9 +169,10 @@ def test_words_near_the_tasks_soft_tokens_are_marked(runs, looked_at):
         assert f"[{case['tokens'][case['nearest'][0]]}]" in out
 
 
-def test_states_are_those_at_the_mask(runs, looked_at):
+@pytest.mark.parametrize("name", ["bert verbalizer", "dart"])
+def test_states_are_those_at_the_mask(name, runs, looked_at):
     """R_D of the last layer at label_pos, by the model itself, at every step that is kept."""
-    (workdir, c), (_, found, _) = runs("dart"), looked_at("dart")
+    (workdir, c), (_, found, _) = runs(name), looked_at(name)
     trained = from_config.restore(c, str(workdir), ["dev"])
     scorer, part = trained.scorer, trained.splits["dev"]
     checkpoints = Checkpoints(workdir)
@@ -242,7 +243,7 @@ def test_what_has_no_classes_says_so(kind, backbone, tmp_path):
 
 
 def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys):
-    workdir, _ = runs("bert soft")
+    workdir, _ = runs("bert verbalizer")
     asked = lambda *words: refused("inspect", f"--workdir={workdir}", *words)
     assert "--top=0 must be at least 1" in asked("--top=0")
     assert "--examples=3 must be at least 4" in asked("--examples=3")
@@ -261,7 +262,7 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys):
 
 
 def test_a_run_that_has_not_saved_yet(runs, refused, tmp_path):
-    workdir, _ = runs("bert soft")
+    workdir, _ = runs("bert verbalizer")
     young = shutil.copytree(workdir, tmp_path / "young", ignore=lambda *_: ["checkpoints"])
     (young / "result.json").unlink()
     assert "no checkpoint in " in (line := refused("inspect", f"--workdir={young}"))
@@ -270,7 +271,7 @@ def test_a_run_that_has_not_saved_yet(runs, refused, tmp_path):
 
 def test_matplotlib_is_an_extra(runs, refused, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.pictures.can_draw", lambda: False)
-    workdir, _ = runs("bert soft")
+    workdir, _ = runs("bert verbalizer")
     line = refused("inspect", f"--workdir={workdir}")
     assert "draws with matplotlib, which is missing; pip install matplotlib" in line
 
