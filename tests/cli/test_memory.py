@@ -12,7 +12,7 @@ from jaxprompt.training import loop
 
 SHORT = dict(
     train__total_steps=4, train__eval_steps=2, train__save_steps=2, train__log_steps=1,
-    optim__name="adamw", data__batch=8,
+    optim__name="adamw", data__batch=8, trainable="backbone/embed/word/table",
 )  # fmt: skip
 
 
