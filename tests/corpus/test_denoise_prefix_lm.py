@@ -56,6 +56,14 @@ def test_a_fixed_share_fills_the_input():
     assert len(objective([ids[:2]], row_rng(0, 0)).encoder.ids) == 2
 
 
+@pytest.mark.parametrize("share, front", [(0.1, 1), (0.5, 2), (0.9, 3)])
+def test_a_fixed_share_leaves_each_side_a_token(share, front):
+    """Of 4 tokens: neither an empty input nor nothing to say, whatever the share rounds to."""
+    sample = Denoiser(16, START, EOS, share=share)([np.arange(10, 14)], row_rng(0, 0))
+    assert sample.encoder.ids.tolist() == [10, 11, 12, 13][:front]
+    assert sample.targets.tolist() == [*[10, 11, 12, 13][front:], EOS]
+
+
 def test_documents_are_one_text_or_apart():
     pieces = [np.arange(10, 20), np.arange(30, 35)]
     one = Denoiser(16, START, EOS)(pieces, row_rng(0, 0))

@@ -46,6 +46,14 @@ def test_attend_is_softmax_over_the_kept_keys(kernel):
     assert_close(attend(Q, K, V, Seen(MASK), kernel=kernel), reference(Q, K, V, MASK))
 
 
+@pytest.mark.parametrize("mask", [MASK, FULL], ids=["a row", "a query"])
+def test_heads_that_share_keys_attend_to_the_same_ones(mask):
+    """Of four heads the first two read the first of two heads of keys, the others the second."""
+    q = draw(B, T, 2 * N, D)
+    k, v = (np.repeat(x, 2, axis=2) for x in (K, V))
+    assert_close(attend(q, K, V, Seen(mask), kernel="einsum"), reference(q, k, v, mask))
+
+
 @pytest.mark.parametrize("kernel", ["einsum", "fused"])
 @pytest.mark.parametrize("rows", [1, B])
 @pytest.mark.parametrize("scale", [None, 1.0, 0.3])

@@ -84,3 +84,19 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
             mixed[b, i] = np.einsum("ns,snd->nd", probs, v[b])
     expected = np.einsum("btnd,ndh->bth", mixed, own["out"]["kernel"]) + own["out"]["bias"]
     np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_v1_takes_queries_keys_and_values_from_one_kernel():
+    """Part by part within each head; queries and values have biases of their own, keys none."""
+    layer = Disentangled(width=WIDTH, heads=HEADS, head_dim=SIZE, joined=True)
+    x = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
+    init = lambda: layer.init(jax.random.key(0), x, method="keys")["params"]
+    params = fill(jax.eval_shape(init))
+    kernel = np.asarray(params["in_proj"]["kernel"])  # [H, N, 3, D]
+    params["query"] = {"bias": jnp.full((HEADS, SIZE), 2.0)}
+    k, v = layer.apply({"params": params}, x, method="keys")
+    q = layer.apply({"params": params}, x, method="_queries")
+    part = lambda number: np.einsum("bth,hnd->btnd", x, kernel[:, :, number])
+    np.testing.assert_allclose(k, part(1), atol=1e-5)
+    np.testing.assert_allclose(v, part(2) + np.asarray(params["value"]["bias"]), atol=1e-5)
+    np.testing.assert_allclose(q, part(0) + 2.0, atol=1e-5)

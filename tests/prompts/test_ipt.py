@@ -25,7 +25,7 @@ from jaxprompt.layers.word_rows import (
 )
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_train_step
@@ -447,3 +447,19 @@ def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_
     )["table"]
     rule = hash_rows(np.arange(DIMS.vocab), 12, other.scale, np)
     np.testing.assert_array_equal(found, [rule[3], table[0], rule[9]])
+
+
+def test_an_encoder_starts_from_that_of_the_export():
+    """What this prompt has beyond, as keys and values of its task, stays as it was drawn."""
+    fields = dict(length=2, encoder="mlp", on="prefix")
+    prompt = make_prompt("ipt", DIMS, **fields, pretrained="topics").with_vocabulary(np.arange(3))
+    held = make_prompt("ipt", DIMS, **fields).with_vocabulary(np.array([1]))
+    table = np.full((1, 32), 7, np.float32)
+    export = held, {"encoder": "of the export", "words": {"table": table}}
+    source = Source(*[None] * 8, {"topics": export}.get, None)
+    drawn = {"encoder": "drawn", "task": "drawn", "words": {"table": np.zeros((3, 32))}}
+    found = prompt.begin(drawn, source)
+    assert found["encoder"] == "of the export" and found["task"] == "drawn"
+    np.testing.assert_array_equal(found["words"]["table"][1], table[0])
+    plain = make_prompt("ipt", DIMS, **fields)
+    assert plain.begin(drawn, source) is drawn
