@@ -302,13 +302,13 @@ def _check_remote(hub: str) -> None:
     """
     if not _HUB_ID.fullmatch(hub):
         raise InputError(
-            f"hub data set {brief(hub)} is no owner/name; give hub:owner/name[:subset], or "
-            "data.source=FOLDER for files of your own"
+            f"hub data set {brief(hub)} is no owner/name; give hub:owner/name[:subset], or a "
+            "folder for files of your own"
         )
     if os.path.exists(hub):
         raise InputError(
             f"hub data set {hub!r} is also a folder here, {os.path.abspath(hub)}, which would be "
-            f"read in its place; start elsewhere, or give data.source={hub} for the folder"
+            f"read in its place; start elsewhere, or give {hub} without hub: for the folder"
         )
 
 
