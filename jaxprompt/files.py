@@ -27,7 +27,7 @@ _WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separat
 _OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
 # Files of a run, an export and a backbone, by which its folder is known.
 _MARKS = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
-_CHECKSUM = "sha256"  # the field of a JSON document that has the digest of its other fields
+_CHECKSUM = "checksum"  # the field of a JSON document that has the digest of its other fields
 _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
@@ -152,18 +152,20 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     return value
 
 
+def json_checksum(document: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a JSON document's fields but its checksum, however it is laid out."""
+    fields = {name: value for name, value in document.items() if name != _CHECKSUM}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
 def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a JSON document with the SHA-256 of its fields, which `pop_checksum` verifies."""
-    return {**document, _CHECKSUM: _digest(document)}
+    """Returns a JSON document with the checksum of its fields, which `pop_checksum` verifies."""
+    return {**document, _CHECKSUM: json_checksum(document)}
 
 
 def pop_checksum(document: dict[str, Any]) -> bool:
     """Removes the checksum of a document. Returns whether the other fields are as it says."""
-    return document.pop(_CHECKSUM, None) == _digest(document)
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return document.pop(_CHECKSUM, None) == json_checksum(document)
 
 
 def file_checksum(path: str | os.PathLike) -> int:

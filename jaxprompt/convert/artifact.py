@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.errors import InputError, brief
-from jaxprompt.files import make_folder, parse_json, user_path, write_atomic
+from jaxprompt.files import (
+    add_checksum,
+    json_checksum,
+    make_folder,
+    parse_json,
+    user_path,
+    write_atomic,
+)
 
 FORMAT = 1
 # What numpy lets through of a header that is nested too deeply, or has no sizes in it.
@@ -59,7 +66,7 @@ def write_artifact(
     # One metadata key only: safetensors writes several in a random order.
     data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
     card = {"format": FORMAT, **card, "sha256": hashlib.sha256(data).hexdigest()}
-    card |= {"checksum": card_checksum(json.loads(json.dumps(card)))}  # as it is read back
+    card = add_checksum(json.loads(json.dumps(card)))  # as it is read back
     # NaN is no JSON: a card with one could not be read by other parsers.
     text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     folder = make_folder(folder)
@@ -67,12 +74,6 @@ def write_artifact(
     # The card last: with the hash in it, a kill between the two is found out on reading.
     write_atomic(folder / CARD, text)
     return folder / TENSORS, folder / CARD
-
-
-def card_checksum(card: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a card's fields but its checksum, however the JSON is laid out."""
-    fields = {name: value for name, value in card.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
@@ -233,7 +234,7 @@ def _read_card(path: Path) -> dict:
         card = parse_json(data)
     except ValueError as error:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
-    if isinstance(card, dict) and card.get("checksum", card_checksum(card)) != card_checksum(card):
+    if isinstance(card, dict) and card.get("checksum", json_checksum(card)) != json_checksum(card):
         raise InputError(
             f"{path} is damaged or was edited: its checksum is that of other contents; export the "
             "prompt again"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tiny_run import ROOT
 
-from jaxprompt.convert.artifact import card_checksum
+from jaxprompt.files import json_checksum
 
 BASE = ROOT / "configs" / "base.py"
 PYTHON = """
@@ -38,7 +38,7 @@ def change(tree: dict, field: str, value: object) -> None:
 
 def write_card(path: Path, card: dict) -> None:
     """Writes the card of an export with the checksum that belongs to it."""
-    path.write_text(json.dumps(card | {"checksum": card_checksum(card)}))
+    path.write_text(json.dumps(card | {"checksum": json_checksum(card)}))
 
 
 def edit(path: Path, **changes: object) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxprompt.convert.artifact import (
-    card_checksum,
     check_fingerprint,
     import_npy,
     package_versions,
@@ -22,6 +21,7 @@ from jaxprompt.convert.artifact import (
     write_npy,
 )
 from jaxprompt.errors import InputError
+from jaxprompt.files import json_checksum
 
 FINGERPRINT = "53aa51172d142c89d9012cce15ae4d6c"
 CARD = {
@@ -49,7 +49,7 @@ def make_tensors():
 
 
 def with_checksum(card):
-    return card | {"checksum": card_checksum(card)}
+    return card | {"checksum": json_checksum(card)}
 
 
 def refused(path):

@@ -46,7 +46,7 @@ class Annotations:
         if meta is None:
             raise InputError(f"{self.folder}: no annotations there, or not finished; run annotate")
         path = self.folder / _LABELS
-        _check_labels(path, meta["checksum"])
+        _check_labels(path, meta["labels_crc32"])
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.annotator: str = meta["annotator"]  # its fingerprint
         self._corpus = meta["corpus"]
@@ -154,7 +154,7 @@ class AnnotationWriter:
                 self._note()
             return
         self._check_work(begun)
-        self.done, self._checksum = begun["done"], begun["checksum"]
+        self.done, self._checksum = begun["done"], begun["labels_crc32"]
         with _writing(path):
             if path.is_file():
                 os.truncate(path, self.done * self._row)  # rows that were not noted
@@ -177,7 +177,7 @@ class AnnotationWriter:
     def _note(self) -> None:
         """Notes what is done, once it is on the disk."""
         os.fsync(self._file.fileno())
-        about = self._work | {"done": self.done, "checksum": self._checksum}
+        about = self._work | {"done": self.done, "labels_crc32": self._checksum}
         write_atomic(self.folder / _PART, json.dumps(add_checksum(about), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
@@ -204,7 +204,7 @@ class AnnotationWriter:
             return Annotations(self.folder)
         with _writing(self.folder):
             self._file.close()
-            about = self._work | {"checksum": self._checksum}
+            about = self._work | {"labels_crc32": self._checksum}
             write_atomic(self.folder / _META, json.dumps(add_checksum(about), indent=1))
             # Last: with neither of the two files, the next writer would begin anew.
             (self.folder / _PART).unlink()
