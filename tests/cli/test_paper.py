@@ -59,8 +59,8 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
         "learning rates 0.01,0.1 in place of the paper's",
     ]
     assert settings == (
-        "settings that differ from the paper's (in brackets): backbone.dtype=float32 (bfloat16), "
-        "data.max_len=40 (512), data.n=8 (32), prompt.length=3 (100), train.total_epochs=4.0 (50.0)"
+        "settings that differ from the paper's (in brackets): data.max_len=40 (512), "
+        "data.n=8 (32), prompt.length=3 (100), train.total_epochs=4.0 (50.0)"
     )
     head, _, *lines = table.splitlines()
     assert head == "| | sst2 |"
