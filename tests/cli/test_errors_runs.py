@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
+import jax.numpy as jnp
 import pytest
 from spoil import BASE, edit, files, write_card
 from tiny_run import flags, tiny_fields, write_rows
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_another_model(refused, run):
     from jaxprompt.training.checkpoint import Checkpoints
 
     shutil.rmtree(run / "checkpoints")
-    foreign = {"prompt/table": np.zeros((2, 2, 5, 2, 16), np.float32)}
+    foreign = {"prompt/table": jnp.zeros((2, 2, 5, 2, 16))}
     with (checkpoints := Checkpoints(run)).settling():
         checkpoints.save(3, foreign, {})
         checkpoints.save_best(3, foreign, {})
