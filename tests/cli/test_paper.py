@@ -91,8 +91,8 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
-        "data.scarce": "take", "demos.total": 2, "data.max_len": 60, "train.total_steps": 2, "mesh.data": 1,
-        "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
+        "data.scarce": "take", "demos.total": 2, "data.max_len": 60, "train.total_steps": 2,
+        "mesh.data": 1, "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
     }  # fmt: skip
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
