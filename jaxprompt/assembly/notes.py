@@ -75,14 +75,14 @@ def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
 
 
 def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Says that -1 was read as a class beside 0, where it may stand for an absent label."""
+    """Says that -1 was read as a class beside 0, where it may stand for a missing label."""
     if not {"-1", "0"} <= {*task.labels}:
         return []
     minus_one = task.labels.index("-1")
     count = sum(example.label == minus_one for example in examples)
     return [
-        f"{task.label} -1 is read as a class, of {count} of {len(examples)} training examples; "
-        "data sets of the hub mark an absent label so: leave these rows out if it is none"
+        f"{task.label} -1 is read as a class ({count} of {len(examples)} training examples); data "
+        "sets of the hub write -1 for a missing label: remove these rows if that is meant"
     ]
 
 

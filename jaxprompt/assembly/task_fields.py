@@ -28,7 +28,7 @@ TASK = Block(
     ),
     choices=texts((), "custom: columns of the choices, or one that holds a list"),
     metric=word("", Words("scoring.metrics", "all_metrics"), "empty = the task's own"),
-    positive=text("", "the class that f1, f1a and answer_f1 are of; empty = the second"),
+    positive=text("", "the positive class of f1, f1a and answer_f1; empty = the second"),
     target=text("", "custom: column of the text to write, for head.name=text"),
     answers=text("", "custom: column of answers in the last field, for head.name=spans"),
     number=text("", "custom: column of the number to predict, for head.name=regression"),

@@ -151,7 +151,7 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
     if task["labels"]:
         lines += [f"Labels: {', '.join(task['labels'])}.", ""]
     if task.get("metric") in BINARY_METRICS and task.get("positive"):
-        lines += [f"`{task['metric']}` is of the class {task['positive']}.", ""]
+        lines += [f"The positive class of `{task['metric']}` is {task['positive']}.", ""]
     if scores:
         lines += ["| split | metric | value |", "|---|---|---|", *scores, ""]
     lines += ["```python", *code, "```", ""]

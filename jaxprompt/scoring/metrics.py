@@ -67,7 +67,7 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
     if name in ("f1", *questions.METRICS) and num_classes != 2 and kind == "classes":
         raise InputError(
-            f"metric {name} is of one class of 2, the task has {num_classes}; use macro_f1"
+            f"metric {name} is for 2 classes, the task has {num_classes}; use macro_f1"
         )
 
 
@@ -87,7 +87,7 @@ def score(
 
     RANKINGS need `scores` [examples, C], and are all given, without accuracy; see `score_ranks`.
 
-    f1 is of the positive class of two, by `judged`, else of class 1; macro_f1 averages over the
+    f1 is that of the positive class, `judged.positive`, else of class 1; macro_f1 averages over the
     classes that occur in gold or pred, which is scikit-learn's default, so that a class predicted
     and never right counts as 0; matthews is the correlation over all classes. pred = -1 (no class)
     is wrong and no class of its own. Where `judged` has several right classes of an example, a pred

@@ -58,7 +58,7 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     signs = [{"text": "a", "label": value} for value in (0, -1, 1, -1)]
     found = read_examples(c, given={name: make_rows(signs, name, TASK) for name in parts})
     assert found.task.labels == ("-1", "0", "1")
-    assert any("-1 is read as a class, of 2 of 4 training" in line for line in found.notes)
+    assert any("-1 is read as a class (2 of 4 training" in line for line in found.notes)
 
 
 def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):

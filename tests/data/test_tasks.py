@@ -353,7 +353,7 @@ def test_the_positive_class_of_a_benchmark_is_its_own(name, positive):
     assert task.positive == positive == task.labels[task.positive_class]
     assert task.positive_message == f"{task.metric}: the positive class is {positive}"
     block = load_config("base", [("task.name", name), ("task.positive", task.labels[0])]).task
-    with pytest.raises(InputError, match=f"is of its class '{positive}'; leave it out"):
+    with pytest.raises(InputError, match=f"positive class of .* is '{positive}'"):
         read_task(block)
 
 
