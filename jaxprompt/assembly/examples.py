@@ -77,8 +77,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
         )
     if block["positive"] not in ("", task.positive) and task.positive:
         raise InputError(
-            f"task.positive={brief(block['positive'])}: the {task.metric} of {task.name} is of "
-            f"its class {task.positive!r}; leave it out"
+            f"task.positive={brief(block['positive'])}: the positive class of {task.name} is "
+            f"{task.positive!r}, as in its benchmark; leave task.positive out"
         )
     own = {"metric": block["metric"] or task.metric}
     own["positive"] = block["positive"] or task.positive
@@ -318,8 +318,8 @@ def describe_examples(examples: Examples) -> dict[str, Any]:
 def source_split(c: Any, split: str, given: Mapping[str, Rows] | None = None) -> str:
     """Names the split of the data set that a split of the run is read from.
 
-    Files and `given` rows are named by what they are in the run. Raises InputError where test would
-    be what chooses the prompt.
+    Files and `given` rows are already named by the run's splits. Raises InputError where the same
+    examples would choose the prompt and be reported as test.
     """
     data = c.data
     is_named = given is not None or any(data.files.values())
@@ -327,8 +327,9 @@ def source_split(c: Any, split: str, given: Mapping[str, Rows] | None = None) ->
         return split
     if not makes_dev(data):
         raise InputError(
-            f"data.test_split={data.test_split} scores the examples by which the prompt is chosen; "
-            "set data.protocol, which makes dev of train, or data.test_split=test"
+            f"data.test_split={data.test_split} would report the examples that choose the best "
+            "prompt; sample dev from train by data.protocol (fraction: with data.holdout), or set "
+            "data.test_split=test"
         )
     return data.test_split
 

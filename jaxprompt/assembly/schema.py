@@ -102,8 +102,8 @@ FIELDS = Block(
         ),
         test_split=word(
             "test", ("test", "dev"),
-            "split of the data set that is test: dev = its dev split, where data.protocol makes "
-            "dev of train",
+            "split of the data set that is scored as test; dev only where data.protocol samples "
+            "dev from train",
         ),
         only=text("", "COLUMN=VALUE: examples with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),

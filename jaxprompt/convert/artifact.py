@@ -236,7 +236,7 @@ def _read_card(path: Path) -> dict:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
     if isinstance(card, dict) and card.get("checksum", json_checksum(card)) != json_checksum(card):
         raise InputError(
-            f"{path} is damaged or was edited: its checksum is that of other contents; export the "
+            f"{path} is damaged or was edited: its contents do not match its checksum; export the "
             "prompt again"
         )
     if not isinstance(card, dict) or "format" not in card:

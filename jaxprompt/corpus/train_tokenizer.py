@@ -94,7 +94,10 @@ def train_tokenizer(
         write_atomic(path, dumps(record, indent=2))
         _save(tokenizer, folder)
     elif read_json(path, "what trained a tokenizer") != record:
-        raise InputError(taken)
+        raise InputError(
+            f"{folder} has a tokenizer.json already, of other options or another text; delete it "
+            "or take another folder"
+        )
     return load_tokenizer(folder)
 
 

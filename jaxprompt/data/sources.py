@@ -308,7 +308,7 @@ def _check_remote(hub: str) -> None:
     if os.path.exists(hub):
         raise InputError(
             f"hub data set {hub!r} is also a folder here, {os.path.abspath(hub)}, which would be "
-            f"read in its place; start elsewhere, or give {hub} without hub: for the folder"
+            f"read in its place; run from another folder, or give {hub} without hub: to read it"
         )
 
 
@@ -375,8 +375,8 @@ def _only_features_of_tfds(name: str) -> Iterator[None]:
     def restricted(class_name: str) -> type:
         if class_name.partition(".")[0] != _TFDS:
             raise InputError(
-                f"tfds:{name} has a feature of the class {brief(class_name)}, code that is never "
-                "run; prepare the data set with features of TFDS, or give a folder"
+                f"tfds:{name} has a feature of class {brief(class_name)}, which is not one of TFDS "
+                "and is not imported; prepare the data set with those of TFDS, or give a folder"
             )
         return lookup(class_name)
 

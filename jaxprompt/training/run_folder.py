@@ -132,8 +132,8 @@ def _check_path(path: str) -> None:
     breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
     if breaking:
         raise InputError(
-            f"{path} has {breaking[0]} in it, and checkpoints cannot be saved there: their library "
-            "reads it as a pattern or a place of another kind; take another workdir"
+            f"{path} has {breaking[0]} in it, and checkpoints cannot be saved there: orbax or "
+            "tensorstore reads it as a pattern, a separator or a URL; take another workdir"
         )
 
 

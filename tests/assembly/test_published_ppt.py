@@ -138,7 +138,7 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     c.data.test_split = "test"
     assert origin(read_examples(c, ("test",)).splits["test"]) == {"test"}
     c.data.test_split, c.data.protocol = "dev", ""
-    with pytest.raises(InputError, match="data.test_split=dev scores the examples by which the pr"):
+    with pytest.raises(InputError, match="data.test_split=dev would report the examples that"):
         read_examples(c)
     # A file that is named as test is test.
     c.data.source, c.data.protocol = "", "balanced"

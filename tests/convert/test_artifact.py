@@ -162,7 +162,7 @@ def test_a_card_with_a_flipped_bit_is_refused(tmp_path):
     assert refusals > 0.9 * len(data)
     edited = json.loads(data) | {"template": "another"}
     path.write_text(json.dumps(edited))
-    assert "is damaged or was edited: its checksum" in refused(tmp_path)
+    assert "is damaged or was edited: its contents do not" in refused(tmp_path)
     path.write_text(json.dumps(card, sort_keys=True))
     assert read_artifact(tmp_path)[1] == card
     card["task"]["labels"][0] = "where"  # a change on purpose is written with a new checksum

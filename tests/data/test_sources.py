@@ -483,7 +483,7 @@ def test_tfds_imports_no_class_of_its_files(tfds_folder, tmp_path, monkeypatch, 
     path.write_text(json.dumps(whole))
     (tmp_path / "planted.py").write_text("raise SystemExit('the planted module ran')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="a feature of the class 'planted.Label', code that is"):
+    with pytest.raises(InputError, match="a feature of class 'planted.Label', which is not one"):
         sources.read_split(TASK, "train", **where)
     with pytest.raises(SystemExit, match="the planted module ran"):
         import planted  # noqa: F401
