@@ -1,4 +1,4 @@
-"""What a prompt says of texts: words near it, and where one that reads the text places it."""
+"""Texts beside their prompts: the words nearest to a prompt, and texts as mean embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Places(NamedTuple):
 
 
 class Instances(NamedTuple):
-    """Texts beside the prompt that stands with them."""
+    """A few texts with marked words, and all texts as mean embeddings."""
 
     shown: list[Instance]  # of a few of them; [] where a prompt is of keys and values
     places: Places | None  # None where the prompt is the same for every text
@@ -44,17 +44,17 @@ class Instances(NamedTuple):
 def find_instances(
     trained: Any, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
 ) -> Instances:
-    """Looks at the prompts of texts (Jiang et al. 2022, sections 5.3 and 5.4).
+    """Compares texts with their prompts (Jiang et al. 2022, sections 5.3 and 5.4).
 
-    `labels` [texts] are the numbers of their classes, -1 = not known. Of the first `shown` texts
-    the `top` words are marked whose embeddings have the highest cosine with any of the prompt's
-    vectors: those of the text, or, as in table 4, the task's soft tokens.
+    `labels` [texts] are class indices, -1 = unknown. In each of the first `shown` texts the `top`
+    words are marked whose embeddings have the highest cosine with any vector of the prompt: the
+    vectors computed from the text, or the task's soft tokens, as in table 4.
     """
-    cases = []
+    marked = []
     if trained.scorer.model.prompt.num_slots():
-        cases = _mark_words(trained, part, labels, names, shown=shown, top=top)
+        marked = _mark_words(trained, part, labels, names, shown=shown, top=top)
     reads = "encoder" in trained.scorer.model.prompt.reads
-    return Instances(cases, _find_places(trained, part, labels, names) if reads else None)
+    return Instances(marked, _find_places(trained, part, labels, names) if reads else None)
 
 
 def _mark_words(
@@ -62,12 +62,12 @@ def _mark_words(
 ) -> list[Instance]:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
-    cases = []
-    for place, unit in enumerate(part.rows[:shown]):
-        number = int(labels[place * scorer.layout.num_rows])
-        label = names[number] if number >= 0 else ""
-        cases.append(_look_at(scorer, inject, params, scorer.one_batch([unit]), top, label))
-    return cases
+    instances = []
+    for i, text in enumerate(part.rows[:shown]):
+        class_index = int(labels[i * scorer.layout.num_rows])
+        label = names[class_index] if class_index >= 0 else ""
+        instances.append(_look_at(scorer, inject, params, scorer.one_batch([text]), top, label))
+    return instances
 
 
 def _find_places(trained: Any, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:

@@ -67,7 +67,7 @@ class Corpus:
             self._verify()
 
     def _verify(self) -> None:
-        """Raises InputError where a file is not as it was written."""
+        """Raises InputError where a file does not match its checksum."""
         for file in _FILES.values():
             # Read, not through the map: its pages would count as memory of this process.
             if file_checksum(self.folder / file) != self.checksums[file]:
@@ -153,7 +153,7 @@ def damage_error(folder: Path, reason: str) -> InputError:
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """Reads what a finished store says of itself; None where there is none.
+    """Reads the metadata of a finished store; None where there is none.
 
     Raises InputError for a file that is cut, changed or of another format.
     """

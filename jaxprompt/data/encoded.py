@@ -57,7 +57,7 @@ class Judged(NamedTuple):
     unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
     questions: Sequence[str] = ()  # which question each is an answer of
     candidates: Sequence[str] = ()  # and the text of that answer
-    positive: int = 1  # the class that binary metrics are of
+    positive: int = 1  # index of the positive class of binary metrics
 
     def take(self, chosen: Sequence[bool]) -> "Judged":
         """Takes some examples."""

@@ -33,7 +33,7 @@ class Rows(Sequence):
         self._convert = convert
         self._numbers = numbers
         self.total = len(data) if total is None else total
-        self.left_out = 0  # how many rows `read_split` left out, as their labels are no class
+        self.left_out = 0  # rows without a label, which `read_split` leaves out
 
     def __len__(self) -> int:
         """Number of rows."""

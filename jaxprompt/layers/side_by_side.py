@@ -18,7 +18,7 @@ _FIELDS = {
     "cross": (("cross", "cross_length"), (), "cross_layers"),
 }
 
-_RAISED = 1 << 30  # above every number of a row
+_RAISED = 1 << 30  # above every index of a soft token
 
 
 class Rows(NamedTuple):
@@ -42,11 +42,11 @@ def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
 def renumber(
     view: Callable[[Batch, jnp.ndarray], Batch], rows: Rows, batch: Batch, key: jnp.ndarray
 ) -> Batch:
-    """Views a batch as a method does, whose rows have other numbers among those of all.
+    """Applies a method's view of a batch, and renumbers the slots that it writes.
 
-    The template has numbered its soft tokens over all methods: wherever the view moves them, they
-    keep their numbers. What the view writes itself are rows that the method has beyond the
-    template's.
+    The slots of the template are numbered over all methods, and keep their numbers wherever the
+    view moves them. Slots that the view writes itself count the method's soft tokens alone, of
+    which those beyond the template's stand behind `rows.total`.
     """
     placed = batch.encoder.slot
     raised = jnp.where(placed >= 0, placed + _RAISED, placed)

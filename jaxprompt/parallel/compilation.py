@@ -122,18 +122,18 @@ def _drop_cut_programs(folder: Path) -> None:
 
 
 def _own_folder(path: Path) -> Path:
-    """Makes a folder that is the user's alone. Raises OSError where others can write to it.
+    """Makes a folder for the user alone. Raises OSError where others can write to it.
 
-    Or to a program in it: JAX gives programs the mode that the umask leaves, which counts only
-    where others can enter the folder.
+    The same holds for each program in it where others can enter the folder: JAX creates programs
+    with the mode that the umask leaves.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     is_closed = not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     for place in (path, *path.glob("*-cache")):
         with contextlib.suppress(FileNotFoundError):  # a program that another process dropped
-            about = place.stat()
-            is_open = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_closed
-            if about.st_uid != os.getuid() or is_open:
+            status = place.stat()
+            is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_closed
+            if status.st_uid != os.getuid() or is_open:
                 raise PermissionError(0, "others can write there", str(place))
     return path
 

@@ -43,10 +43,11 @@ def score_candidates(
     exact_match is the share of questions of which every candidate is judged right. `asked` lists
     the examples of each question.
     """
-    hits = int(((gold == right) & (pred == right)).sum())
-    said = int((gold == right).sum() + (pred == right).sum())
+    true_positives = int(((gold == right) & (pred == right)).sum())
+    positives = int((gold == right).sum() + (pred == right).sum())  # in gold, and in pred
     whole = [bool((gold[own] == pred[own]).all()) for own in asked]
-    return {"f1a": 2 * hits / said if said else 0.0, "exact_match": float(np.mean(whole))}
+    f1 = 2 * true_positives / positives if positives else 0.0
+    return {"f1a": f1, "exact_match": float(np.mean(whole))}
 
 
 def score_best(

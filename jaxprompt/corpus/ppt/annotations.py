@@ -162,7 +162,7 @@ class AnnotationWriter:
             self._file = open(path, "ab")
 
     def _check_work(self, begun: Mapping[str, Any]) -> None:
-        """Raises InputError where a folder was begun with other work."""
+        """Raises InputError where the folder was started by a run with other settings."""
         work = self._work
         # Told apart from the other fields, because its error can name the files that changed.
         if begun["corpus"] != work["corpus"]:
@@ -175,7 +175,7 @@ class AnnotationWriter:
             )
 
     def _note(self) -> None:
-        """Notes what is done, once it is on the disk."""
+        """Saves the progress, once the rows are on the disk."""
         os.fsync(self._file.fileno())
         about = self._work | {"done": self.done, "labels_crc32": self._checksum}
         write_atomic(self.folder / _PART, json.dumps(add_checksum(about), indent=1))
@@ -232,7 +232,7 @@ def _text_of(corpus: Corpus) -> dict[str, Any]:
 
 
 def _check_labels(path: Path, checksum: int) -> None:
-    """Raises InputError where the labels are not those that were written."""
+    """Raises InputError where the labels do not match their checksum."""
     try:
         is_whole = file_checksum(path) == checksum
     except OSError:
@@ -242,7 +242,7 @@ def _check_labels(path: Path, checksum: int) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Reads what is said of the labels, None where there is nothing; InputError if damaged."""
+    """Reads the metadata of the labels; None if absent. Raises InputError if damaged."""
     try:
         about = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -72,20 +72,20 @@ def unify(task: Task, pattern: Pattern, query: str = "") -> Task:
     template = f" {before}{asked}{{choices}}{behind}"
     words = [] if task.choices else [group[0] for group in task.words]
     order = _order(words) or range(len(names) or most)
-    # The option at a place has the name of that place, and so has its class.
-    named = dict(zip(order, pattern.words, strict=False))
+    # A class is named by the letter or numeral of its option.
+    names_by_class = dict(zip(order, pattern.words, strict=False))
     task = dataclasses.replace(
-        task, options=tuple(words[number] for number in order if words),
-        words=tuple((named[number],) for number in sorted(named)), targets=(),
+        task, options=tuple(words[i] for i in order if words),
+        words=tuple((names_by_class[i],) for i in sorted(names_by_class)), targets=(),
     )  # fmt: skip
     return _laid_out(task, template, pattern)
 
 
 def _order(words: Sequence[str]) -> list[int]:
-    """Lists the numbers of the classes in the order of their options."""
+    """Lists the class indices in the order of their options."""
     for listed in _LISTED:
         if {word.lower() for word in words} <= set(listed):
-            return sorted(range(len(words)), key=lambda number: listed.index(words[number].lower()))
+            return sorted(range(len(words)), key=lambda i: listed.index(words[i].lower()))
     return list(range(len(words)))
 
 

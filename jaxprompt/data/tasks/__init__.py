@@ -125,7 +125,7 @@ def custom_task(
     without `plain` and `template` words stand around the entities. With `question` examples are
     answers of questions (data/tasks/candidates.py). With `number`, a column of numbers, the task is
     to predict it; it lies within `limits`, the least and the greatest, if any. `positive` is the
-    class that f1 and the metrics of questions are of, the second by default.
+    positive class of f1 and of the metrics of questions, the second by default.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     of_tags = "accuracy" if scheme == NO_SCHEME else "role_f1" if predicate else "entity_f1"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxprompt.data.tasks.cells import is_number, spelling, whole
 from jaxprompt.errors import InputError
 
-BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of one class of two, `Task.positive`
+BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
 PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
 
 
@@ -79,7 +79,7 @@ class Task:
     template: str = ""  # layout for a verbalizer
     words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
     spaced: bool = True  # label words are encoded behind a space
-    # Of these words too the longest fits the masks of a template. They name the `options`.
+    # Names of the `options`: the masks of a template are as many as the longest of these needs.
     widest: tuple[str, ...] = ()
     option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
     query: str = ""  # what the unified form asks, before the options; "" = the fields
@@ -114,7 +114,7 @@ class Task:
     candidates: tuple[str, ...] = ()
     placeholder: str = ""
     metric: str = "accuracy"
-    positive: str = ""  # the class that BINARY_METRICS are of; "" = the second
+    positive: str = ""  # the positive class of BINARY_METRICS; "" = the second
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -168,12 +168,12 @@ class Task:
 
     @property
     def positive_class(self) -> int:
-        """The index of the class that BINARY_METRICS are of."""
+        """The index of the positive class of BINARY_METRICS."""
         return self.labels.index(self.positive) if self.positive else 1
 
     @property
     def positive_message(self) -> str:
-        """Says which class a binary metric is of, "" where the metric is of all classes."""
+        """Names the positive class of a binary metric; "" for metrics of all classes."""
         if self.kind != "classes" or self.metric not in BINARY_METRICS:
             return ""
         name = (self.labels or string.ascii_uppercase)[self.positive_class]
