@@ -67,13 +67,14 @@ def test_padding_changes_no_dropout(masks):
     wide = jax.tree.map(lambda x: x[0], stack([batch, longer], 9, "right"))
     assert (few_reads(batch) is None) == (masks == 7) and few_reads(wide) is not None
     params, key = make_params(model, weights), jax.random.key(0)
-    score = jit(lambda batch: model.forward(params, batch, deterministic=False, key=key))
+    draws = dict(deterministic=False, key=key)
+    score = jit(lambda batch: model.forward(params, batch, **draws))
     alone, beside = map(score, (batch, wide))
     assert_close(alone, beside, 1e-5)
-    assert np.abs(alone - model.forward(params, batch)).max() > 0.01
+    assert np.abs(alone - jit(model.forward)(params, batch)).max() > 0.01
     # Where all batches are of one length it may be picked, and dropout is another.
     steady = dataclasses.replace(model, varies=False)
-    found = steady.forward(params, wide, deterministic=False, key=key)
+    found = jit(lambda batch: steady.forward(params, batch, **draws))(wide)
     assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
 
 
