@@ -39,6 +39,8 @@ def tell_unread(c: Any) -> list[str]:
             f"task.words={brief(','.join(c.task.words))} is not read: head.name is {c.head.name}; "
             "take head.name=verbalizer for label words"
         )
+    if data.test_split != FIELDS["data"]["test_split"].default and any(data.files.values()):
+        lines.append(f"data.test_split={data.test_split} is not read: data.files names each split")
     given = [x for x in unread_options(data) if data[x] != FIELDS["data"][x].default]
     why = f"data.protocol is {data.protocol or 'empty'}"
     if data.seed != FIELDS["data"]["seed"].default and not data.protocol and not shows_demos(c):

@@ -13,6 +13,7 @@ from configs.parts import ppt
 from configs.ppt import dtype_of
 from jaxprompt.assembly.examples import in_form, read_examples, read_rows, read_task, source_split
 from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.notes import tell_unread
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.data.tasks import get_task
 from jaxprompt.errors import InputError
@@ -145,6 +146,7 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     for split in ("train", "test"):
         c.data.files[split] = str(tmp_path / f"{split}.jsonl")
     assert origin(read_examples(c).splits["test"]) == {"test"}
+    assert any("data.test_split=dev is not read" in line for line in tell_unread(c))
 
 
 def test_precision_is_mixed_at_11b_alone():
