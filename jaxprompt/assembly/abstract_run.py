@@ -216,6 +216,8 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
         if len(task.choices) == 1:
             notes += (f"{count} choices an example are assumed",)
     elif not task.labels:
+        # A positive class is one of the data's, and nothing is scored here.
+        task = dataclasses.replace(task, positive="")
         task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
         notes += ("2 classes are assumed; task.labels names them",)
     task = in_form(c, task)

@@ -77,8 +77,11 @@ def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
 
 
 def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Says that -1 was read as a class beside 0, where it may stand for a missing label."""
-    if not {"-1", "0"} <= {*task.labels}:
+    """Says that -1 was read as a class, where it may stand for a missing label.
+
+    Beside 1 alone it is the other of two signs.
+    """
+    if "-1" not in task.labels or {*task.labels} <= {"-1", "1"}:
         return []
     minus_one = task.labels.index("-1")
     count = sum(example.label == minus_one for example in examples)

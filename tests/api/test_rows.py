@@ -61,6 +61,18 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     assert any("-1 is read as a class (2 of 4 training" in line for line in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("labels", "is_odd"), [((1, 2, -1), True), (("a", "b", -1), True), ((-1, 1, 1), False)]
+)
+def test_a_class_of_minus_one_is_noted_but_for_two_signs(labels, is_odd):
+    c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
+    signs = [{"text": f"text {i}", "label": value} for i, value in enumerate(labels)]
+    found = read_examples(
+        c, given={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
+    )
+    assert any("-1 is read as a class" in line for line in found.notes) is is_odd
+
+
 def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):
     model = jp.attach(backbone, trained.prompt)
     path = write_rows(tmp_path / "dev.jsonl", rows[1])

@@ -40,6 +40,9 @@ def test_choices_and_free_texts(make_run):
     assert run.batch.targets.shape == (2, 9) and run.batch.decoder.ids.shape == (2, 9)
     run = make_run(ELECTRA, **own)
     assert "2 classes" in run.notes[-1] and run.scorer.classes == 2
+    # The classes that are assumed lack the one of the data that f1 is of.
+    run = make_run(ELECTRA, task__metric="f1", task__positive="spam", **own)
+    assert "2 classes" in run.notes[-1] and run.scorer.classes == 2
 
 
 def test_reading_and_the_unified_form(make_run):
