@@ -163,7 +163,10 @@ def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
     cure = "restore it, or train again in another workdir"
     record = _read_object(Path(workdir) / RECORD, cure)
     if record is not None and not pop_checksum(record):
-        raise InputError(f"{Path(workdir) / RECORD} is not as the run wrote it; {cure}")
+        raise InputError(
+            f"{Path(workdir) / RECORD} is not as the run wrote it, or of another version of "
+            f"jaxprompt; {cure}"
+        )
     return record
 
 
