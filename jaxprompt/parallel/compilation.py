@@ -82,7 +82,7 @@ def keep_programs(folder: str = "") -> None:
         return
     try:
         root = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
-        path = _own_folder(root / _machine())
+        path = _own_folder(root / _machine(), inside_closed=_is_closed(root))
     except OSError as error:
         if folder:
             raise InputError(
@@ -121,14 +121,14 @@ def _drop_cut_programs(folder: Path) -> None:
         pass  # a cache that is not clean is slow, no more
 
 
-def _own_folder(path: Path) -> Path:
+def _own_folder(path: Path, *, inside_closed: bool = False) -> Path:
     """Makes a folder for the user alone. Raises OSError where others can write to it.
 
-    The same holds for each program in it where others can enter the folder: JAX creates programs
-    with the mode that the umask leaves.
+    The same holds for each program in it where others can enter the folder, or the one that it is
+    in: JAX creates folders and programs with the mode that the umask leaves.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    is_closed = not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_closed = inside_closed or _is_closed(path)
     for place in (path, *path.glob("*-cache")):
         with contextlib.suppress(FileNotFoundError):  # a program that another process dropped
             status = place.stat()
@@ -136,6 +136,10 @@ def _own_folder(path: Path) -> Path:
             if status.st_uid != os.getuid() or is_open:
                 raise PermissionError(0, "others can write there", str(place))
     return path
+
+
+def _is_closed(path: Path) -> bool:
+    return not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def _machine() -> str:
