@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.assembly.open_blocks import make_block
+from jaxprompt.config.open_blocks import make_block
 from jaxprompt.errors import choose
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF

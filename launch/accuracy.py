@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs.accuracy import SEEDS, get_config  # noqa: E402
-from jaxprompt.assembly.load_config import override  # noqa: E402
 from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
+from jaxprompt.config.load import override  # noqa: E402
 from jaxprompt.errors import InputError, at_least, choose, nearest  # noqa: E402
 from jaxprompt.training.tables import table  # noqa: E402
 

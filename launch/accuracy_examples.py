@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.ppt import PRETRAINING, pretrain
 from jaxprompt.assembly import denoising, from_config, ppt
-from jaxprompt.assembly.load_config import override
+from jaxprompt.config.load import override
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import choose

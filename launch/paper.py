@@ -43,10 +43,10 @@ from paper_results import (  # noqa: E402
 from paper_table import Cell, Paper, Table, read_object, read_published  # noqa: E402
 
 from jaxprompt.assembly import from_config  # noqa: E402
-from jaxprompt.assembly.load_config import fields, resolved  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
+from jaxprompt.config.load import fields, resolved  # noqa: E402
 from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
 from jaxprompt.training.run_folder import (  # noqa: E402

@@ -8,8 +8,8 @@ from paper_figures import Point
 from paper_table import Cell, Paper, Published, read_object
 
 from jaxprompt.assembly.grid import SEEDS
-from jaxprompt.assembly.load_config import fields
 from jaxprompt.cli.sweep import SweepRun
+from jaxprompt.config.load import fields
 from jaxprompt.data.tasks import get_task
 from jaxprompt.training.run_folder import RESULT, read_result
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rules import label, report
 
-from jaxprompt.assembly.fields import Block
-from jaxprompt.assembly.schema import FIELDS, OPEN
+from jaxprompt.config.fields import Block
+from jaxprompt.config.schema import FIELDS, OPEN
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 ROOMS = (  # from the ground up
@@ -224,7 +224,7 @@ def reads_of_configs(path: Path) -> Iterator[tuple[int, str]]:
 def test_a_config_is_read_in_assembly_alone():
     report(
         [
-            f"{label(path, line)}: {text}; let assembly read it, as in assembly/settings.py"
+            f"{label(path, line)}: {text}; let assembly read it, as in config/settings.py"
             for name, path in NAMES.items()
             if name.split(".")[0] != "assembly"
             for line, text in reads_of_configs(path)

@@ -1,6 +1,6 @@
 """Objectives of pre-training; each function fills what it takes. All weights train."""
 
-from jaxprompt.assembly.open_blocks import make_block
+from jaxprompt.config.open_blocks import make_block
 
 STEPS = 10_000  # of T5's LM adaptation in PPT (Gu et al. 2022, section 4.1)
 

@@ -1,6 +1,6 @@
 """Kinds of answer by name; each function replaces the block `head`, `fields` are its own."""
 
-from jaxprompt.assembly.open_blocks import make_block
+from jaxprompt.config.open_blocks import make_block
 
 
 def linear(c, **fields):

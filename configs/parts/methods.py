@@ -4,7 +4,7 @@
 """
 
 from configs.parts import heads
-from jaxprompt.assembly.open_blocks import make_block
+from jaxprompt.config.open_blocks import make_block
 
 
 def prefix(c, lr=1e-2, dropout=0.1, **fields):

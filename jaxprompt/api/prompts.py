@@ -17,8 +17,8 @@ from jaxprompt.assembly.prompt_artifact import (
     read_export,
     scorer_of_card,
 )
-from jaxprompt.assembly.schema import make_defaults
 from jaxprompt.assembly.tuned_backbone import as_delta
+from jaxprompt.config.schema import make_defaults
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card

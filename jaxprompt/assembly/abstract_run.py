@@ -13,7 +13,7 @@ from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
-from jaxprompt.assembly.settings import Settings, settings_of
+from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.published import published
 from jaxprompt.data.demos import COUNTS

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxprompt.assembly.demonstrations import check_demos_card
-from jaxprompt.assembly.fields import Field, check_value, count, size, text
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.config.fields import Field, check_value, count, size, text
+from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.heads import make_head

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxprompt.assembly.blocks import part_of
-from jaxprompt.assembly.load_config import apply, fields, load_config
-from jaxprompt.assembly.open_blocks import make_block, names, own_fields
-from jaxprompt.assembly.schema import check_fields
-from jaxprompt.assembly.synonyms import SYNONYMS
+from jaxprompt.config.blocks import part_of
+from jaxprompt.config.load import apply, fields, load_config
+from jaxprompt.config.open_blocks import make_block, names, own_fields
+from jaxprompt.config.schema import check_fields
+from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
 
 if TYPE_CHECKING:  # it loads JAX, which naming a method does not need

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.assembly.fields import check_value
-from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
+from jaxprompt.config.fields import check_value
+from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template

@@ -13,7 +13,7 @@ from jaxprompt.assembly.notes import (
     tell_odd,
     tell_unread,
 )
-from jaxprompt.assembly.schema import FIELDS, check_fields
+from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources

@@ -43,8 +43,8 @@ from jaxprompt.assembly.records import (
     other_splits,
     read_trained,
 )
-from jaxprompt.assembly.schema import FIELDS, check_fields
-from jaxprompt.assembly.settings import FREE, FREE_TRAINED, OF_DATA
+from jaxprompt.config.schema import FIELDS, check_fields
+from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.data.target import read_answer

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.demonstrations import shows_demos
 from jaxprompt.assembly.method import drop_unread, starts_of
-from jaxprompt.assembly.schema import check_fields
-from jaxprompt.assembly.settings import Settings, settings_of
+from jaxprompt.config.schema import check_fields
+from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.training.progress import rank
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxprompt.assembly.pipeline import Backbone, shape_backbone
-from jaxprompt.assembly.schema import check_fields
+from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
 from jaxprompt.convert.save import describe

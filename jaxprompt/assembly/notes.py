@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxprompt.assembly.demonstrations import shows_demos
-from jaxprompt.assembly.load_config import fields
 from jaxprompt.assembly.method import method_of, starts_of
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.config.load import fields
+from jaxprompt.config.schema import FIELDS
 from jaxprompt.data import fewshot
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import brief

@@ -11,8 +11,8 @@ import numpy as np
 from jaxprompt.assembly.beside import check_computed, how_beside
 from jaxprompt.assembly.encoding_errors import naming_the_example
 from jaxprompt.assembly.identity import check_id, check_ids
-from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, for_words, make_backbone
+from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch

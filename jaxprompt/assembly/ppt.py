@@ -13,10 +13,10 @@ from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
 from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.load_config import fields
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.config.load import fields
+from jaxprompt.config.schema import FIELDS
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass

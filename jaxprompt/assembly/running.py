@@ -15,7 +15,7 @@ from jaxprompt import rng, signals
 from jaxprompt.assembly import records
 from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.from_config import FREE, build_optimizer
-from jaxprompt.assembly.settings import Settings, settings_of
+from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
 from jaxprompt.errors import InputError, escape

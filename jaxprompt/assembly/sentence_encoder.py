@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.assembly.pipeline import facts_of, load_weights, open_backbone
-from jaxprompt.assembly.schema import make_defaults
+from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import read_specials

@@ -16,13 +16,13 @@ from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.load_config import apply
 from jaxprompt.assembly.method import seen_by, starts_of
 from jaxprompt.assembly.pipeline import NOTHING, Scorer
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.assembly.running import facts as facts_of
+from jaxprompt.config.load import apply
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path

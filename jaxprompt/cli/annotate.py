@@ -9,8 +9,8 @@ any method and of a task with classes from the worst to the best, is taken as it
 import json
 from collections.abc import Sequence
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.config.load import load_config
 
 
 def main(argv: Sequence[str]) -> int:

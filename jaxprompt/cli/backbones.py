@@ -8,7 +8,7 @@ from jaxprompt.cli.listing import choose_name, columns, module_line, pairs, read
 
 def main(argv: Sequence[str]) -> int:
     """Prints what there is: all families, one of them, or one published checkpoint."""
-    from jaxprompt.assembly.open_blocks import PACKAGE
+    from jaxprompt.config.open_blocks import PACKAGE
     from jaxprompt.convert.published import published
 
     folder = PACKAGE / "backbones"

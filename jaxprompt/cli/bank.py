@@ -102,7 +102,7 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> N
 
 def backbone_block(args: Any) -> dict[str, Any]:
     """Makes the config block of the backbone that the flags name."""
-    from jaxprompt.assembly.schema import make_defaults
+    from jaxprompt.config.schema import make_defaults
 
     return make_defaults().backbone.to_dict() | {"path": args.backbone, "dtype": args.dtype}
 

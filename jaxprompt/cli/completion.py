@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Iterable
 
 from jaxprompt import cli
-from jaxprompt.assembly.fields import Block, Field
-from jaxprompt.assembly.load_config import fields, load_config
-from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.cli.options import Parser
+from jaxprompt.config.fields import Block, Field
+from jaxprompt.config.load import fields, load_config
+from jaxprompt.config.schema import FIELDS
 
 
 class _Caught(Exception):

@@ -58,7 +58,7 @@ def evaluate(
     from jaxprompt.assembly import from_config
     from jaxprompt.assembly.examples import data_files
     from jaxprompt.assembly.front import share_front
-    from jaxprompt.assembly.settings import settings_of
+    from jaxprompt.config.settings import settings_of
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs

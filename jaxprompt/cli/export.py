@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.adapters import as_peft
     from jaxprompt.assembly.export import pack_run
     from jaxprompt.assembly.prompt_artifact import plain_tokens
-    from jaxprompt.assembly.settings import settings_of
     from jaxprompt.assembly.tuned_backbone import tuned_names
+    from jaxprompt.config.settings import settings_of
     from jaxprompt.convert.artifact import summary_of, write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
     from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card

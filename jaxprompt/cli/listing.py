@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.assembly.blocks import make_block, part_of
 from jaxprompt.assembly.choices import known
-from jaxprompt.assembly.load_config import load_config
-from jaxprompt.assembly.open_blocks import OPEN, PACKAGE, names, own_notes
 from jaxprompt.cli.options import Parser
+from jaxprompt.config.blocks import make_block, part_of
+from jaxprompt.config.load import load_config
+from jaxprompt.config.open_blocks import OPEN, PACKAGE, names, own_notes
 from jaxprompt.errors import InputError, nearest
 
 

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from ml_collections import ConfigDict
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.results import check_single
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from jaxprompt import signals
-from jaxprompt.assembly.load_config import load_config
-from jaxprompt.assembly.settings import settings_of
 from jaxprompt.cli.options import UNREAD, Parser, need
+from jaxprompt.config.load import load_config
+from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device, parse_devices
 

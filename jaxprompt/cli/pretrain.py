@@ -5,9 +5,9 @@ The same command resumes. Topics are for prompts that are computed from a text (
 
 from collections.abc import Sequence
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
+from jaxprompt.config.load import load_config
 from jaxprompt.files import dumps
 
 

@@ -1,17 +1,17 @@
 """Lists the fields of a config, for --help and as docs/config.md.
 
-What they hold is declared in jaxprompt/assembly/schema.py, and for a method or a head in its file.
+What they hold is declared in jaxprompt/config/schema.py, and for a method or a head in its file.
 """
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxprompt.assembly.blocks import make_block, names
-from jaxprompt.assembly.config_files import load_module, shipped
-from jaxprompt.assembly.fields import Block, Field
-from jaxprompt.assembly.open_blocks import own_notes
-from jaxprompt.assembly.schema import FIELDS, OPEN
+from jaxprompt.config.blocks import make_block, names
+from jaxprompt.config.fields import Block, Field
+from jaxprompt.config.files import load_module, shipped
+from jaxprompt.config.open_blocks import own_notes
+from jaxprompt.config.schema import FIELDS, OPEN
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip

@@ -83,8 +83,8 @@ def read_folder(folder: str) -> list[SweepRun]:
     finished run.
     """
     from jaxprompt.assembly.from_config import FREE
-    from jaxprompt.assembly.load_config import load_config
     from jaxprompt.assembly.notes import fields_read
+    from jaxprompt.config.load import load_config
     from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.assembly.config_files import call, load_module
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
+from jaxprompt.config.files import call, load_module
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
 from jaxprompt.files import NAME
 
@@ -94,7 +94,7 @@ def execute(
     """
     from jaxprompt.assembly import from_config, tune
     from jaxprompt.assembly.grid import take_size
-    from jaxprompt.assembly.settings import programs_folder
+    from jaxprompt.config.settings import programs_folder
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder

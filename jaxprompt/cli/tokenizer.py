@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.options import Parser, need
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import escape
 
 

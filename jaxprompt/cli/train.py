@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
+from jaxprompt.config.load import load_config
 from jaxprompt.files import dumps
 
 

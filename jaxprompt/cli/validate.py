@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.assembly.load_config import load_config
-from jaxprompt.assembly.settings import settings_of
 from jaxprompt.cli.options import UNREAD, Parser, need
+from jaxprompt.config.load import load_config
+from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError, escape
 
 

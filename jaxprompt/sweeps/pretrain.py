@@ -15,8 +15,8 @@ from jaxprompt import rng
 from jaxprompt.assembly import denoising, from_config, ppt, records
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer, load_weights
-from jaxprompt.assembly.settings import settings_of
 from jaxprompt.assembly.starting_text import count_tokens
+from jaxprompt.config.settings import settings_of
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError

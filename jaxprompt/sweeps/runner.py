@@ -21,7 +21,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import check_tunes
 from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.assembly.ppt import check_ppt
-from jaxprompt.assembly.settings import settings_of
+from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs

@@ -190,8 +190,8 @@ def answer(results: list[dict], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
-    from jaxprompt.assembly.load_config import load_config
     from jaxprompt.cli.grid import train_grid
+    from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
 
@@ -207,7 +207,7 @@ def train_together(args: argparse.Namespace) -> None:
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
     from jaxprompt.assembly import tune
-    from jaxprompt.assembly.load_config import load_config
+    from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
 
@@ -228,7 +228,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
 def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.load_config import load_config
+    from jaxprompt.config.load import load_config
     from jaxprompt.sweeps import runner
 
     c, runs = load_config(args.config), []

@@ -10,8 +10,8 @@ from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.assembly.denoising import NEEDS
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import shape_backbone
+from jaxprompt.config.load import load_config
 from jaxprompt.convert.published import published
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.pretraining import TargetHead

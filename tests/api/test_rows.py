@@ -9,7 +9,7 @@ from tiny_run import TOPICS, write_rows
 import jaxprompt as jp
 from jaxprompt.api.rows import make_records, make_rows
 from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.load_config import load_config
+from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks import custom_task, read_example
 
 NAMES = ["tool", "food", "beast"]  # another order than that of their names

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxprompt.assembly.load_config import apply, load_config
+from jaxprompt.config.load import apply, load_config
 from jaxprompt.errors import InputError
 
 

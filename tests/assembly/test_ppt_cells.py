@@ -13,9 +13,9 @@ from configs.ppt import has_cell, learning_rates
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, in_form, read_task
 from jaxprompt.assembly.inheritance import _tell_layout
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import Backbone
 from jaxprompt.backbones import make_backbone
+from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer

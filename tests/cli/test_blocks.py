@@ -9,11 +9,11 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.blocks import make_block, names
-from jaxprompt.assembly.config_files import load_module, shipped
-from jaxprompt.assembly.load_config import fields, load_config
-from jaxprompt.assembly.open_blocks import own_fields
-from jaxprompt.assembly.synonyms import SYNONYMS
+from jaxprompt.config.blocks import make_block, names
+from jaxprompt.config.files import load_module, shipped
+from jaxprompt.config.load import fields, load_config
+from jaxprompt.config.open_blocks import own_fields
+from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import kinds, make_head
 from jaxprompt.prompts import methods as known_methods
@@ -145,7 +145,7 @@ def test_a_shipped_sweep_is_listed_from_any_folder(tmp_path, monkeypatch, capsys
 
 def test_reading_a_config_leaves_jax_unloaded():
     """`plan` has yet to tell JAX how many devices there are."""
-    code = "import sys\nfrom jaxprompt.assembly.load_config import load_config\n"
+    code = "import sys\nfrom jaxprompt.config.load import load_config\n"
     code += "load_config('base', [('prompt.name', 'soft')])\nassert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 

@@ -10,15 +10,15 @@ from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fi
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.config_files import load_module
-from jaxprompt.assembly.fields import Block
-from jaxprompt.assembly.load_config import fields, load_config, override, resolved
 from jaxprompt.assembly.notes import tell_unread
-from jaxprompt.assembly.open_blocks import names as block_names
-from jaxprompt.assembly.open_blocks import own_fields, own_notes
 from jaxprompt.assembly.pipeline import load_weights
-from jaxprompt.assembly.schema import FIELDS, OPEN
 from jaxprompt.cli.reference import write_page
+from jaxprompt.config.fields import Block
+from jaxprompt.config.files import load_module
+from jaxprompt.config.load import fields, load_config, override, resolved
+from jaxprompt.config.open_blocks import names as block_names
+from jaxprompt.config.open_blocks import own_fields, own_notes
+from jaxprompt.config.schema import FIELDS, OPEN
 from jaxprompt.data.tasks import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
 from jaxprompt.training import steps

@@ -56,7 +56,7 @@ def prepare(folder, data, kind, **fields):
             discriminator(c)
     else:
         c = make_config(folder, data, method)
-    from jaxprompt.assembly.load_config import apply
+    from jaxprompt.config.load import apply
 
     own = {n: x for n, x in own.items() if n != "prompt.length" or "length" in c.prompt}
     apply(c, list((own | head).items()))

@@ -13,7 +13,7 @@ from spoil import BASE, PYTHON, change
 from tiny_run import ROOT, WIDTH, flags, jaxprompt, tiny_fields
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.load_config import load_config, resolved
+from jaxprompt.config.load import load_config, resolved
 from jaxprompt.errors import InputError
 
 # -- flags and configs ----------------------------------------------------------------------------

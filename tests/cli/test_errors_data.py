@@ -10,8 +10,8 @@ from spoil import PYTHON, edit
 from tiny_run import read_lines, write_rows
 
 from jaxprompt.assembly import examples
-from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.backbones import families
+from jaxprompt.config.schema import FIELDS
 
 # -- data -----------------------------------------------------------------------------------------
 

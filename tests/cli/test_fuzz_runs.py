@@ -12,10 +12,10 @@ from tiny_run import make_backbone, make_config
 
 from jaxprompt.__main__ import commands
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.prompt_artifact import read_export, unpack
-from jaxprompt.assembly.schema import FIELDS, make_defaults
 from jaxprompt.cli.options import Parser
+from jaxprompt.config.load import load_config
+from jaxprompt.config.schema import FIELDS, make_defaults
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.parallel.sharding import make_placement

@@ -10,9 +10,9 @@ from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
 from jaxprompt.assembly import feature_cache
-from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
+from jaxprompt.config.load import resolved
 from jaxprompt.sweeps import runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns
 

@@ -7,8 +7,8 @@ import pytest
 from spoil import BASE
 from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
+from jaxprompt.config.load import resolved
 from jaxprompt.parallel import compilation
 from jaxprompt.training import loop
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 
 def prepare(folder, **fields):
-    from jaxprompt.assembly.load_config import apply
+    from jaxprompt.config.load import apply
 
     given = FIELDS | {name.replace("__", "."): value for name, value in fields.items()}
     head = {name: given.pop(name) for name in list(given) if name.startswith("head.")}

@@ -11,7 +11,7 @@ import pytest
 from tiny_run import ROOT, flags, jaxprompt, sentences, write_rows
 
 from configs.parts import ppt
-from jaxprompt.assembly.load_config import load_config
+from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps.batched_loop import BatchedRuns

@@ -14,8 +14,8 @@ from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.assembly import ppt
 from jaxprompt.assembly.abstract_run import open_run
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.plan import in_child_process
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import DeviceWork

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
+from jaxprompt.config.load import resolved
 from jaxprompt.data.fewshot import holdout
 
 STILL = dict(

@@ -17,7 +17,7 @@ from tiny_pretrain import (
 )
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
-from jaxprompt.assembly.load_config import resolved
+from jaxprompt.config.load import resolved
 from jaxprompt.corpus import divide, index_corpus
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer

@@ -5,7 +5,7 @@ import json
 from tiny_pretrain import corpus_texts, make_kind
 from tiny_run import ROOT, write_rows
 
-from jaxprompt.assembly.config_files import load_module
+from jaxprompt.config.files import load_module
 
 module = load_module(str(ROOT / "launch" / "accuracy_examples.py"))
 

@@ -12,8 +12,8 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_l
 from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.tune import run
+from jaxprompt.config.load import load_config
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.scoring.losses import make_loss
 

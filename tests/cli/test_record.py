@@ -13,7 +13,7 @@ from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import identity
 from jaxprompt.assembly.pipeline import open_backbone
-from jaxprompt.assembly.schema import make_defaults
+from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.training.run_folder import lock
 

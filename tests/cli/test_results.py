@@ -9,8 +9,8 @@ import pytest
 from tiny_run import ROOT, jaxprompt
 
 from jaxprompt import __version__
-from jaxprompt.assembly.blocks import make_block
-from jaxprompt.assembly.load_config import fields, load_config, resolved
+from jaxprompt.config.blocks import make_block
+from jaxprompt.config.load import fields, load_config, resolved
 from jaxprompt.heads import kinds
 
 

@@ -15,7 +15,7 @@ import pytest
 from processes import PYTHON_PATH
 from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
-from jaxprompt.assembly.load_config import resolved
+from jaxprompt.config.load import resolved
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
 

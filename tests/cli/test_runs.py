@@ -19,9 +19,9 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.load_config import load_config, resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
+from jaxprompt.config.load import load_config, resolved
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns
@@ -468,7 +468,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     (tmp_path / "base.json").write_text(json.dumps(resolved(c)))
     file = tmp_path / "grid.py"
     file.write_text(
-        "from jaxprompt.assembly.load_config import load_config\n"
+        "from jaxprompt.config.load import load_config\n"
         f"def get_config():\n    return load_config({str(tmp_path / 'base.json')!r})\n"
         "def sweep():\n    for scale in (0.05, 3.0):\n        yield {'prompt.scale': scale}\n"
     )

@@ -8,8 +8,8 @@ import pytest
 from test_token_heads import asked, tagged
 from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.shared_tuning import SharedTuning, _sum_counts
+from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids

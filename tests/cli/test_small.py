@@ -10,7 +10,7 @@ import pytest
 from tiny_run import ROOT, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.config_files import load_module
+from jaxprompt.config.files import load_module
 
 small = load_module(str(ROOT / "launch" / "small.py"))
 PLAN = dict(

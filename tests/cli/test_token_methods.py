@@ -14,7 +14,7 @@ from tiny_run import (
 )
 
 from configs.parts.heads import HEADS
-from jaxprompt.assembly.load_config import apply
+from jaxprompt.config.load import apply
 from jaxprompt.prompts import methods
 
 ENCODERS = (

@@ -23,7 +23,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly.load_config import resolved
+from jaxprompt.config.load import resolved
 from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8

@@ -9,8 +9,8 @@ from fuzz import survive
 from spoil import BASE
 
 from jaxprompt.assembly.initial_params import read_rows
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import present_heads

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.load_config import load_config, override
+from jaxprompt.config.load import load_config, override
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

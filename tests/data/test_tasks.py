@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jaxprompt.assembly.examples import read_task
-from jaxprompt.assembly.load_config import load_config
+from jaxprompt.config.load import load_config
 from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split

@@ -17,9 +17,9 @@ from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
 from tiny_run import TOPICS, flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.method import method_of
 from jaxprompt.cli import options
+from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import Annotations
 from jaxprompt.data.tokenizer import load_tokenizer
 

@@ -12,8 +12,8 @@ import pytest
 import jaxprompt as jp
 from jaxprompt import __main__
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.load_config import fields, load_config
 from jaxprompt.cli import options
+from jaxprompt.config.load import fields, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))

@@ -24,7 +24,7 @@ from paper_table import read_published  # noqa: E402
 from configs import ipt  # noqa: E402
 from configs.ipt import utilization  # noqa: E402
 from configs.parts import ppt  # noqa: E402
-from jaxprompt.assembly.load_config import load_config  # noqa: E402
+from jaxprompt.config.load import load_config  # noqa: E402
 from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS  # noqa: E402

@@ -15,8 +15,8 @@ from tiny import assert_close, jit
 
 from configs.parts import heads
 from jaxprompt.assembly.from_config import build_objectives
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
+from jaxprompt.config.load import load_config
 from jaxprompt.convert.folder import end_ids
 from jaxprompt.data.tasks import Example, custom_task
 from jaxprompt.data.tokenizer import encode_texts

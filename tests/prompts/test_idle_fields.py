@@ -5,9 +5,9 @@ import importlib
 
 import pytest
 
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.method import method_of
 from jaxprompt.assembly.notes import tell_unread
+from jaxprompt.config.load import load_config
 from jaxprompt.heads import kinds
 from jaxprompt.prompts import methods
 

@@ -9,8 +9,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxprompt.assembly.blocks import replace_blocks, unknown_field
-from jaxprompt.assembly.config_files import call, load_module
+from jaxprompt.config.blocks import replace_blocks, unknown_field
+from jaxprompt.config.files import call, load_module
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxprompt.assembly.fields import (
+from jaxprompt.config.fields import (
     SEED,
     Block,
     Field,
@@ -24,7 +24,7 @@ from jaxprompt.assembly.fields import (
     whole,
     word,
 )
-from jaxprompt.assembly.task_fields import TASK
+from jaxprompt.config.task_fields import TASK
 from jaxprompt.errors import InputError, brief, check_kind, nearest
 
 OPEN = ("prompt", "head")  # blocks whose fields are those of what they name

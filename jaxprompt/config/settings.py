@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.config.schema import FIELDS
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")

@@ -5,9 +5,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxprompt.assembly import open_blocks
-from jaxprompt.assembly.config_files import load_module, shipped_root
-from jaxprompt.assembly.open_blocks import names, own_fields
+from jaxprompt.config import open_blocks
+from jaxprompt.config.files import load_module, shipped_root
+from jaxprompt.config.open_blocks import names, own_fields
 from jaxprompt.errors import InputError, nearest
 
 # The part of a config that fills a block, and what the block names.
@@ -51,7 +51,7 @@ def part_of(block: str) -> Any:
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
     """Says what is wrong with a field that a config lacks, and which may have been meant."""
-    from jaxprompt.assembly.synonyms import SYNONYMS
+    from jaxprompt.config.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
     if block in _OPEN:

@@ -1,6 +1,6 @@
 """The fields of a config's block `task`."""
 
-from jaxprompt.assembly.fields import Block, Words, flag, number, path, several, text, texts, word
+from jaxprompt.config.fields import Block, Words, flag, number, path, several, text, texts, word
 
 TASK = Block(
     "what is answered",
@@ -73,7 +73,7 @@ TASK = Block(
     placeholder=text("", "custom: what stands for the candidate in the other columns"),
     form=word(
         "cloze",
-        Words("assembly.schema", "forms"),
+        Words("config.schema", "forms"),
         "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
         "that pre-training task is asked in ppt.patterns; nss and unified answer by the name "
         "of an option",
