@@ -18,7 +18,7 @@ from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch

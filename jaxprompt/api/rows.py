@@ -9,7 +9,7 @@ from jaxprompt.data.files import SUFFIXES, read_file
 from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import as_python, name_classes
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief
 
 # Dicts, a `datasets.Dataset`, a pandas DataFrame, or the path of a file.

@@ -20,7 +20,7 @@ from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.convert import artifact
 from jaxprompt.data.specials import FED
-from jaxprompt.data.tasks import KINDS
+from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.errors import InputError, choose, with_article
 from jaxprompt.files import check_others, make_folder, parse_json, write_atomic
 from jaxprompt.parallel.sharding import Target, make_placement, within

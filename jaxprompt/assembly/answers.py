@@ -7,7 +7,7 @@ from jaxprompt.assembly.front import with_front
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.encoded import count_cut
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.models.generation import check_writing
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering

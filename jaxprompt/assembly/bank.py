@@ -16,8 +16,8 @@ from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encoded import Encoded, Split, count_cut
 from jaxprompt.data.records import Record, with_examples
-from jaxprompt.data.tasks import Example
 from jaxprompt.data.tasks.cells import spelling, unreadable
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places

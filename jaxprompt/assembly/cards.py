@@ -10,7 +10,7 @@ from typing import Any
 from jaxprompt.assembly.demonstrations import check_demos_card
 from jaxprompt.config.fields import Field, check_value, count, size, text
 from jaxprompt.config.schema import FIELDS
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.heads import make_head
 from jaxprompt.prompts import make_prompt

@@ -10,7 +10,7 @@ from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.fields import check_value
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.demos import COUNTS, Demonstrations, DemoSettings
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Kind

@@ -22,7 +22,7 @@ from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.specials import FED, Specials, start_of
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer, segments
 from jaxprompt.data.verbalizer import Verbalizer

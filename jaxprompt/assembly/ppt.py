@@ -35,7 +35,7 @@ from jaxprompt.corpus.ppt import (
 )
 from jaxprompt.corpus.ppt.patterns import fields as fields_of
 from jaxprompt.data.overview import tell_words
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.models.model import Model

@@ -12,7 +12,7 @@ from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxprompt.data.marking import kept_lengths
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.errors import InputError
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 
 _PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
 _HELD = Example._fields.index("is_moved")  # which says how the rest was read

@@ -14,7 +14,7 @@ from jaxprompt.data.encoded import Encoded, Row, make_row
 from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Branches, say
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import OPTION, Template, check, read_option, take_field, with_options
 from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space, takes_one_space

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.records import Record
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
 Answers = Sequence[Mapping[str, Any]]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks import Task, check_task
 from jaxprompt.data.tasks.cells import is_blank, spelling, unreadable
+from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path

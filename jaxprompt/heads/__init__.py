@@ -20,7 +20,7 @@ from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import MANY, tell_labels
 from jaxprompt.data.specials import Specials, read_specials
-from jaxprompt.data.tasks import KINDS, Example, Task
+from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article

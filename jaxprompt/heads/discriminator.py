@@ -23,7 +23,7 @@ from jaxprompt.data.class_list import (
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import tell_labels
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.data.verbalizer import check_word, make_verbalizer

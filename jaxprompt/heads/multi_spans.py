@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup

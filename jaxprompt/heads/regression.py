@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup, linear

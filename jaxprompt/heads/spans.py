@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
 from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows

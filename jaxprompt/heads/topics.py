@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.instance import mean_vectors

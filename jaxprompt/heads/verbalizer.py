@@ -19,7 +19,7 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import takes_one_space
 from jaxprompt.data.verbalizer import make_verbalizer

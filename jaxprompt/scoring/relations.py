@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks import ABSENT, Example, Task
+from jaxprompt.data.tasks.entities import ABSENT
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")

@@ -14,7 +14,7 @@ from jaxprompt.assembly.demonstrations import (
     shows_demos,
     with_encoder,
 )
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
 
 TASK = SimpleNamespace(labels=("bad", "good"), fields=("s",))

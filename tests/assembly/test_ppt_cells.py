@@ -17,7 +17,7 @@ from jaxprompt.assembly.pipeline import Backbone
 from jaxprompt.backbones import make_backbone
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role

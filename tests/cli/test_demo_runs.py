@@ -13,7 +13,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.load import resolved
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 
 NAMES = list(TOPICS)
 ABOUT = {

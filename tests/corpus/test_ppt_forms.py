@@ -10,7 +10,7 @@ from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_for
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.data.verbalizer import make_verbalizer

@@ -11,7 +11,7 @@ from tokenizers import ByteLevelBPETokenizer
 from jaxprompt.data.chat import in_chat
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError

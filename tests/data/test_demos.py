@@ -12,7 +12,7 @@ from jaxprompt.data.demos import Beside, Demonstrations, DemoSettings
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.data.tokenizer import encode_exact, encode_texts

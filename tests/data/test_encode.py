@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.marking import kept_lengths
 from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError

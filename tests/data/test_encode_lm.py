@@ -9,7 +9,7 @@ from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, Specials, read_specials
 from jaxprompt.data.target import Frame, branch_plan
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.data.verbalizer import make_verbalizer

@@ -6,7 +6,7 @@ from jaxprompt.data import overview
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import count_cut
 from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 
 

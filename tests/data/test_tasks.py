@@ -14,8 +14,10 @@ from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks.candidates import spread
+from jaxprompt.data.tasks.reading import has_label, labels_from_rows, read_example, with_labels
 from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.data.tasks.sequences import SEQUENCES
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
 from jaxprompt.scoring.relations import judge
@@ -156,7 +158,7 @@ T5_EXAMPLES = {
 def test_text_formats_are_those_of_t5(name):
     row, expected, targets = T5_EXAMPLES[name]
     task = tasks.get_task(name)
-    example = tasks.read_example(task, row, "x:1", need_label=False)
+    example = read_example(task, row, "x:1", need_label=False)
     assert task.text.format(**example.fields) == expected
     assert task.targets == targets
 
@@ -168,7 +170,7 @@ def test_reads_real_rows(shared, name, folder):
     rows = spread(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
     seen = set()
     for row in rows:
-        example = tasks.read_example(task, row, "x:1")
+        example = read_example(task, row, "x:1")
         answer = row[task.label]
         assert example.label == answer or example.choices[example.label] == answer
         assert set(example.fields) == set(task.texts)
@@ -274,20 +276,20 @@ def test_a_label_that_is_the_name_of_a_class_decides(name):
     if len(task.choices) == 1:
         row[task.choices[0]] = [f"text {i}" for i in range(len(task.labels))]
     for index, label in enumerate(task.labels):
-        assert tasks.read_example(task, row | {task.label: label}, "x:1").label == index
+        assert read_example(task, row | {task.label: label}, "x:1").label == index
         if not task.choices:
             other = (index + 1) % len(task.labels)
             raw = task.values[other].split("|")[0] if task.values else other
             named = row | {task.label: raw, f"{task.label}_text": label}
-            assert tasks.read_example(task, named, "x:1").label == index
+            assert read_example(task, named, "x:1").label == index
             unknown = named | {f"{task.label}_text": "no name of a class"}
-            assert tasks.read_example(task, unknown, "x:1").label == other
+            assert read_example(task, unknown, "x:1").label == other
 
 
 def test_wsc_marks_the_pronoun(shared):
     task, others = tasks.get_task("wsc"), []
     for row in read_file(shared / "data/wsc/test.jsonl.gz"):
-        marked = tasks.read_example(task, row, "x:1").fields["entity1"]
+        marked = read_example(task, row, "x:1").fields["entity1"]
         others += [marked] * (marked.strip(".,") != row["span2_text"])
     assert not others  # the index of one row is published one off: "want to use it"
 
@@ -295,12 +297,12 @@ def test_wsc_marks_the_pronoun(shared):
 def test_copa_turns_the_question_into_a_connective():
     row = {"premise": "It rained.", "question": "effect", "choice1": "A.", "choice2": "B."}
     task = tasks.get_task("copa")
-    example = tasks.read_example(task, row | {"label": 1}, "x:1")
+    example = read_example(task, row | {"label": 1}, "x:1")
     expected = {"premise": "It rained.", "connective": "so", "question": "effect"}
     expected |= {"choice1": "A.", "choice2": "B."}
-    assert example == tasks.Example(expected, ("A.", "B."), 1)
+    assert example == Example(expected, ("A.", "B."), 1)
     with pytest.raises(InputError, match="x:1: question is 'why'; it must be one of cause, effect"):
-        tasks.read_example(task, row | {"label": 1, "question": "why"}, "x:1")
+        read_example(task, row | {"label": 1, "question": "why"}, "x:1")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_copa_turns_the_question_into_a_connective():
 def test_spellings_of_a_label(task, raw, label):
     task = tasks.get_task(task)
     row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause", task.label: raw}
-    assert tasks.read_example(task, row, "x:1").label == label
+    assert read_example(task, row, "x:1").label == label
 
 
 def test_a_class_that_is_left_out(tmp_path):
@@ -339,7 +341,7 @@ def test_a_class_that_is_left_out(tmp_path):
     text = "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
     (tmp_path / "train.jsonl").write_text(text)
     rows = read_split(task, "train", source=str(tmp_path))
-    assert [tasks.read_example(task, row, "x:1").label for row in rows] == [0, 13]
+    assert [read_example(task, row, "x:1").label for row in rows] == [0, 13]
     assert rows.origin(1).endswith("train.jsonl:5")
 
 
@@ -360,10 +362,10 @@ def test_the_positive_class_of_a_benchmark_is_its_own(name, positive):
 def test_the_positive_class_of_a_task():
     make = lambda **fields: tasks.custom_task(fields=["text"], metric="f1", **fields)
     rows = [{"label": "spam"}, {"label": "ham"}]
-    for task in (make(labels=["ham", "spam"]), tasks.with_labels(make(), rows)):
+    for task in (make(labels=["ham", "spam"]), with_labels(make(), rows)):
         assert task.positive == "spam" and task.positive_class == 1
     for task in (
-        make(labels=["ham", "spam"], positive="ham"), tasks.with_labels(make(positive="ham"), rows)
+        make(labels=["ham", "spam"], positive="ham"), with_labels(make(positive="ham"), rows)
     ):  # fmt: skip
         assert task.positive_class == 0 and "positive class is ham" in task.positive_message
         again = tasks.task_from_json(json.loads(json.dumps(dataclasses.asdict(task))))
@@ -371,7 +373,7 @@ def test_the_positive_class_of_a_task():
     assert tasks.custom_task(fields=["text"], labels=["ham", "spam"]).positive_message == ""
     for wrong in (
         lambda: make(labels=["ham", "spam"], positive="hma"),
-        lambda: tasks.with_labels(make(positive="hma"), rows),
+        lambda: with_labels(make(positive="hma"), rows),
     ):
         with pytest.raises(InputError, match="'hma' is no class of task custom; .* ham, spam"):
             wrong()
@@ -381,30 +383,30 @@ def test_the_positive_class_of_a_task():
 
 def test_numbers_as_class_names_hide_the_indices():
     task = tasks.custom_task(fields=["text"], labels=["1", "2", "3"])
-    assert tasks.read_example(task, {"text": "a", "label": 1}, "x:1").label == 0
-    assert tasks.read_example(task, {"text": "a", "label": "3"}, "x:1").label == 2
+    assert read_example(task, {"text": "a", "label": 1}, "x:1").label == 0
+    assert read_example(task, {"text": "a", "label": "3"}, "x:1").label == 2
     with pytest.raises(InputError, match="label 0 is not a label"):
-        tasks.read_example(task, {"text": "a", "label": 0}, "x:1")
+        read_example(task, {"text": "a", "label": 0}, "x:1")
 
 
 def test_unknown_labels():
     task = tasks.get_task("sst2")
     row = {"sentence": "fine"}
-    assert tasks.read_example(task, row, "x:1", need_label=False).label == -1
+    assert read_example(task, row, "x:1", need_label=False).label == -1
     for hidden in (-1, "-1", -1.0, "-1.0", None, "", " ", float("nan")):
-        example = tasks.read_example(task, row | {"label": hidden}, "x:1", need_label=False)
+        example = read_example(task, row | {"label": hidden}, "x:1", need_label=False)
         assert example.label == -1
-        assert not tasks.has_label(task, row | {"label": hidden})
+        assert not has_label(task, row | {"label": hidden})
     for hidden in (-1, "-1"):
         with pytest.raises(InputError, match=r"x:1: label .* labels: negative, positive"):
-            tasks.read_example(task, row | {"label": hidden}, "x:1")
+            read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
-        tasks.read_example(task, row | {"label": "neutral"}, "x:7")
+        read_example(task, row | {"label": "neutral"}, "x:7")
     with pytest.raises(InputError, match="x:1: no label column 'label'; columns: sentence"):
-        tasks.read_example(task, row, "x:1")
+        read_example(task, row, "x:1")
     for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
-        example = tasks.read_example(task, row | {"label": unknown}, "x:7", need_label=False)
-        assert example.label == -1 and tasks.has_label(task, row | {"label": unknown})
+        example = read_example(task, row | {"label": unknown}, "x:7", need_label=False)
+        assert example.label == -1 and has_label(task, row | {"label": unknown})
 
 
 NO_TEXTS = [
@@ -420,12 +422,12 @@ def test_what_is_no_label(value, shown):
     task = tasks.custom_task(fields=["text"])
     message = rf"a.csv:9: label column 'label' holds {shown}, which is no label"
     with pytest.raises(InputError, match=message):
-        tasks.with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
+        with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
     with pytest.raises(InputError, match="row 3: label column 'label' holds"):
-        tasks.with_labels(task, rows)
-    known = tasks.with_labels(task, rows[:2])
+        with_labels(task, rows)
+    known = with_labels(task, rows[:2])
     with pytest.raises(InputError, match=message):
-        tasks.read_example(known, rows[2], "a.csv:9")
+        read_example(known, rows[2], "a.csv:9")
 
 
 def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
@@ -434,19 +436,19 @@ def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     both = "is the text of choice A and the number of choice B, from 0 on; .* by letters: A, B"
     for value in ("1", 1, 1.0):
         with pytest.raises(InputError, match=f"x:2: y {value!r} {both}"):
-            tasks.read_example(task, row | {"y": value}, "x:2")
+            read_example(task, row | {"y": value}, "x:2")
     for value, choice in (("3", 2), ("B", 1), (0, 0), (3, 2)):
-        assert tasks.read_example(task, row | {"y": value}, "x:2").label == choice
+        assert read_example(task, row | {"y": value}, "x:2").label == choice
     numbers = row | {"c": [4, 7, 9.0]}
     for value, choice in ((7, 1), ("9", 2), (9, 2), (7.0, 1), (0, 0)):
-        assert tasks.read_example(task, numbers | {"y": value}, "x:2").label == choice
+        assert read_example(task, numbers | {"y": value}, "x:2").label == choice
     letters = row | {"c": ["x", "y", "A"]}
     both = "y 'A' is the text of choice C and the letter of choice A.* by numbers: 0, 1"
     with pytest.raises(InputError, match=both):
-        tasks.read_example(task, letters | {"y": "A"}, "x:2")
+        read_example(task, letters | {"y": "A"}, "x:2")
     plain = row | {"c": ["one", "two"]}
-    assert tasks.read_example(task, plain | {"y": "two"}, "x:2").label == 1
-    assert tasks.read_example(task, plain | {"y": "1"}, "x:2").label == 1
+    assert read_example(task, plain | {"y": "two"}, "x:2").label == 1
+    assert read_example(task, plain | {"y": "1"}, "x:2").label == 1
 
 
 @pytest.mark.parametrize("value, shown", NO_TEXTS)
@@ -455,7 +457,7 @@ def test_what_is_no_text(value, shown):
     row = {"a": "q", "c": ["x", "z"], "y": 0}
     for broken, column in (({"a": value}, "a"), ({"c": ["x", value]}, "c")):
         with pytest.raises(InputError, match=f"x:2: column '{column}' holds {shown}, which is no"):
-            tasks.read_example(task, row | broken, "x:2")
+            read_example(task, row | broken, "x:2")
 
 
 def test_lists_of_lines_are_read_where_the_data_set_has_them(shared):
@@ -464,19 +466,19 @@ def test_lists_of_lines_are_read_where_the_data_set_has_them(shared):
         (column,) = task.lines
         row = read_file(shared / "data" / name / "train.jsonl.gz")[0]
         assert isinstance(row[column], list)
-        assert tasks.read_example(task, row, "x:1").fields[column] == "\n".join(row[column])
+        assert read_example(task, row, "x:1").fields[column] == "\n".join(row[column])
         with pytest.raises(InputError, match=f"column '{column}' holds null"):
-            tasks.read_example(task, row | {column: ["a", None]}, "x:1")
+            read_example(task, row | {column: ["a", None]}, "x:1")
     listed = {name for name in NAMES if tasks.get_task(name).lines}
     assert listed == {"dream", "c3", "c3_mixed", "c3_dialog"}
 
 
 def test_fields_become_text():
     task = tasks.custom_task(fields=["a", "b"], labels=["no", "yes"])
-    example = tasks.read_example(task, {"a": 3, "b": "", "label": "no"}, "x:1")
+    example = read_example(task, {"a": 3, "b": "", "label": "no"}, "x:1")
     assert example.fields == {"a": "3", "b": ""}
     with pytest.raises(InputError, match="x:2: column 'b' of task custom is missing; columns: a"):
-        tasks.read_example(task, {"a": 3}, "x:2")
+        read_example(task, {"a": 3}, "x:2")
 
 
 def test_choices_in_one_column():
@@ -484,26 +486,26 @@ def test_choices_in_one_column():
     row = {"question": "q", "options": ["red", "blue", "2"]}
     assert task.plain == "{question} [sep] {choice}"
     for answer, label in (("blue", 1), ("B", 1), (2, 2), ("2", 2), ("0", 0)):
-        example = tasks.read_example(task, row | {"answer": answer}, "x:1")
-        assert example == tasks.Example({"question": "q"}, ("red", "blue", "2"), label)
+        example = read_example(task, row | {"answer": answer}, "x:1")
+        assert example == Example({"question": "q"}, ("red", "blue", "2"), label)
     with pytest.raises(InputError, match="label 3 is not a label of task custom; labels: red, blu"):
-        tasks.read_example(task, row | {"answer": 3}, "x:1")
+        read_example(task, row | {"answer": 3}, "x:1")
     with pytest.raises(InputError, match="x:1: column 'options' must hold a list"):
-        tasks.read_example(task, row | {"options": "red", "answer": 0}, "x:1")
+        read_example(task, row | {"options": "red", "answer": 0}, "x:1")
 
 
 def test_classes_from_rows():
     rows = [{"label": "b"}, {"label": "a"}, {"label": "b"}]
-    task = tasks.with_labels(tasks.custom_task(fields=["text"]), rows)
+    task = with_labels(tasks.custom_task(fields=["text"]), rows)
     assert task.labels == task.targets == ("a", "b") and task.words == (("a",), ("b",))
-    assert tasks.labels_from_rows([{"y": 10}, {"y": 9}, {"y": "11"}], "y") == ("9", "10", "11")
-    assert tasks.labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
+    assert labels_from_rows([{"y": 10}, {"y": 9}, {"y": "11"}], "y") == ("9", "10", "11")
+    assert labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
     named = tasks.get_task("sst2")
-    assert tasks.with_labels(named, rows) is named
+    assert with_labels(named, rows) is named
     with pytest.raises(InputError, match="every training row has the label 'a'; a task needs 2"):
-        tasks.with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
+        with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
-        tasks.with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
+        with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -522,25 +524,25 @@ def test_classes_that_are_numbers_are_found_by_name_alone(names, right, wrong):
     task = tasks.custom_task(fields=["text"], labels=names)
     for label, values in enumerate(right):
         for value in values:
-            assert tasks.read_example(task, {"text": "a", "label": value}, "x:1").label == label
+            assert read_example(task, {"text": "a", "label": value}, "x:1").label == label
     for value in wrong:
         with pytest.raises(InputError, match=re.escape(f"label {value!r} is not a label of")):
-            tasks.read_example(task, {"text": "a", "label": value}, "x:1")
+            read_example(task, {"text": "a", "label": value}, "x:1")
 
 
 def test_whole_numbers_that_pandas_wrote_as_floats():
     """A column of whole numbers with a gap anywhere is written "0.0", "1.0"."""
-    found = lambda *values: tasks.labels_from_rows([{"y": value} for value in values], "y")
+    found = lambda *values: labels_from_rows([{"y": value} for value in values], "y")
     assert found("0.0", "1.0", "10.0", "1") == ("0", "1", "10")
     assert found("0.5", "1.0") == ("0.5", "1.0") and found("-1.0", "0.0") == ("-1", "0")
     assert found("1", "--1", "01") == ("--1", "01", "1") and found("07", "7") == ("07", "7")
     task = tasks.custom_task(fields=["text"], labels=found("0.0", "1.0"))
     for value, index in (("0.0", 0), ("1.0", 1), ("1", 1), (1.0, 1)):
-        assert tasks.read_example(task, {"text": "a", "label": value}, "x:1").label == index
+        assert read_example(task, {"text": "a", "label": value}, "x:1").label == index
     spelled = tasks.custom_task(fields=["text"], labels=["1.0", "2.0"])
-    assert tasks.read_example(spelled, {"text": "a", "label": "2.0"}, "x:1").label == 1
+    assert read_example(spelled, {"text": "a", "label": "2.0"}, "x:1").label == 1
     known = {"sentence": "a", "label": "1.0"}
-    assert tasks.read_example(tasks.get_task("sst2"), known, "x:1").label == 1
+    assert read_example(tasks.get_task("sst2"), known, "x:1").label == 1
 
 
 def test_custom_words():
@@ -556,7 +558,7 @@ SUMMARY = tasks.custom_task(fields=["document"], target="summary")
 def test_text_task():
     assert SUMMARY.is_text and SUMMARY.metric == "exact_match" and SUMMARY.text == "{document}"
     assert SUMMARY.labels == SUMMARY.words == SUMMARY.targets == ()
-    assert tasks.with_labels(SUMMARY, [{"label": "a"}]) is SUMMARY
+    assert with_labels(SUMMARY, [{"label": "a"}]) is SUMMARY
     assert tasks.custom_task(fields=["a"], target="b", metric="bleu").metric == "bleu"
 
 
@@ -572,24 +574,24 @@ def test_text_task():
     ],
 )
 def test_target_of_a_row(value, references):
-    example = tasks.read_example(SUMMARY, {"document": "long", "summary": value}, "x:1")
-    expected = tasks.Example({"document": "long"}, (), -1, references[0], references)
+    example = read_example(SUMMARY, {"document": "long", "summary": value}, "x:1")
+    expected = Example({"document": "long"}, (), -1, references[0], references)
     assert example == expected
 
 
 def test_wrong_targets():
     row = {"document": "long"}
     with pytest.raises(InputError, match="x:3: no target column 'summary'; columns: document"):
-        tasks.read_example(SUMMARY, row, "x:3")
-    assert tasks.read_example(SUMMARY, row, "x:3", need_label=False) == tasks.Example(row)
+        read_example(SUMMARY, row, "x:3")
+    assert read_example(SUMMARY, row, "x:3", need_label=False) == Example(row)
     for empty in ("", "  ", None, [], ["", ""]):
         with pytest.raises(InputError, match="x:3: target column 'summary' is empty"):
-            tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3")
-        example = tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
-        assert example == tasks.Example(row)
+            read_example(SUMMARY, row | {"summary": empty}, "x:3")
+        example = read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
+        assert example == Example(row)
     for wrong in ({"text": "a"}, ["a", None], [["a"]], float("nan")):
         with pytest.raises(InputError, match="x:3: target column 'summary' must hold a text or"):
-            tasks.read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
+            read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.data.words import (

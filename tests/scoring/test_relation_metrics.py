@@ -10,8 +10,10 @@ from official_semeval import official_semeval
 from sklearn.metrics import f1_score
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example
+from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.data.tasks.dialogues import turns_of
+from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import check_relations, judge

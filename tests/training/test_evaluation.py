@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.records import Record, to_lines
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities

@@ -19,7 +19,7 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import Template, parse
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
 from jaxprompt.errors import InputError

@@ -8,7 +8,7 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.types import Role

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from jaxprompt.corpus.ppt.patterns import PATTERNS, Pattern, fields
-from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError
 

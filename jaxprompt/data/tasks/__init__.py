@@ -32,20 +32,6 @@ from jaxprompt.data.tasks.sequences import SEQUENCES
 from jaxprompt.data.tasks.task import KINDS, PREDICATE, Example, Task
 from jaxprompt.errors import InputError, nearest
 
-__all__ = [
-    "ABSENT",
-    "KINDS",
-    "PREDICATE",
-    "Example",
-    "Task",
-    "check_task",
-    "has_label",
-    "labels_from_rows",
-    "read_all",
-    "read_example",
-    "with_labels",
-]
-
 _ALL = ENGLISH | CHINESE | RELATIONS | SEQUENCES
 
 
