@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF

@@ -6,7 +6,7 @@ and </s>, the loss is over all of it, and any word of the vocabulary may win.
 
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods
-from jaxprompt.data.tasks import task_names
+from jaxprompt.data.tasks.registry import task_names
 from jaxprompt.errors import choose
 
 TASKS = ("sst2", "mrpc", "rte", "cb", "boolq", "wic", "copa")

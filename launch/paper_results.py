@@ -10,7 +10,7 @@ from paper_table import Cell, Paper, Published, read_object
 from jaxprompt.assembly.grid import SEEDS
 from jaxprompt.cli.sweep import SweepRun
 from jaxprompt.config.load import fields
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.training.run_folder import RESULT, read_result
 
 

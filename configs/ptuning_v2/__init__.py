@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import heads, methods
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (11,)  # of most released scripts, which run once

@@ -6,7 +6,7 @@ the paper's; where the mask stands it does not say: here behind the texts.
 
 from configs.parts import heads
 from configs.ptuning_v2 import WORDS, searched, tune
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import choose
 
 HEADS = ("linear", "verbalizer")

@@ -25,7 +25,7 @@ from jaxprompt.assembly.tuned_backbone import without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.tasks import task_from_json
+from jaxprompt.data.tasks.registry import task_from_json
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.export import check_newest
     from jaxprompt.assembly.prompt_artifact import read_export
     from jaxprompt.data import records, submissions
-    from jaxprompt.data.tasks import task_from_json
+    from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder
     from jaxprompt.heads import make_head, writer
 

@@ -8,7 +8,7 @@ from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
 
 def main(argv: Sequence[str]) -> int:
     """Prints what there is. Exit code 0."""
-    from jaxprompt.data.tasks import get_task, task_names
+    from jaxprompt.data.tasks.registry import get_task, task_names
 
     name = read_name(__doc__, argv, "task")
     if name:
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 
 def show(name: str) -> str:
     """Shows a task."""
-    from jaxprompt.data.tasks import get_task
+    from jaxprompt.data.tasks.registry import get_task
 
     task = get_task(name)
     words = ["|".join(own) for own in task.words]

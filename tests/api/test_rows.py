@@ -10,8 +10,8 @@ import jaxprompt as jp
 from jaxprompt.api.rows import make_records, make_rows
 from jaxprompt.assembly.examples import read_examples
 from jaxprompt.config.load import load_config
-from jaxprompt.data.tasks import custom_task
 from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.registry import custom_task
 
 NAMES = ["tool", "food", "beast"]  # another order than that of their names
 TASK = custom_task(fields=("text",))

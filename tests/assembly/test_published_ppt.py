@@ -15,7 +15,7 @@ from jaxprompt.assembly.examples import in_form, read_examples, read_rows, read_
 from jaxprompt.assembly.notes import tell_unread
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import make_schedule
 

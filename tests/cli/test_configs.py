@@ -19,7 +19,7 @@ from jaxprompt.config.load import fields, load_config, override, resolved
 from jaxprompt.config.open_blocks import names as block_names
 from jaxprompt.config.open_blocks import own_fields, own_notes
 from jaxprompt.config.schema import FIELDS, OPEN
-from jaxprompt.data.tasks import custom_task, get_task, task_names
+from jaxprompt.data.tasks.registry import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
 from jaxprompt.training import steps
 from jaxprompt.training.optim import decay_mask

@@ -28,7 +28,7 @@ from jaxprompt.assembly.instances import Instance
 from jaxprompt.assembly.learned_rows import find_rows
 from jaxprompt.assembly.pipeline import build_scorer, load_weights, open_backbone
 from jaxprompt.assembly.tune import run
-from jaxprompt.data.tasks import custom_task, get_task
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.parallel.sharding import make_placement
 

@@ -14,7 +14,7 @@ from spoil import BASE
 from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
 from jaxprompt.assembly.choices import known
-from jaxprompt.data.tasks import task_names
+from jaxprompt.data.tasks.registry import task_names
 
 
 @pytest.mark.parametrize(

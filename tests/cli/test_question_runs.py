@@ -5,9 +5,9 @@ import json
 import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.data.tasks import custom_task
 from jaxprompt.data.tasks.candidates import rows_of
 from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
 
 OWN = {

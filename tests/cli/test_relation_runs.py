@@ -20,7 +20,7 @@ from tiny_run import (
 from configs import dart_relations
 from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import apply, load_config
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.words import template_ids
 from jaxprompt.errors import InputError
 

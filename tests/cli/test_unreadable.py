@@ -19,7 +19,7 @@ from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.corpus.store import check_unchanged
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Dims

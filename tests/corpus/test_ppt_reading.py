@@ -14,8 +14,8 @@ from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.files import read_file
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
-from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import encode_texts

@@ -6,8 +6,8 @@ import pytest
 
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
-from jaxprompt.data.tasks import get_task
 from jaxprompt.data.tasks.reading import read_all, with_labels
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 
 LINES = "3 The cat has eaten ||| B-A0 I-A0 O B-V\n\n1 It eats # ||| B-A0 B-V O\n"

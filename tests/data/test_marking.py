@@ -7,7 +7,7 @@ from refusing import refuse_line
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.marking import divide, fit
 from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tasks import get_task
+from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse
 from jaxprompt.types import Role

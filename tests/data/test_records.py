@@ -8,7 +8,7 @@ import pytest
 
 from jaxprompt.data.records import Record, from_rows, tell_unknown, to_lines, with_examples
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks import custom_task, get_task
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 
 

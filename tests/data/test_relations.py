@@ -10,10 +10,10 @@ from jaxprompt.data import template
 from jaxprompt.data.digest import describe
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
-from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.data.tasks.dialogues import turns_of
 from jaxprompt.data.tasks.entities import ABSENT, _places, relation_words
 from jaxprompt.data.tasks.reading import read_example, with_labels
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics

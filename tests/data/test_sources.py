@@ -14,7 +14,7 @@ import pytest
 
 from jaxprompt.data import sources
 from jaxprompt.data.files import read_file
-from jaxprompt.data.tasks import custom_task, get_task
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 
 ROWS = [

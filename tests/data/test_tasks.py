@@ -10,9 +10,10 @@ import pytest
 
 from jaxprompt.assembly.examples import read_task
 from jaxprompt.config.load import load_config
-from jaxprompt.data import tasks, template
+from jaxprompt.data import template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
+from jaxprompt.data.tasks import registry as tasks
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.reading import has_label, labels_from_rows, read_example, with_labels
 from jaxprompt.data.tasks.relations import RELATIONS
@@ -622,7 +623,7 @@ def test_unknown_task():
 
 def test_import_is_light():
     code = (
-        "import sys, jaxprompt.data.tasks, jaxprompt.data.sources, jaxprompt.data.fewshot;"
+        "import sys, jaxprompt.data.tasks.registry, jaxprompt.data.sources, jaxprompt.data.fewshot;"
         "heavy = {'jax', 'datasets', 'tensorflow_datasets', 'pyarrow', 'torch'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

@@ -11,7 +11,7 @@ from tiny import assert_close, make_batch, make_params, make_tiny
 
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import MANY
-from jaxprompt.data.tasks import custom_task
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.heads import make_head as make_kind
 from jaxprompt.heads.verbalizer import LabelWords as Head

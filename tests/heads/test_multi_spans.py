@@ -13,8 +13,8 @@ import transformers
 from test_tags import make_encoder
 from tiny import assert_close, make_batch, make_tiny
 
-from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.data.tasks.reading import read_all, read_example
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, make_head

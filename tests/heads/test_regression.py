@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprompt.data.tasks import custom_task, get_task
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.heads import make_head
 from jaxprompt.scoring.losses import squared_error
 from jaxprompt.scoring.metrics import score_numbers

@@ -15,7 +15,7 @@ import paper_ptuning_v2 as tables  # noqa: E402
 
 from configs import ptuning_v2  # noqa: E402
 from configs.ptuning_v2 import multi_task  # noqa: E402
-from jaxprompt.data.tasks import get_task  # noqa: E402
+from jaxprompt.data.tasks.registry import get_task  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 
 SYSTEMS = {"full": "full", "pt": "pt", "prefix": "prefix", "multi_task_prefix": "multi_task"}

@@ -18,7 +18,7 @@ from jaxprompt.assembly.from_config import build_objectives
 from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.folder import end_ids
-from jaxprompt.data.tasks import custom_task
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError

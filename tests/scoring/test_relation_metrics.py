@@ -10,9 +10,9 @@ from official_semeval import official_semeval
 from sklearn.metrics import f1_score
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.data.tasks.dialogues import turns_of
 from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
