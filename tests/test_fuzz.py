@@ -17,8 +17,8 @@ from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
 from jaxprompt.data.files import read_file
-from jaxprompt.data.tasks.candidates import spread
-from jaxprompt.data.tasks.reading import read_example, with_labels
+from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}

@@ -19,8 +19,8 @@ from jaxprompt.convert.published import published
 from jaxprompt.data.demos import COUNTS
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.specials import INFILLING
-from jaxprompt.data.tags import labels_of
-from jaxprompt.data.tasks.reading import with_labels
+from jaxprompt.data.tasks.readers.reading import with_labels
+from jaxprompt.data.tasks.tags import labels_of
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError, nearest

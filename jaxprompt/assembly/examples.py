@@ -20,8 +20,8 @@ from jaxprompt.data import fewshot, sources
 from jaxprompt.data.digest import describe
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.checks import check_task
-from jaxprompt.data.tasks.dialogues import turns_of
-from jaxprompt.data.tasks.reading import has_label, read_all, read_example, with_labels
+from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_from_json
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.tokenizer import load_tokenizer

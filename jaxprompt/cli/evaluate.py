@@ -185,7 +185,7 @@ def _write(
     place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
     from jaxprompt.data.records import to_lines
-    from jaxprompt.data.tasks.dialogues import last_turns
+    from jaxprompt.data.tasks.readers.dialogues import last_turns
     from jaxprompt.files import write_output
 
     examples = [record.example for record in records]

@@ -36,7 +36,7 @@ TASK = Block(
     tags=text("", "custom: column with a tag for every word, for head.name=tags"),
     scheme=word(
         "",
-        Words("data.tags", "SCHEMES"),
+        Words("data.tasks.tags", "SCHEMES"),
         "of these tags; empty = found in the training examples; none: each is of one word",
     ),
     predicate=text(
@@ -49,7 +49,7 @@ TASK = Block(
     ),
     offsets=word(
         "tags",
-        Words("data.tasks.entities", "OFFSETS"),
+        Words("data.tasks.readers.entities", "OFFSETS"),
         "of task.entities: tags, <e1>|</e1>; characters or words, a column of [start, end] or "
         "start|end of two; last_word: the same, the end included; text: a column of its text",
     ),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from jaxprompt.data.files import decode_line, parse_row, raw_lines, read_file, reading
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import name_labels, names_of
-from jaxprompt.data.tasks.candidates import readable_rows
-from jaxprompt.data.tasks.reading import has_label, read_example
+from jaxprompt.data.tasks.readers.candidates import readable_rows
+from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path

@@ -12,9 +12,9 @@ from typing import Any
 
 from jaxprompt.data.files import SUFFIXES, read_file, reading
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.cells import spelling
-from jaxprompt.data.tasks.reading import row_labels
+from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, nearest, show_columns
 from jaxprompt.files import user_path

@@ -15,8 +15,8 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.tags import NO_SCHEME, lenient_entities
-from jaxprompt.data.tasks.tagging import word_spans
+from jaxprompt.data.tasks.readers.tagging import word_spans
+from jaxprompt.data.tasks.tags import NO_SCHEME, lenient_entities
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks.entities import ABSENT
+from jaxprompt.data.tasks.readers.entities import ABSENT
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 

@@ -7,7 +7,7 @@ with no X before it is an X. R-X, a reference to an X, is a role of its own.
 
 from collections.abc import Sequence
 
-from jaxprompt.data.tags import lenient_entities
+from jaxprompt.data.tasks.tags import lenient_entities
 
 VERB = "V"
 _GOES_ON = "C-"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxprompt.data.tags import split_tag
+from jaxprompt.data.tasks.tags import split_tag
 
 
 def best_tags(chances: np.ndarray, names: Sequence[str]) -> np.ndarray:

@@ -10,7 +10,7 @@ import jaxprompt as jp
 from jaxprompt.api.rows import make_records, make_rows
 from jaxprompt.assembly.examples import read_examples
 from jaxprompt.config.load import load_config
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 
 NAMES = ["tool", "food", "beast"]  # another order than that of their names

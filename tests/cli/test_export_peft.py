@@ -16,7 +16,7 @@ from jaxprompt.assembly.initial_params import read_rows
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.prompt_artifact import plain_tokens, read_export, unpack
 from jaxprompt.convert.peft import read_peft
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
 

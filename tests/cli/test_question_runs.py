@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.data.tasks.candidates import rows_of
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.candidates import rows_of
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
 

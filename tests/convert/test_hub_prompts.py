@@ -178,7 +178,7 @@ def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_pa
 
 @pytest.mark.parametrize("name", ["sst2", "rte", "copa", "race", "squad", "quickstart"])
 def test_the_card_asks_of_a_row_that_the_task_has(name, tmp_path):
-    from jaxprompt.data.tasks.reading import read_example
+    from jaxprompt.data.tasks.readers.reading import read_example
     from jaxprompt.data.tasks.registry import custom_task, get_task
 
     task = custom_task(fields=("a", "b")) if name == "quickstart" else get_task(name)

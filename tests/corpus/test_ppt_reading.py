@@ -14,7 +14,7 @@ from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.files import read_file
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse

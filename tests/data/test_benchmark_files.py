@@ -8,7 +8,7 @@ import pytest
 from jaxprompt.data import submissions
 from jaxprompt.data.records import from_file, with_examples
 from jaxprompt.data.sources import read_split
-from jaxprompt.data.tasks.reading import read_all
+from jaxprompt.data.tasks.readers.reading import read_all
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 

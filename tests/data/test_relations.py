@@ -10,11 +10,11 @@ from jaxprompt.data import template
 from jaxprompt.data.digest import describe
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
-from jaxprompt.data.tasks.dialogues import turns_of
-from jaxprompt.data.tasks.entities import ABSENT, _places, relation_words
-from jaxprompt.data.tasks.reading import read_example, with_labels
+from jaxprompt.data.tasks.definitions.relations import RELATIONS
+from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words
+from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
-from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 

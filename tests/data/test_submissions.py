@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.data import submissions
 from jaxprompt.data.records import Record, with_examples
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head

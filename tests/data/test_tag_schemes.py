@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from jaxprompt.data import tags
-from jaxprompt.data.tags import Entity, find_entities, find_scheme, to_iob2, write_iob2
+from jaxprompt.data.tasks import tags
+from jaxprompt.data.tasks.tags import Entity, find_entities, find_scheme, to_iob2, write_iob2
 from jaxprompt.errors import InputError
 
 PLACE = "rows.jsonl:{}".format

@@ -14,10 +14,15 @@ from jaxprompt.data import template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import registry as tasks
-from jaxprompt.data.tasks.candidates import spread
-from jaxprompt.data.tasks.reading import has_label, labels_from_rows, read_example, with_labels
-from jaxprompt.data.tasks.relations import RELATIONS
-from jaxprompt.data.tasks.sequences import SEQUENCES
+from jaxprompt.data.tasks.definitions.relations import RELATIONS
+from jaxprompt.data.tasks.definitions.sequences import SEQUENCES
+from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.reading import (
+    has_label,
+    labels_from_rows,
+    read_example,
+    with_labels,
+)
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions

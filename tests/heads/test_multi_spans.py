@@ -13,7 +13,7 @@ import transformers
 from test_tags import make_encoder
 from tiny import assert_close, make_batch, make_tiny
 
-from jaxprompt.data.tasks.reading import read_all, read_example
+from jaxprompt.data.tasks.readers.reading import read_all, read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError

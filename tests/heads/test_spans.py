@@ -10,7 +10,7 @@ import transformers
 from test_tags import make_encoder
 from tiny import assert_close, make_batch, make_tiny
 
-from jaxprompt.data.tasks.reading import read_example
+from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer

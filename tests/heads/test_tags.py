@@ -9,7 +9,7 @@ from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tasks.reading import read_example, with_labels
+from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.template import parse

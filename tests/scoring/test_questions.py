@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data import sources
-from jaxprompt.data.tasks.reading import read_all
+from jaxprompt.data.tasks.readers.reading import read_all
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics

@@ -3,10 +3,10 @@
 import dataclasses
 import string
 
-from jaxprompt.data.tags import NO_SCHEME, OUTSIDE, labels_of
-from jaxprompt.data.tasks.candidates import check_candidates
-from jaxprompt.data.tasks.entities import check_entities, check_negative, relation_words
-from jaxprompt.data.tasks.predicates import check_predicate
+from jaxprompt.data.tasks.readers.candidates import check_candidates
+from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
+from jaxprompt.data.tasks.readers.predicates import check_predicate
+from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, labels_of
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
 from jaxprompt.errors import InputError
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxprompt.data.tags import IllegalTag
-from jaxprompt.data.tasks.answering import MisplacedAnswer
+from jaxprompt.data.tasks.readers.answering import MisplacedAnswer
+from jaxprompt.data.tasks.tags import IllegalTag
 from jaxprompt.errors import InputError
 
 _CALLED = {MisplacedAnswer: "an answer", IllegalTag: "a tag"}

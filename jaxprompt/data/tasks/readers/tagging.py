@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
 from jaxprompt.data.tasks.cells import is_blank, read_text
 from jaxprompt.data.tasks.counting import read_each
-from jaxprompt.data.tasks.predicates import read_predicate
+from jaxprompt.data.tasks.readers.predicates import read_predicate
+from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.errors import InputError, show_columns
 

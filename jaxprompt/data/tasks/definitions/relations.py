@@ -5,7 +5,7 @@ Columns and classes are those of the published files; those of wiki80 are of Ope
 et al. 2022, appendix A.2), and label words are the names of the relations.
 """
 
-from jaxprompt.data.tasks.entities import relation_words
+from jaxprompt.data.tasks.readers.entities import relation_words
 
 
 def _relations(field: str, labels: tuple[str, ...], **own) -> dict:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxprompt.data.tasks.entities import read_entities
+from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 

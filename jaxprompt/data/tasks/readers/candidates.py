@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.cells import read_text, spelling
-from jaxprompt.data.tasks.predicates import rows_of_predicates
 from jaxprompt.data.tasks.published import is_published, published_rows
+from jaxprompt.data.tasks.readers.predicates import rows_of_predicates
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, show_columns
 

@@ -5,8 +5,6 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import read_answered
-from jaxprompt.data.tasks.candidates import question_of
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -18,9 +16,11 @@ from jaxprompt.data.tasks.cells import (
 )
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.counting import read_each
-from jaxprompt.data.tasks.entities import read_entities
-from jaxprompt.data.tasks.numbers import read_number
-from jaxprompt.data.tasks.tagging import is_untagged, read_tagged, with_tags
+from jaxprompt.data.tasks.readers.answering import read_answered
+from jaxprompt.data.tasks.readers.candidates import question_of
+from jaxprompt.data.tasks.readers.entities import read_entities
+from jaxprompt.data.tasks.readers.numbers import read_number
+from jaxprompt.data.tasks.readers.tagging import is_untagged, read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError, show_columns
 

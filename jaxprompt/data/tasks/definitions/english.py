@@ -9,7 +9,7 @@ set's name, which prompt tuning drops (Lester et al. 2021); the others are made 
 inference for left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
 """
 
-from jaxprompt.data.tasks.superglue import NLI, NO_TEST, SUPERGLUE
+from jaxprompt.data.tasks.definitions.superglue import NLI, NO_TEST, SUPERGLUE
 
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _POLARITY = {

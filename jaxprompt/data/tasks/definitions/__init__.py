@@ -1,0 +1,1 @@
+"""The known tasks, by language and kind: fields, labels, templates and sources."""

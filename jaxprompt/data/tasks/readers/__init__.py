@@ -1,0 +1,1 @@
+"""Rows of each kind of task, read and checked as examples."""
