@@ -16,7 +16,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.candidates import spread
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task

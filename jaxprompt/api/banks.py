@@ -18,7 +18,7 @@ from jaxprompt.assembly.bank import (
     read_asked,
 )
 from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.data.records import Record, from_rows
+from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, check_type
 
 _HOW = "a dict, as in {'first': prompt}"

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.files import SUFFIXES, read_file
-from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources import as_python, name_classes
+from jaxprompt.data.sources.files import SUFFIXES, read_file
+from jaxprompt.data.sources.records import Record, from_rows, from_texts, with_examples
+from jaxprompt.data.sources.splits import as_python, name_classes
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief
 

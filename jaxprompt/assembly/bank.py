@@ -15,7 +15,7 @@ from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encoded import Encoded, Split, count_cut
-from jaxprompt.data.records import Record, with_examples
+from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import spelling, unreadable
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.records import Record
+from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, brief
 from jaxprompt.models.generation import check_writing

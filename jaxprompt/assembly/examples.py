@@ -16,9 +16,10 @@ from jaxprompt.assembly.notes import (
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
-from jaxprompt.data import fewshot, sources
-from jaxprompt.data.digest import describe
+from jaxprompt.data import fewshot
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources import splits as sources
+from jaxprompt.data.sources.digest import describe
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels

@@ -128,7 +128,7 @@ def answer_asked(
     How many examples were cut, and which labels are unknown, goes to stderr.
     """
     from jaxprompt.assembly.bank import answer
-    from jaxprompt.data import records
+    from jaxprompt.data.sources import records
 
     answers = answer(bank, asked)
     measured = {}

@@ -92,7 +92,7 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     Raises InputError for fields of a config, for a row that cannot be read, and where no row has a
     label.
     """
-    from jaxprompt.data.records import from_file, from_stdin
+    from jaxprompt.data.sources.records import from_file, from_stdin
 
     if overrides:
         raise InputError("--prompt scores exports, whose cards say all; leave out --config.*")
@@ -120,7 +120,7 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.encoding_errors import mark_errors
     from jaxprompt.assembly.prompt_artifact import read_export
-    from jaxprompt.data.records import tell_unknown, with_examples
+    from jaxprompt.data.sources.records import tell_unknown, with_examples
 
     (where,) = args.prompt
     card = read_export(where)[1]
@@ -173,7 +173,7 @@ def _check_split(split: str) -> None:
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows that are written; none may have a column of a prediction."""
     from jaxprompt.assembly.examples import read_rows
-    from jaxprompt.data.records import Record, check_columns
+    from jaxprompt.data.sources.records import Record, check_columns
 
     found = read_rows(c, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
@@ -184,7 +184,7 @@ def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
 def _write(
     place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
-    from jaxprompt.data.records import to_lines
+    from jaxprompt.data.sources.records import to_lines
     from jaxprompt.data.tasks.readers.dialogues import last_turns
     from jaxprompt.files import write_output
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.encoding_errors import mark_errors
     from jaxprompt.assembly.export import check_newest
     from jaxprompt.assembly.prompt_artifact import read_export
-    from jaxprompt.data import records, submissions
+    from jaxprompt.data.sources import records, submissions
     from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder
     from jaxprompt.heads import make_head, writer
@@ -156,7 +156,7 @@ def _predict_by_bank(args: Any) -> int:
         raise InputError(f"--format={args.format} is of one task; predict it by itself")
 
     from jaxprompt.assembly.bank import in_order, mark_asked, read_asked
-    from jaxprompt.data import records
+    from jaxprompt.data.sources import records
 
     place = _check_output(args)
     given = _read_texts(args, ())
@@ -234,7 +234,7 @@ def _say(line: str) -> None:
 
 
 def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -> list[Any]:
-    from jaxprompt.data import records
+    from jaxprompt.data.sources import records
 
     if args.text:
         return records.from_texts(args.text, fields, "--text")

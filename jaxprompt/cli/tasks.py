@@ -61,6 +61,6 @@ def _answers(task: Any) -> str:
 def _source(task: Any) -> str:
     if task.hub:
         return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset)
-    from jaxprompt.data.sources import is_shipped
+    from jaxprompt.data.sources.splits import is_shipped
 
     return "package" if is_shipped(task) else "your files"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.corpus.split import PARAGRAPHS, UNITS
-from jaxprompt.data.files import reading, unpacking
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.files import reading, unpacking
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.files import file_checksum, is_run, parse_json, user_path, utf8_cure

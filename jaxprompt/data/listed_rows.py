@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.cells import spelling, whole
 from jaxprompt.errors import InputError
 

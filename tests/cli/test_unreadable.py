@@ -17,8 +17,8 @@ from jaxprompt.convert.load import present_heads
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.corpus.store import check_unchanged
-from jaxprompt.data.files import read_file
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.files import read_file
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError

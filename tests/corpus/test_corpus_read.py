@@ -11,8 +11,8 @@ import pytest
 from jaxprompt.corpus import read
 from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.corpus.split import split_units
-from jaxprompt.data import sources
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources import splits as sources
 from jaxprompt.errors import InputError
 
 TEXTS = ["First paragraph.\nSecond — 東京.", "Another document.", "The last\n\none."]

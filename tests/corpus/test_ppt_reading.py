@@ -11,7 +11,7 @@ from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
 from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
 from jaxprompt.corpus.ppt.reading import Reader
 from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks.readers.reading import read_example

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from jaxprompt.data import submissions
-from jaxprompt.data.records import from_file, with_examples
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources import submissions
+from jaxprompt.data.sources.records import from_file, with_examples
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.readers.reading import read_all
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from jaxprompt.data.files import read_file
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.files import read_file
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.readers.reading import read_all, with_labels
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError

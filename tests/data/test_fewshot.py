@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data import fewshot
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.errors import InputError
 
 # RandomState(0).shuffle of rows 0..9 gives 2 8 4 9 1 6 7 3 0 5

@@ -168,7 +168,7 @@ def test_divided_texts_are_whole():
 
 def test_real_sentences_keep_their_entities(shared, bert):
     """SemEval's, at a length that cuts many of them."""
-    from jaxprompt.data.sources import read_split
+    from jaxprompt.data.sources.splits import read_split
     from jaxprompt.data.tasks.readers.reading import read_example
 
     task = get_task("sem_eval_2010_task_8")

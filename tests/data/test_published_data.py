@@ -7,7 +7,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.readers.reading import has_label, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError

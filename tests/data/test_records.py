@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.records import Record, from_rows, tell_unknown, to_lines, with_examples
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources.records import Record, from_rows, tell_unknown, to_lines, with_examples
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 

@@ -7,9 +7,9 @@ import pytest
 from refusing import refuse_line
 
 from jaxprompt.data import template
-from jaxprompt.data.digest import describe
-from jaxprompt.data.files import read_file
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.digest import describe
+from jaxprompt.data.sources.files import read_file
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words

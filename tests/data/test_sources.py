@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxprompt.data import sources
-from jaxprompt.data.files import read_file
+from jaxprompt.data.sources import splits as sources
+from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 

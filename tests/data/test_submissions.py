@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from jaxprompt.data import submissions
-from jaxprompt.data.records import Record, with_examples
+from jaxprompt.data.sources import submissions
+from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError

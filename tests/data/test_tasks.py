@@ -11,8 +11,8 @@ import pytest
 from jaxprompt.assembly.examples import read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.data import template
-from jaxprompt.data.files import read_file
-from jaxprompt.data.sources import read_split
+from jaxprompt.data.sources.files import read_file
+from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks import registry as tasks
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.definitions.sequences import SEQUENCES
@@ -628,7 +628,7 @@ def test_unknown_task():
 
 def test_import_is_light():
     code = (
-        "import sys, jaxprompt.data.tasks.registry, jaxprompt.data.sources, jaxprompt.data.fewshot;"
+        "import sys, jaxprompt.data.tasks.registry, jaxprompt.data.sources.splits, jaxprompt.data.fewshot;"
         "heavy = {'jax', 'datasets', 'tensorflow_datasets', 'pyarrow', 'torch'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

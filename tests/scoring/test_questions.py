@@ -7,7 +7,7 @@ import string
 import numpy as np
 import pytest
 
-from jaxprompt.data import sources
+from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.tasks.readers.reading import read_all
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError

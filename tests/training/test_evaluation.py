@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.records import Record, to_lines
+from jaxprompt.data.sources.records import Record, to_lines
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head

@@ -1,4 +1,4 @@
-"""Tasks of tags whose data sets are licensed or bundled files, which data/conll.py reads.
+"""Tasks of tags whose data sets are licensed or bundled files, which data/sources/conll.py reads.
 
 Named entities of CoNLL-2004 and OntoNotes 5, and the semantic roles of the shared tasks of 2005
 (Carreras and Màrquez 2005) and 2012 (Pradhan et al. 2012). Tags are found in the training rows. The

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.data.files import decode_line, parse_row, raw_lines, read_file, reading
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources import name_labels, names_of
+from jaxprompt.data.sources.files import decode_line, parse_row, raw_lines, read_file, reading
+from jaxprompt.data.sources.splits import name_labels, names_of
 from jaxprompt.data.tasks.readers.candidates import readable_rows
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task

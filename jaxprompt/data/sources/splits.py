@@ -10,8 +10,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.files import SUFFIXES, read_file, reading
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources.files import SUFFIXES, read_file, reading
 from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.data.tasks.readers.candidates import spread
 from jaxprompt.data.tasks.readers.reading import row_labels

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from jaxprompt.data import conll
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sources import conll
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path, utf8_cure
 

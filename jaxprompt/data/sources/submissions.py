@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.records import Record
+from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 

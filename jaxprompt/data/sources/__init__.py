@@ -1,0 +1,1 @@
+"""Rows from local files, the hub, TFDS, the package and memory; submission files."""
