@@ -16,8 +16,8 @@ from jaxprompt.assembly.notes import (
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
-from jaxprompt.data import fewshot
 from jaxprompt.data.rows import Rows
+from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.sources.digest import describe
 from jaxprompt.data.tasks.checks import check_task

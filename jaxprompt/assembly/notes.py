@@ -8,7 +8,7 @@ from jaxprompt.assembly.demonstrations import shows_demos
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.config.load import fields
 from jaxprompt.config.schema import FIELDS
-from jaxprompt.data import fewshot
+from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind, make_head

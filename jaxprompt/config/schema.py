@@ -107,12 +107,12 @@ FIELDS = Block(
         ),
         only=text("", "COLUMN=VALUE: examples with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),
-        protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all examples"),
+        protocol=word("", Words("data.sampling.fewshot", "PROTOCOLS"), "empty = all examples"),
         seed=whole(0, "data seed: which examples the protocol samples", SEED),
         k=count(16, "kshot: examples per class for train; kfold: per class in all, 0 = all"),
         dev_k=count(0, "kshot: examples per class for dev; 0 = k"),
         scarce=word(
-            "raise", Words("data.fewshot", "SCARCE"),
+            "raise", Words("data.sampling.fewshot", "SCARCE"),
             "of a class with too few examples: an error, or kshot gives train what there is, dev "
             "the rest, and kfold divides what there is",
         ),

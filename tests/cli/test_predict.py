@@ -15,7 +15,7 @@ from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, writ
 
 from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import resolved
-from jaxprompt.data.fewshot import holdout
+from jaxprompt.data.sampling.fewshot import holdout
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=3e-2

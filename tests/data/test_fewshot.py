@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxprompt.data import fewshot
+from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.errors import InputError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.listed_rows import read_listed
+from jaxprompt.data.sampling.listed_rows import read_listed
 from jaxprompt.errors import InputError, choose, nearest
 
 SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for

@@ -1,0 +1,1 @@
+"""Few-shot splits: which rows of the training split a run learns from."""
