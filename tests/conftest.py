@@ -42,7 +42,7 @@ import jax  # noqa: E402
 from long import is_long  # noqa: E402
 
 from jaxprompt.convert.folder import resolve  # noqa: E402
-from jaxprompt.data.tokenizer import load_tokenizer  # noqa: E402
+from jaxprompt.data.text.tokenizer import load_tokenizer  # noqa: E402
 
 # `launch/test.sh --accelerators` runs them, in an environment that has their compilers.
 collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["accelerators"]

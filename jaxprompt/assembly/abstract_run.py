@@ -16,13 +16,13 @@ from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbo
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.published import published
-from jaxprompt.data.demos import COUNTS
-from jaxprompt.data.gguf_header import is_gguf
-from jaxprompt.data.specials import INFILLING
 from jaxprompt.data.tasks.readers.reading import with_labels
 from jaxprompt.data.tasks.tags import labels_of
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.demos import COUNTS
+from jaxprompt.data.text.gguf_header import is_gguf
+from jaxprompt.data.text.specials import INFILLING
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers import kernels
 from jaxprompt.layers.cache import copies_layers

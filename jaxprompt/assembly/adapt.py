@@ -7,12 +7,12 @@ from typing import Any
 
 from jaxprompt import tree
 from jaxprompt.assembly import denoising, from_config
-from jaxprompt.assembly.identity import identify
 from jaxprompt.assembly.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
 from jaxprompt.corpus.denoise.batches import Pass, Visits
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.identity import identify
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs

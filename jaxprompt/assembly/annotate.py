@@ -32,9 +32,9 @@ from jaxprompt.corpus.ppt import (
 )
 from jaxprompt.corpus.ppt.reading import CUT
 from jaxprompt.data.batching import EvalBatches
-from jaxprompt.data.demos import COUNTS
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.demos import COUNTS
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes

@@ -14,11 +14,11 @@ from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encoded import Encoded, Split, count_cut
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import spelling, unreadable
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.encoded import Encoded, Split, count_cut
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
 from jaxprompt.parallel.compilation import shared

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jaxprompt.data.demos import Beside, Demonstrations
-from jaxprompt.data.template import Template
-from jaxprompt.data.token_runs import TokenRun
-from jaxprompt.data.tokenizer import encode_exact
+from jaxprompt.data.text.demos import Beside, Demonstrations
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.token_runs import TokenRun
+from jaxprompt.data.text.tokenizer import encode_exact
 from jaxprompt.errors import InputError
 from jaxprompt.heads import HeadLayout
 from jaxprompt.prompts import Method

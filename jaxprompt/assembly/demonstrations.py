@@ -9,9 +9,9 @@ import numpy as np
 from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.fields import check_value
 from jaxprompt.config.schema import FIELDS
-from jaxprompt.data.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import Template
+from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
+from jaxprompt.data.text.template import Template
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Kind
 

@@ -30,7 +30,7 @@ from jaxprompt.corpus import (
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
 from jaxprompt.corpus.read import root_of
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, escape, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.data.batching import EvalBatches
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, brief
 from jaxprompt.models.generation import check_writing
 

@@ -25,7 +25,7 @@ from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_from_json
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.data.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head

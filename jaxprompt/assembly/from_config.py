@@ -17,7 +17,6 @@ from jaxprompt.assembly.examples import (
     read_task,
 )
 from jaxprompt.assembly.feature_cache import FeatureCache
-from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import check_init
 from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, seen_by, starts_of
@@ -46,9 +45,10 @@ from jaxprompt.assembly.records import (
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
 from jaxprompt.data.batching import EvalBatches, TrainBatches
-from jaxprompt.data.overview import tell_cut, tell_unmarked, tell_words
-from jaxprompt.data.target import read_answer
-from jaxprompt.data.words import FROM_TEXT
+from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
+from jaxprompt.data.text.target import read_answer
+from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.heads import Kind, make_head
 from jaxprompt.layers import kernels

@@ -15,8 +15,8 @@ from jaxprompt.assembly.examples import SPLITS
 from jaxprompt.assembly.instances import Instances, find_instances
 from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.assembly.method import starts_of
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.task import KINDS
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.files import dumps
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt

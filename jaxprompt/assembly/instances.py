@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.learned_rows import show_tokens, unit_rows
-from jaxprompt.data.encoded import Split
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role

@@ -14,7 +14,7 @@ from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer, load_weights, open_backbone
 from jaxprompt.convert.load import Loaded
-from jaxprompt.data.words import FROM_TEXT
+from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch, Injection
 

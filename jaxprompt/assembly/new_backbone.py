@@ -13,7 +13,7 @@ from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
 from jaxprompt.convert.save import describe
 from jaxprompt.corpus.index import check_vocabulary
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import read_json, user_path
 from jaxprompt.parallel.sharding import Placement

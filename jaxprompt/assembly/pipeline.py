@@ -10,23 +10,23 @@ import numpy as np
 
 from jaxprompt.assembly.beside import check_computed, how_beside
 from jaxprompt.assembly.encoding_errors import naming_the_example
-from jaxprompt.assembly.identity import check_id, check_ids
 from jaxprompt.backbones import families, for_words, make_backbone
 from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch
-from jaxprompt.data.chat import in_chat
-from jaxprompt.data.demos import Demonstrations
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.specials import FED, Specials, start_of
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import OPTION, Template, check, parse, read_option
-from jaxprompt.data.tokenizer import load_tokenizer, segments
-from jaxprompt.data.verbalizer import Verbalizer
-from jaxprompt.data.words import text_ids
+from jaxprompt.data.text.chat import in_chat
+from jaxprompt.data.text.demos import Demonstrations
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Encoded, Split
+from jaxprompt.data.text.identity import check_id, check_ids
+from jaxprompt.data.text.specials import FED, Specials, start_of
+from jaxprompt.data.text.template import OPTION, Template, check, parse, read_option
+from jaxprompt.data.text.tokenizer import load_tokenizer, segments
+from jaxprompt.data.text.verbalizer import Verbalizer
+from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import READS, Model

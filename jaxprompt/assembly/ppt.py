@@ -11,7 +11,6 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
-from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
@@ -34,9 +33,10 @@ from jaxprompt.corpus.ppt import (
     selection,
 )
 from jaxprompt.corpus.ppt.patterns import fields as fields_of
-from jaxprompt.data.overview import tell_words
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.tokenizer import segments
+from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.overview import tell_words
+from jaxprompt.data.text.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops

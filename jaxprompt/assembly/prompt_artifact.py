@@ -12,7 +12,6 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
 from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
-from jaxprompt.assembly.identity import check_family, check_identity, identity_of
 from jaxprompt.assembly.pipeline import (
     Backbone,
     LoadedBackbone,
@@ -24,9 +23,10 @@ from jaxprompt.assembly.pipeline import (
 from jaxprompt.assembly.tuned_backbone import without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
-from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks.registry import task_from_json
 from jaxprompt.data.tasks.task import Task
+from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.identity import check_family, check_identity, identity_of
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put

@@ -10,11 +10,11 @@ import numpy as np
 from jaxprompt.assembly.pipeline import facts_of, load_weights, open_backbone
 from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import ahead

@@ -9,7 +9,7 @@ import numpy as np
 from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer, Split
-from jaxprompt.data.words import text_ids
+from jaxprompt.data.text.words import text_ids
 
 
 def count_tokens(

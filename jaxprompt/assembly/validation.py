@@ -13,7 +13,7 @@ from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.initial_params import check_start, divide
 from jaxprompt.assembly.pipeline import Backbone, Scorer, Split
 from jaxprompt.assembly.prepared import prepare_task
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch

@@ -219,7 +219,7 @@ def _write(place: Path | None, lines: str) -> None:
 
 def _tell(found: Any, length: int, total: int) -> Iterator[str]:
     """Says how many texts were cut, and how good the answers are where that is known."""
-    from jaxprompt.data.overview import tell_unmarked
+    from jaxprompt.data.text.overview import tell_unmarked
 
     if found.cut:
         yield f"texts cut to {length} tokens: {found.cut} of {total}"

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxprompt.convert.gguf_config import read_gguf_config
 from jaxprompt.convert.hub import asking
-from jaxprompt.data.gguf_header import is_gguf
-from jaxprompt.data.tokenizer import is_unnamed_bert
+from jaxprompt.data.text.gguf_header import is_gguf
+from jaxprompt.data.text.tokenizer import is_unnamed_bert
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import read_json, user_path
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.gguf_header import Array, Header, read_header
+from jaxprompt.data.text.gguf_header import Array, Header, read_header
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 _CLASSES = {

@@ -22,7 +22,7 @@ from jaxprompt.convert.shapes import (
 from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
-from jaxprompt.data.gguf_header import is_gguf
+from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement

@@ -23,8 +23,8 @@ from jaxprompt.convert.load import DTYPES
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.convert.weights import NUMPY_NAMES
-from jaxprompt.data.gguf_header import is_gguf
-from jaxprompt.data.gguf_tokenizer import tokenizer_folder
+from jaxprompt.data.text.gguf_header import is_gguf
+from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import acquire, dumps, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes

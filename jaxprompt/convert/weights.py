@@ -19,7 +19,7 @@ from jaxprompt import hidden
 from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
 from jaxprompt.convert.gguf import open_gguf
 from jaxprompt.convert.quantize import Planes
-from jaxprompt.data.gguf_header import is_gguf
+from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, read_json
 from jaxprompt.layers.quantized import BLOCK

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.corpus.read import TextSettings
 from jaxprompt.corpus.split import split_units
-from jaxprompt.data.tokenizer import encode_texts, keeps_spaces, special_ids
+from jaxprompt.data.text.tokenizer import encode_texts, keeps_spaces, special_ids
 
 _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.corpus.read import Source, TextSettings
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.files import dumps, make_folder, read_json, write_atomic, write_error
 

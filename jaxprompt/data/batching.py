@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.stream import ENDLESS, BatchStream
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch, Front, Role, Tokens
 
@@ -28,7 +28,7 @@ class Layout:
     decoder_shift: int = 0  # the same of the decoder's
     multiple: int = 8
     ends: tuple[int, ...] = ()  # tokens that end what is written, where anything is
-    branches: bool = False  # of a causal model's rows, see data/target.py
+    branches: bool = False  # of a causal model's rows, see data/text/target.py
     front: Front | None = None  # what every row begins with, which the model has by itself
     host: int = 0
     hosts: int = 1

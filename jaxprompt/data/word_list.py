@@ -12,7 +12,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.cells import is_blank, spelling, unreadable
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 

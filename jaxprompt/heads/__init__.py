@@ -15,14 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.class_list import ClassList
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.encoded import Split
-from jaxprompt.data.overview import MANY, tell_labels
-from jaxprompt.data.specials import Specials, read_specials
 from jaxprompt.data.tasks.task import KINDS, Example, Task
-from jaxprompt.data.template import Template
-from jaxprompt.data.verbalizer import Verbalizer
+from jaxprompt.data.text.class_list import ClassList
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.overview import MANY, tell_labels
+from jaxprompt.data.text.specials import Specials, read_specials
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities

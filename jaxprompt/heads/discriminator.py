@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.class_list import (
+from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.class_list import (
     ClassList,
     ClassTree,
     Entry,
@@ -20,13 +21,12 @@ from jaxprompt.data.class_list import (
     check_lists,
     make_tree,
 )
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Split
-from jaxprompt.data.overview import tell_labels
-from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import Template
-from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.data.verbalizer import check_word, make_verbalizer
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.overview import tell_labels
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
 from jaxprompt.layers.reading import Scores, mask_absent, take

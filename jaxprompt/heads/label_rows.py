@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import Answer
-from jaxprompt.data.specials import FED
-from jaxprompt.data.target import (
+from jaxprompt.data.text.encode import Answer
+from jaxprompt.data.text.specials import FED
+from jaxprompt.data.text.target import (
     Frame,
     branch_plan,
     default_answer,
@@ -19,8 +19,8 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.tokenizer import takes_one_space
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.tokenizer import takes_one_space
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.data.specials import FED
+from jaxprompt.data.text.specials import FED
 from jaxprompt.errors import InputError, check_share, choose, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.windows import USUAL, Window
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator

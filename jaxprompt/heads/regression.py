@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import Template
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.template import Template
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup, linear
 from jaxprompt.scoring import metrics

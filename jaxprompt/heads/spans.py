@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.template import Template
-from jaxprompt.data.tokenizer import encode_with_offsets
-from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import encode_with_offsets
+from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, take

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.readers.tagging import word_spans
 from jaxprompt.data.tasks.tags import NO_SCHEME, lenient_entities
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
-from jaxprompt.data.template import Template
-from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import TargetScores

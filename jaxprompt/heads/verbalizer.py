@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.data.encode import Answer
-from jaxprompt.data.specials import FED
-from jaxprompt.data.target import (
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.data.text.encode import Answer
+from jaxprompt.data.text.specials import FED
+from jaxprompt.data.text.target import (
     Frame,
     branch_plan,
     default_answer,
@@ -19,10 +20,9 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.template import Template
-from jaxprompt.data.tokenizer import takes_one_space
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import takes_one_space
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.tokenizer import unused_ids
-from jaxprompt.data.words import template_ids
+from jaxprompt.data.text.tokenizer import unused_ids
+from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.hiding import fill_masks, hide_text
 from jaxprompt.layers.reading import TargetScores

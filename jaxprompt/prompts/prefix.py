@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.words import choose_rows
+from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.prefix import Place, PrefixMlp, place_prefix, read_places

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.words import choose_rows
+from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Batch, Injection, Stream

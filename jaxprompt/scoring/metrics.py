@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from jaxprompt.data.encoded import Judged
+from jaxprompt.data.text.encoded import Judged
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.scoring import questions, relations, roles
 from jaxprompt.scoring.answer_words import (

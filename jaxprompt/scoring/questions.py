@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxprompt.data.encoded import Judged
+from jaxprompt.data.text.encoded import Judged
 from jaxprompt.scoring.answer_words import answer_words, shared_words
 
 METRICS = ("f1a", "answer_f1")

@@ -1,6 +1,6 @@
 """Metrics of relations: the class that is no relation is left out, and an example may have several.
 
-gold and pred are class indices; what a metric knows besides is a `Judged` of data/encoded.py.
+gold and pred are class indices; what a metric knows besides is a `Judged` of data/text/encoded.py.
 """
 
 import re
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxprompt.data.encoded import Judged
 from jaxprompt.data.tasks.readers.entities import ABSENT
 from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.encoded import Judged
 from jaxprompt.errors import InputError
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")

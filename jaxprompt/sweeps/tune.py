@@ -19,7 +19,7 @@ from jaxprompt.assembly.method import seen_by
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement

@@ -47,7 +47,7 @@ def repeat(args: argparse.Namespace, folder: Path) -> int:
 def index(args: argparse.Namespace, folder: str, store: str):
     """Indexes the written file."""
     from jaxprompt.corpus import index_corpus
-    from jaxprompt.data.tokenizer import load_tokenizer
+    from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
     return index_corpus(folder, tokenizer, store, settings_of(args), processes=args.processes)

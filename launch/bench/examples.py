@@ -17,7 +17,7 @@ SLOTS = 100
 def index(args: argparse.Namespace, store: str):
     """Indexes the source, or opens what was indexed."""
     from jaxprompt.corpus import index_corpus
-    from jaxprompt.data.tokenizer import load_tokenizer
+    from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
     return index_corpus(args.source, tokenizer, store, processes=args.processes)
@@ -28,7 +28,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
     from jaxprompt.corpus import Corpus, ppt
     from jaxprompt.corpus.ppt import nsp, selection
     from jaxprompt.data.batching import Layout
-    from jaxprompt.data.tokenizer import load_tokenizer
+    from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)
     options = (0,) if name == "nsp" else ppt.numbers_of_options(name)

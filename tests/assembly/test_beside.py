@@ -7,8 +7,8 @@ import pytest
 from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.assembly.beside import how_beside
-from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("kind", KINDS)

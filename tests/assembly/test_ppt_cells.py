@@ -18,7 +18,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

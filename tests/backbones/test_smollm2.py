@@ -11,7 +11,7 @@ from pairs import compiled, make_batch, make_tokens, states_and_logits
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Injection
 
 COUNT, BATCH, WIDTH = 200, 8, 64

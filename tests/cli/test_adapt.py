@@ -32,7 +32,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus import divide
 from jaxprompt.corpus.denoise import rtd
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.training.replaced_tokens import make_pair, untie
 
 CLASSES = {

@@ -24,7 +24,7 @@ from tiny_run import (
 
 from jaxprompt.__main__ import main
 from jaxprompt.corpus.ppt import Annotations, AnnotationWriter
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 ANNOTATOR = ROOT / "configs/ppt/annotator.py"
 STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone
 
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 
 def convert(capsys, *flags):

@@ -11,7 +11,7 @@ from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.assembly.tune import run
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.tree import flatten
 
 TEMPLATES = {

@@ -16,8 +16,8 @@ from jaxprompt.assembly.prompt_artifact import read_export, unpack
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
 from jaxprompt.config.schema import FIELDS, make_defaults
-from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.parallel.sharding import make_placement
 
 COUNTS = {"override": 1500, "read": 150, "json": 1200, "mutated": 150, "card": 500, "unpack": 40}

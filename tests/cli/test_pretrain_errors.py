@@ -20,7 +20,7 @@ from tiny_run import flags, make_config, tiny_fields, write_rows
 from jaxprompt.config.load import resolved
 from jaxprompt.corpus import divide, index_corpus
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture

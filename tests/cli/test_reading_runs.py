@@ -14,7 +14,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import load_config
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.scoring.losses import make_loss
 
 FIELDS = {

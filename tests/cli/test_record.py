@@ -11,10 +11,10 @@ from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly import identity
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.config.schema import make_defaults
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text import identity
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.training.run_folder import lock
 
 

@@ -21,7 +21,7 @@ from configs import dart_relations
 from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import apply, load_config
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.data.words import template_ids
+from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError
 
 ROWS = "{text|soft} {entity1} [soft*2] [mask] [soft*1] {entity2}"

@@ -11,7 +11,7 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences
 from jaxprompt.assembly.shared_tuning import SharedTuning, _sum_counts
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}

@@ -14,7 +14,7 @@ from jaxprompt.assembly.pipeline import load_weights, open_backbone
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.models.text_keys import text_keys
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so

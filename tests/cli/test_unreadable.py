@@ -20,7 +20,7 @@ from jaxprompt.corpus.store import check_unchanged
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import get_task
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Dims
 

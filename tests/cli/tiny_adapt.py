@@ -14,7 +14,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.corpus import TextSettings, divide, index_corpus
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Batch
 
 LENGTH, BATCH, STEPS, SCORED = 24, 16, 12, 4  # dev is scored every SCORED steps

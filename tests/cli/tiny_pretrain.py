@@ -14,7 +14,7 @@ from tiny_run import ROOT, TOPICS, flags, jaxprompt, make_backbone, sentences, w
 from jaxprompt.__main__ import main
 from jaxprompt.corpus import index_corpus
 from jaxprompt.corpus.ppt import AnnotationWriter
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.training.log import RunLog
 
 BATCH, STEPS, SCORED = 16, 12, 4  # held-out documents are scored every SCORED steps

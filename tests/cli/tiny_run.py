@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprompt.__main__ import main
 from jaxprompt.config.load import load_config, override
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {

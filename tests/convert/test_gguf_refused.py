@@ -10,7 +10,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.gguf import _quantized
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.weights import open_weights
-from jaxprompt.data.gguf_header import read_header
+from jaxprompt.data.text.gguf_header import read_header
 from jaxprompt.errors import InputError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")

@@ -22,7 +22,7 @@ from jaxprompt.corpus import index as indexing
 from jaxprompt.corpus.read import Source
 from jaxprompt.corpus.split import split_units
 from jaxprompt.corpus.store import META
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

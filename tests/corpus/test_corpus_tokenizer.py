@@ -8,8 +8,8 @@ import pytest
 
 from jaxprompt.corpus import index_corpus, train_tokenizer
 from jaxprompt.corpus.read import Source, TextSettings
-from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 
 FAMILIES = {"bert": "masked", "electra": "masked", "roberta": "masked", "gpt2": "causal"} | {

@@ -8,7 +8,7 @@ from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.corpus.denoise.vocabulary import plain_words, sentinels, word_starts
-from jaxprompt.data.tokenizer import encode_exact, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer
 from jaxprompt.errors import InputError
 
 TEXT = "Unbelievably, the interlocutors' (re)calibration cost 1,234.50 euros — naïvely put."

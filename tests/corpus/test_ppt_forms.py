@@ -7,13 +7,13 @@ import pytest
 from ppt_corpus import CHINESE, LETTERS, bert_forms, tiny_bert
 
 from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_forms
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 
 TEXTS = {

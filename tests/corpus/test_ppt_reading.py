@@ -10,16 +10,16 @@ from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
 from jaxprompt.corpus.ppt.reading import Reader
-from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.sources.files import read_file
-from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

@@ -18,7 +18,7 @@ from jaxprompt.corpus.ppt import (
     selection,
 )
 from jaxprompt.data.batching import Layout
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 MAX_LEN = 160
 

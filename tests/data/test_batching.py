@@ -11,8 +11,8 @@ from jaxprompt.data.batching import (
     TrainBatches,
     collate,
 )
-from jaxprompt.data.encoded import Encoded, Row
 from jaxprompt.data.stacking import share_of, stack
+from jaxprompt.data.text.encoded import Encoded, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
 

@@ -8,12 +8,12 @@ import transformers
 from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
-from jaxprompt.data.chat import in_chat
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.chat import in_chat
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from reading_rows import roles, shown
 
-from jaxprompt.data.demos import Beside, Demonstrations, DemoSettings
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Split
-from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.token_runs import TokenRun
-from jaxprompt.data.tokenizer import encode_exact, encode_texts
+from jaxprompt.data.text.demos import Beside, Demonstrations, DemoSettings
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.token_runs import TokenRun
+from jaxprompt.data.text.tokenizer import encode_exact, encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

@@ -15,12 +15,12 @@ from reading_rows import roles, shown
 from sentence_pieces import KINDS, write_pieces
 from transformers import AutoTokenizer
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.marking import kept_lengths
-from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -307,7 +307,7 @@ def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
     (home / "refs").mkdir()
     (home / "refs/main").write_text("0123abcd")
     code = (
-        "from jaxprompt.data.tokenizer import load_tokenizer as load\n"
+        "from jaxprompt.data.text.tokenizer import load_tokenizer as load\n"
         "print(len(load('someone/bert')))\n"
         "print(load('someone/bert', revision='0123abcd').tokenize('The'))\n"
         "load('someone/absent')"

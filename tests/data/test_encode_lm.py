@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.specials import SENTINEL, Specials, read_specials
-from jaxprompt.data.target import Frame, branch_plan
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, Specials, read_specials
+from jaxprompt.data.text.target import Frame, branch_plan
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

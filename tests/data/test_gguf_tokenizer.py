@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from jaxprompt.data import gguf_tokenizer
-from jaxprompt.data.gguf_tokenizer import tokenizer_folder
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer, starts_with_space
+from jaxprompt.data.text import gguf_tokenizer
+from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
+from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer, starts_with_space
 from jaxprompt.errors import InputError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
@@ -246,7 +246,7 @@ def test_it_is_made_without_torch_and_gguf(tmp_path):
     root = Path(__file__).parents[2]
     code = (
         "import sys; sys.modules['gguf'] = None\n"
-        "from jaxprompt.data.tokenizer import load_tokenizer\n"
+        "from jaxprompt.data.text.tokenizer import load_tokenizer\n"
         f"print(load_tokenizer({str(path)!r})(' abc')['input_ids'])"
     )
     env = os.environ | {"PYTHONPATH": f"{root / 'tests/without_torch'}{os.pathsep}{root}"}
@@ -257,7 +257,9 @@ def test_it_is_made_without_torch_and_gguf(tmp_path):
 
 
 def test_two_processes_may_make_it_at_once(smollm, cache):
-    code = f"from jaxprompt.data.tokenizer import load_tokenizer; load_tokenizer({str(smollm)!r})"
+    code = (
+        f"from jaxprompt.data.text.tokenizer import load_tokenizer; load_tokenizer({str(smollm)!r})"
+    )
     root = Path(__file__).parents[2]
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=root) for _ in range(2)]
     assert [process.wait(timeout=300) for process in both] == [0, 0]

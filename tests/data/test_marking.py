@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from refusing import refuse_line
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.marking import divide, fit
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.marking import divide, fit
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
 from jaxprompt.types import Role
 
 TEXT = "The child (so small) was put into the cradle."

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxprompt.data import overview
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.encoded import count_cut
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
+from jaxprompt.data.text import overview
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.encoded import count_cut
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
 
 
 def test_which_index_is_which_label_and_how_many_there_are():

@@ -6,7 +6,6 @@ import re
 import pytest
 from refusing import refuse_line
 
-from jaxprompt.data import template
 from jaxprompt.data.sources.digest import describe
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
@@ -15,6 +14,7 @@ from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
+from jaxprompt.data.text import template
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 

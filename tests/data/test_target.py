@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.specials import Specials
+from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.errors import InputError
 
 # Two classes: a word of 1 piece and one of 3; a word of 2.

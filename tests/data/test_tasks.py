@@ -10,7 +10,6 @@ import pytest
 
 from jaxprompt.assembly.examples import read_task
 from jaxprompt.config.load import load_config
-from jaxprompt.data import template
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks import registry as tasks
@@ -24,6 +23,7 @@ from jaxprompt.data.tasks.readers.reading import (
     with_labels,
 )
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text import template
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
 from jaxprompt.scoring.relations import judge

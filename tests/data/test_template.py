@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprompt.data.tasks.registry import get_task, task_names
-from jaxprompt.data.template import Part, check, modify, parse, read_option, with_options
+from jaxprompt.data.text.template import Part, check, modify, parse, read_option, with_options
 from jaxprompt.errors import InputError
 
 FIELDS = ("sentence", "premise", "hypothesis")

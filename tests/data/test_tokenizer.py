@@ -9,9 +9,9 @@ from released_tokenizers import FORMS, draw_texts, write_form
 from sentence_pieces import KINDS, write_pieces
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from jaxprompt.data import tokenizer as tokenizer_module
-from jaxprompt.data.specials import read_specials
-from jaxprompt.data.tokenizer import (
+from jaxprompt.data.text import tokenizer as tokenizer_module
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import (
     encode_exact,
     encode_texts,
     encode_with_offsets,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 
 

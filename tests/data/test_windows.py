@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError
 
 

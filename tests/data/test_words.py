@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.data.words import (
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.words import (
     KINDS,
     choose_rows,
     frequent_words,

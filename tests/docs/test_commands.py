@@ -21,7 +21,7 @@ from jaxprompt.assembly.method import method_of
 from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import Annotations
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import load_tokenizer
 
 GUIDES = {page.stem: commands(page) for page in PAGES if commands(page)}
 

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from configs.base import get_config
 from jaxprompt.assembly.pipeline import asks_of, build_scorer, load_weights, open_backbone
-from jaxprompt.data.class_list import ClassList, Entry, make_tree
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.class_list import ClassList, Entry, make_tree
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.discriminator import log_scores

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.encoded import Split
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 

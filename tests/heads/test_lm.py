@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tiny import assert_close, make_batch, make_params, make_tiny
 
-from jaxprompt.data.encoded import Split
-from jaxprompt.data.overview import MANY
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.overview import MANY
 from jaxprompt.heads import make_head as make_kind
 from jaxprompt.heads.verbalizer import LabelWords as Head
 from jaxprompt.models.model import Model

@@ -15,7 +15,7 @@ from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.tasks.readers.reading import read_all, read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, make_head
 from jaxprompt.heads.multi_spans import JudgedTokens

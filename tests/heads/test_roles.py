@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.readers.candidates import rows_of
 from jaxprompt.data.tasks.readers.reading import read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 

@@ -12,8 +12,8 @@ from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
-from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores

@@ -7,12 +7,12 @@ import torch
 import transformers
 from tiny import assert_close, make_batch, make_tiny
 
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.tags import TagScores

@@ -25,7 +25,7 @@ from configs import ipt  # noqa: E402
 from configs.ipt import utilization  # noqa: E402
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.config.load import load_config  # noqa: E402
-from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
+from jaxprompt.data.text.tokenizer import encode_texts  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS  # noqa: E402
 

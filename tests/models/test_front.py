@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from tiny import assert_equal, jit, make_params, make_tiny
 
 from jaxprompt.data.batching import Layout, one_batch
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.models.generation import check_writing, generate

@@ -20,7 +20,7 @@ from jaxprompt.config.load import load_config
 from jaxprompt.convert.folder import end_ids
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement

@@ -14,7 +14,7 @@ from tiny import assert_close
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.data.encoded import Split
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from jaxprompt.data.encoded import Judged
+from jaxprompt.data.text.encoded import Judged
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 

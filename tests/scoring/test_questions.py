@@ -93,7 +93,7 @@ def test_the_class_of_right_answers_may_be_the_first(metric, shared):
 
 
 def test_a_question_without_a_right_answer_is_one_that_is_missed():
-    from jaxprompt.data.encoded import Judged
+    from jaxprompt.data.text.encoded import Judged
 
     nothing = [()] * 3
     judged = Judged(("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx"))

@@ -9,11 +9,11 @@ import pytest
 from official_semeval import official_semeval
 from sklearn.metrics import f1_score
 
-from jaxprompt.data.encoded import Judged
 from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.encoded import Judged
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import check_relations, judge

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import place_step, predict_scores

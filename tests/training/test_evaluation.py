@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.encoded import Split
 from jaxprompt.data.sources.records import Record, to_lines
 from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities

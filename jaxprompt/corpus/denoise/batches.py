@@ -10,8 +10,8 @@ from jaxprompt.corpus import Corpus, Shuffle
 from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
 from jaxprompt.data.batching import collate
-from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.stream import ENDLESS, BatchStream
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 
 

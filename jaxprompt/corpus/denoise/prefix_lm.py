@@ -13,7 +13,7 @@ import numpy as np
 from jaxprompt.corpus.denoise.pack import Fit
 from jaxprompt.corpus.denoise.rows import Sample, join, write
 from jaxprompt.corpus.denoise.vocabulary import need, sentinels
-from jaxprompt.data.specials import SENTINEL
+from jaxprompt.data.text.specials import SENTINEL
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.encoded import Encoded, Row
+from jaxprompt.data.text.encoded import Encoded, Row
 from jaxprompt.types import Role
 
 Run = tuple[Sequence[int] | np.ndarray, Role]  # tokens in a row that share a role

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.specials import SENTINEL
-from jaxprompt.data.words import ids_of_no_word
+from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.words import ids_of_no_word
 from jaxprompt.errors import InputError
 
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-level BPE writes them

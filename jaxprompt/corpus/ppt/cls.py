@@ -8,7 +8,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.annotations import PUBLISHED, Annotations
 from jaxprompt.corpus.ppt.forms import Form, Forms
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 
 

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.corpus.ppt.patterns import Pattern, fields
-from jaxprompt.data.encode import Answer, ExampleEncoder
-from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.marking import kept_lengths
-from jaxprompt.data.specials import FED, SENTINEL, read_specials, start_of
-from jaxprompt.data.target import (
+from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.specials import FED, SENTINEL, read_specials, start_of
+from jaxprompt.data.text.target import (
     Branches,
     Frame,
     branch_plan,
@@ -19,9 +20,8 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import Template, parse
-from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
+from jaxprompt.data.text.template import Template, parse
+from jaxprompt.data.text.verbalizer import Verbalizer, make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form, Forms
 from jaxprompt.corpus.ppt.units import Draws, OfUnits, Query, Units, first_found
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 
 OTHER, SAME, NEIGHBOUR = range(3)  # the labels
 

@@ -16,7 +16,7 @@ _PLACE = "{options}"
 
 
 class Pattern(NamedTuple):
-    """One way to ask; see jaxprompt/data/template.py for how a template is written."""
+    """One way to ask; see jaxprompt/data/text/template.py for how a template is written."""
 
     template: str  # {first} {second}; {query} {options}; {text}
     words: tuple[str, ...]

@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form
-from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import Template
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.types import Role
 
 # As the released code annotates (tools/infer_roberta.py).

@@ -7,7 +7,7 @@ from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import own_part, row_rng
 from jaxprompt.corpus.ppt.forms import Forms
 from jaxprompt.data.batching import Layout, collate
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form, Forms
 from jaxprompt.corpus.ppt.units import Draws, OfUnits, Query, Units, first_found
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxprompt.corpus.ppt.patterns import PATTERNS, Pattern, fields
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.template import parse
+from jaxprompt.data.text.template import parse
 from jaxprompt.errors import InputError
 
 _MASK = "[mask]"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.gguf_header import is_gguf
-from jaxprompt.data.gguf_tokenizer import tokenizer_folder
+from jaxprompt.data.text.gguf_header import is_gguf
+from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 

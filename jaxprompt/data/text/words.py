@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 

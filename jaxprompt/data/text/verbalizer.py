@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from jaxprompt.data.encoded import Row, make_row
-from jaxprompt.data.marking import fit, kept_lengths
-from jaxprompt.data.template import Part, modify
+from jaxprompt.data.text.encoded import Row, make_row
+from jaxprompt.data.text.marking import fit, kept_lengths
+from jaxprompt.data.text.template import Part, modify
 from jaxprompt.types import Role
 
 

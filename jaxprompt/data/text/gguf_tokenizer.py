@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.gguf_header import Array, Header, read_header
+from jaxprompt.data.text.gguf_header import Array, Header, read_header
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import (
     file_checksum,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 
 # How layers run, what a run sets, and what is known once weights are read, whose fingerprint tells.

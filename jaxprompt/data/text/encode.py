@@ -8,16 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.class_list import ClassList
-from jaxprompt.data.demos import Beside, lay
-from jaxprompt.data.encoded import Encoded, Row, make_row
-from jaxprompt.data.marking import default_markers, divide
-from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.template import OPTION, Template, check, read_option, take_field, with_options
-from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
-from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space, takes_one_space
+from jaxprompt.data.text.class_list import ClassList
+from jaxprompt.data.text.demos import Beside, lay
+from jaxprompt.data.text.encoded import Encoded, Row, make_row
+from jaxprompt.data.text.marking import default_markers, divide
+from jaxprompt.data.text.specials import Specials
+from jaxprompt.data.text.target import Branches, say
+from jaxprompt.data.text.template import (
+    OPTION,
+    Template,
+    check,
+    read_option,
+    take_field,
+    with_options,
+)
+from jaxprompt.data.text.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
+from jaxprompt.data.text.tokenizer import (
+    encode_exact,
+    encode_texts,
+    starts_with_space,
+    takes_one_space,
+)
 from jaxprompt.errors import InputError
 from jaxprompt.types import Front, Role
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.encoded import Row, make_row
-from jaxprompt.data.specials import Specials
-from jaxprompt.data.template import Template, parse
+from jaxprompt.data.text.encoded import Row, make_row
+from jaxprompt.data.text.specials import Specials
+from jaxprompt.data.text.template import Template, parse
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jaxprompt.data.encoded import Encoded, count_cut
+from jaxprompt.data.text.encoded import Encoded, count_cut
 
 MANY = 100  # classes; of more than these some are named
 

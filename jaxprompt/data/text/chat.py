@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from jaxprompt.data.tokenizer import spaced_sections
+from jaxprompt.data.text.tokenizer import spaced_sections
 from jaxprompt.errors import InputError
 
 # A control character, which chat templates neither write nor change.

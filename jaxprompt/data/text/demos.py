@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.marking import kept_lengths
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.token_runs import TokenRun
+from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.errors import InputError
 
 # Cosine similarities that agree to so many decimals count as equal: the padding of a batch moves

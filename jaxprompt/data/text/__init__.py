@@ -1,0 +1,1 @@
+"""From an example and a template to token ids, slots and roles."""
