@@ -31,7 +31,7 @@ from jaxprompt.corpus.ppt import (
     get_pattern,
 )
 from jaxprompt.corpus.ppt.reading import CUT
-from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer

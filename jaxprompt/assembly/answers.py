@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.assembly.front import with_front
 from jaxprompt.assembly.pipeline import Scorer, Split
-from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import count_cut
 from jaxprompt.models.generation import check_writing

@@ -13,7 +13,7 @@ from jaxprompt.assembly.encoding_errors import mark_errors
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
-from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import spelling, unreadable
 from jaxprompt.data.tasks.task import Example

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Split

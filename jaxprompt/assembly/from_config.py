@@ -44,7 +44,7 @@ from jaxprompt.assembly.records import (
 )
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
-from jaxprompt.data.batching import EvalBatches, TrainBatches
+from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.text.identity import identity_of
 from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.data.text.target import read_answer

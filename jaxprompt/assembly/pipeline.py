@@ -14,7 +14,7 @@ from jaxprompt.backbones import families, for_words, make_backbone
 from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
-from jaxprompt.data.batching import Layout, one_batch
+from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.chat import in_chat

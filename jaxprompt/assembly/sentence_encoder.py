@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprompt.assembly.pipeline import facts_of, load_weights, open_backbone
 from jaxprompt.config.schema import make_defaults
-from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.specials import read_specials

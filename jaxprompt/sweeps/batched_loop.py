@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.config.settings import settings_of
-from jaxprompt.data.stacking import stack
+from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.sweeps.batched_steps import PerRun, Programs

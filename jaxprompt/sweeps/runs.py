@@ -18,8 +18,8 @@ from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.initial_params import check_all
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.data.batching import Layout
-from jaxprompt.data.stacking import empty, stack
+from jaxprompt.data.batches.batching import Layout
+from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE

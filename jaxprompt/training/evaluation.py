@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jaxprompt.data.batching import Layout
+from jaxprompt.data.batches.batching import Layout
 from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model

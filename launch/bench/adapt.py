@@ -62,7 +62,7 @@ def make_batches(case: Case) -> list:
     """Draws batches of random text as the corpus gives them: full rows, another draw in each."""
     from jaxprompt.corpus.denoise import mlm, span_corruption
     from jaxprompt.corpus.denoise.rows import encoded, row_rng
-    from jaxprompt.data.batching import collate
+    from jaxprompt.data.batches.batching import collate
 
     vocab = case.hf["vocab_size"]
     if case.objective == "mlm":

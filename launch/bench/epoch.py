@@ -100,7 +100,7 @@ def serve_peft(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from jaxprompt.data.batching import TrainBatches
+    from jaxprompt.data.batches.batching import TrainBatches
 
     c, backbone, _, scorer, rows = read_sst2(args)
     layout = dataclasses.replace(scorer.layout, batch=c.data.batch)

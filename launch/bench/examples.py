@@ -27,7 +27,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
     """Makes the rows of a task from all documents of an indexed corpus."""
     from jaxprompt.corpus import Corpus, ppt
     from jaxprompt.corpus.ppt import nsp, selection
-    from jaxprompt.data.batching import Layout
+    from jaxprompt.data.batches.batching import Layout
     from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)

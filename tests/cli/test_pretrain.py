@@ -170,7 +170,7 @@ def held_out_rows(workdir):
     from jaxprompt.corpus import index_corpus
     from jaxprompt.corpus.denoise.batches import Pass
     from jaxprompt.corpus.ppt import PptRows, get_pattern, make_forms, nsp
-    from jaxprompt.data.batching import Layout
+    from jaxprompt.data.batches.batching import Layout
     from jaxprompt.data.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(made_of(workdir))

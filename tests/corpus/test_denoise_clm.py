@@ -5,7 +5,7 @@ import pytest
 
 from jaxprompt.corpus.denoise.clm import Denoiser, make
 from jaxprompt.corpus.denoise.rows import encoded, row_rng
-from jaxprompt.data.batching import collate
+from jaxprompt.data.batches.batching import collate
 from jaxprompt.errors import InputError
 
 PIECES = [np.array([10, 11, 12, 9]), np.array([20, 21])]

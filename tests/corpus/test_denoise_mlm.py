@@ -9,7 +9,7 @@ import pytest
 
 from jaxprompt.corpus.denoise.mlm import Denoiser, make, predictions
 from jaxprompt.corpus.denoise.rows import encoded, row_rng
-from jaxprompt.data.batching import collate
+from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role

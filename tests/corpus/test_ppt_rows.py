@@ -17,7 +17,7 @@ from jaxprompt.corpus.ppt import (
     numbers_of_options,
     selection,
 )
-from jaxprompt.data.batching import Layout
+from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.text.tokenizer import load_tokenizer
 
 MAX_LEN = 160

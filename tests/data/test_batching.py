@@ -5,13 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.batching import (
-    EvalBatches,
-    Layout,
-    TrainBatches,
-    collate,
-)
-from jaxprompt.data.stacking import share_of, stack
+from jaxprompt.data.batches.batching import EvalBatches, Layout, TrainBatches, collate
+from jaxprompt.data.batches.stacking import share_of, stack
 from jaxprompt.data.text.encoded import Encoded, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role

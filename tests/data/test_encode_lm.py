@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.specials import SENTINEL, Specials, read_specials

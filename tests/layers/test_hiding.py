@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny import MASK, make_batch
 
-from jaxprompt.data.stacking import stack
+from jaxprompt.data.batches.stacking import stack
 from jaxprompt.layers.hiding import hide_text
 from jaxprompt.types import Role
 

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from tiny import assert_equal, jit, make_params, make_tiny
 
-from jaxprompt.data.batching import Layout, one_batch
+from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier

@@ -11,7 +11,7 @@ import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.data.stacking import stack
+from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
 from jaxprompt.models.bank import Bank

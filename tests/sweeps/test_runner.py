@@ -11,7 +11,7 @@ import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
 from jaxprompt.assembly.grid import GridRun, select
-from jaxprompt.data.stacking import empty, stack
+from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model

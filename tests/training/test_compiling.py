@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement

@@ -8,7 +8,7 @@ from tiny import assert_close, jit, make_tiny
 
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
 from jaxprompt.corpus.denoise.rows import Sample, Text, encoded, row_rng
-from jaxprompt.data.batching import collate
+from jaxprompt.data.batches.batching import collate
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt

@@ -9,8 +9,8 @@ import numpy as np
 from jaxprompt.corpus import Corpus, Shuffle
 from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
-from jaxprompt.data.batching import collate
-from jaxprompt.data.stream import ENDLESS, BatchStream
+from jaxprompt.data.batches.batching import collate
+from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import own_part, row_rng
 from jaxprompt.corpus.ppt.forms import Forms
-from jaxprompt.data.batching import Layout, collate
+from jaxprompt.data.batches.batching import Layout, collate
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 

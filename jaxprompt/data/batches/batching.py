@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.stream import ENDLESS, BatchStream
+from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch, Front, Role, Tokens

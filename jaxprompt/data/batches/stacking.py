@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxprompt.data.batching import Layout
+from jaxprompt.data.batches.batching import Layout
 from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 
 

@@ -1,0 +1,1 @@
+"""Padded numpy batches of few shapes."""
