@@ -95,7 +95,7 @@ def peft_run(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.examples import read_examples
     from jaxprompt.convert.folder import resolve
 
     method = args.only or "prefix"
@@ -115,7 +115,7 @@ def peft_run(args: argparse.Namespace) -> None:
 
         write(args, train(c, args.seed))
         return
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     folder = resolve(c.backbone.path)
     given = {"gguf_file": folder.name} if folder.is_file() else {}
     folder = folder.parent if given else folder

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.scoring.losses import END, START
 from jaxprompt.types import ABSENT
@@ -28,7 +29,7 @@ def train(c, seed: int) -> dict:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(seed)
     placement, backbone = from_config.build_placement(c), open_backbone(c.backbone.to_dict())
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
     kind, (cls, task) = c.head.name, MODELS[c.head.name]

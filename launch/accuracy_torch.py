@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, embedding
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
-from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 
 HIDE = 0.1  # share of the text's tokens that the fluency objective hides, as prompt.hide
 SLOTS = 3  # "It was." around the mask: It, was, [MASK] and the full stop
@@ -138,7 +138,7 @@ def _open(c, seed: int, kind: Any):
     torch.manual_seed(seed)
     # The file may hold 16 bits, in which torch would train.
     model = kind.from_pretrained(c.backbone.path, dtype=torch.float32)
-    return from_config.read_examples(c), AutoTokenizer.from_pretrained(c.backbone.path), model
+    return read_examples(c), AutoTokenizer.from_pretrained(c.backbone.path), model
 
 
 def _text(tokenizer, example, room: int) -> list[int]:

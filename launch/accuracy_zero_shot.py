@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.base import get_config
 from configs.parts import tasks
-from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.cli.evaluate import evaluate
 from jaxprompt.convert.folder import resolve
 from jaxprompt.errors import choose
@@ -44,7 +44,7 @@ def compare(task: str, data: str, workdir: str, split: str) -> dict:
     c.backbone.path, c.data.source = BACKBONE, str(Path(data) / task)
     found = evaluate(c, None, split, str(output))
     ours = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     rows = examples.splits[split]
     theirs = [examples.task.labels[i] for i in _torch(rows, template, words)]
     gold = [examples.task.labels[example.label] for example in rows]

@@ -46,7 +46,9 @@ from jaxprompt.assembly import from_config  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
+from jaxprompt.cli.results import SweepRun
 from jaxprompt.config.load import fields, resolved  # noqa: E402
+from jaxprompt.config.settings import FREE
 from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
 from jaxprompt.training.run_folder import (  # noqa: E402
@@ -114,9 +116,7 @@ def bind(args: Any) -> None:
 # -- the runs of a cell --------------------------------------------------------------------------
 
 
-def list_runs(
-    cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()
-) -> list[sweep.SweepRun]:
+def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) -> list[SweepRun]:
     """Lists the runs of a cell: all that is searched with every seed."""
     paper = PAPERS[args.paper]
     backbone = args.backbone or paper.HUB[cell.backbone]
@@ -138,7 +138,7 @@ def list_runs(
         own |= dict.fromkeys(paper.SEEDED, seed)
         follows = paper.follows(cell, changes | own)
         own |= {field: value for field, value in follows.items() if field not in changes}
-        runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
+        runs.append(SweepRun(folder.name, config, changes | own, folder))
     return runs
 
 
@@ -155,7 +155,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise InputError(f"{flag}={text!r} must be {called} with commas between") from error
 
 
-def check_inputs(run: sweep.SweepRun, args: Any) -> None:
+def check_inputs(run: SweepRun, args: Any) -> None:
     """Raises InputError for what a run lacks: a prompt, data, or a field of its config."""
     source = run.changes.get("data.source")
     if lacking := PAPERS[args.paper].lacks(run, args):
@@ -171,7 +171,7 @@ def check_inputs(run: sweep.SweepRun, args: Any) -> None:
         raise InputError(f"{run.row}: {error}{own}") from error
 
 
-def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dict[str, str] | None:
+def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str, str] | None:
     """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early
 
     Raises InputError before the first where any cannot run, for a table takes hours.
@@ -205,13 +205,13 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
     return None if own is None else failed | own
 
 
-def score(run: sweep.SweepRun, does: str) -> None:
+def score(run: SweepRun, does: str) -> None:
     """Scores the test split with what trains nothing, and leaves what a run leaves of it.
 
     Raises InputError where the folder has a result of another config or backbone.
     """
     c = sweep.load(run, ())
-    free = tuple(name for name in from_config.FREE if name != "backbone.path")
+    free = tuple(name for name in FREE if name != "backbone.path")
     guard_workdir(make_folder(run.workdir), c.to_dict(), free)
     if read_result(run.workdir) is not None:
         return

@@ -9,23 +9,24 @@ from paper_results import list_folds
 from paper_table import Cell
 
 from jaxprompt.cli import sweep
+from jaxprompt.cli.results import SweepRun
 
 # Searched, or of a row, they cost more.
 SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch", "backbone.dtype")
 
 
 def estimate(
-    runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], overrides: Sequence[tuple[str, str]]
+    runs: Sequence[tuple[Cell, list[SweepRun]]], overrides: Sequence[tuple[str, str]]
 ) -> str:
     """Lists how many runs there are of each size, with the command that estimates a step of one."""
-    sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
+    sizes: dict[tuple[str, str], list[SweepRun]] = {}
     trained = []
     for cell, own in runs:
         if cell.folds:  # every setting in every fold, then one of each seed
             trained.append([fold for fold, _ in list_folds(cell, own)])
             own = own[: len({run.changes["seed"] for run in own})]
         if cell.does == "train":  # runs of a cell differ in what is searched
-            sized: dict[tuple[Any, ...], list[sweep.SweepRun]] = {}
+            sized: dict[tuple[Any, ...], list[SweepRun]] = {}
             for run in own:
                 sized.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
             trained += sized.values()

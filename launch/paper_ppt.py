@@ -9,7 +9,7 @@ from paper_table import ROOT, Cell, Paper, Table
 
 from configs.parts import ppt
 from configs.ppt import dtype_of, has_cell, learning_rates
-from jaxprompt.cli.sweep import SweepRun
+from jaxprompt.cli.results import SweepRun
 from jaxprompt.errors import InputError, choose
 
 SIZES = ("Small", "Base", "Large", "XL", "XXL")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from paper_figures import Point
 
-from jaxprompt.cli.sweep import SweepRun
+from jaxprompt.cli.results import SweepRun
 from jaxprompt.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -40,9 +40,9 @@ from jaxprompt.sweeps.batched_steps import PerRun, RunsPlacement, make_group_ste
 from jaxprompt.training import replaced_tokens
 from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
+from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
-from jaxprompt.types import Asks, Front, Role
+from jaxprompt.types import Asks, Front, Objective, Role
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")

@@ -28,9 +28,9 @@ from jaxprompt.models.model import Model, few_reads, place
 from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
+from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import Asks, Injection, Stream
+from jaxprompt.types import Asks, Injection, Objective, Stream
 
 METHODS = sorted([*methods(), *probes.NAMES])
 FIELDS = {

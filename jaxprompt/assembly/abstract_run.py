@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxprompt.assembly import from_config, ppt
-from jaxprompt.assembly.examples import in_form
+from jaxprompt.assembly.examples import Examples, in_form, read_task
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.config.settings import Settings, settings_of
@@ -29,8 +29,7 @@ from jaxprompt.layers.cache import copies_layers
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
-from jaxprompt.training.steps import Objective
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
 
 CHOICES = 4  # of an example, where its rows alone would tell
 _WEIGHTS = (
@@ -125,7 +124,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         model, objectives = ppt.make_objectives(c, scorer.model)
     else:
         task, example, more = _longest(c)
-        examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
+        examples = Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
         scorer = share_front(c, scorer)
         model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
@@ -204,7 +203,7 @@ def _text(c: Any) -> str:
 
 def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
-    task, notes, choices = from_config.read_task(c.task), (), ()
+    task, notes, choices = read_task(c.task), (), ()
     text = _text(c)
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))

@@ -21,6 +21,7 @@ from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.ppt import thresholds_of
 from jaxprompt.assembly.running import facts
+from jaxprompt.config.settings import FREE, FREE_TRAINED
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
     AnnotationWriter,
@@ -100,7 +101,7 @@ def check_annotator(c: Any) -> None:
 
 def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
     """Raises InputError where a workdir is of another classifier."""
-    free = from_config.FREE + from_config.FREE_TRAINED * finished
+    free = FREE + FREE_TRAINED * finished
     check_workdir(workdir, classifier.to_dict(), free)
 
 

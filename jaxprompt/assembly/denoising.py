@@ -48,8 +48,8 @@ from jaxprompt.training.replaced_tokens import (
     make_pair,
     untie,
 )
-from jaxprompt.training.steps import Objective, make_count_step
-from jaxprompt.types import Batch
+from jaxprompt.training.steps import make_count_step
+from jaxprompt.types import Batch, Objective
 
 # What an objective asks of a backbone: its style, and the head that must be there or is drawn.
 NEEDS = {

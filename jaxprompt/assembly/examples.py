@@ -16,6 +16,7 @@ from jaxprompt.assembly.notes import (
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
+from jaxprompt.data import rows
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
@@ -206,7 +207,7 @@ def read_examples(
         task, notes = with_words(task, known), [*notes, known.tell()]
 
     # It sees the task as that is by then: dev and test are read by the labels of train.
-    def read(split: str) -> sources.Rows:
+    def read(split: str) -> rows.Rows:
         rows = sources.read_split(task, source_split(c, split, given), only=data.only, **place)
         if rows.left_out:
             left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")

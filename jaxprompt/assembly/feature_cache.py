@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.feature_choice import OFF, What, choose, rest
-from jaxprompt.assembly.pipeline import Scorer, Split
+from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.batches.stacking import share_of
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import take

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.pipeline import Scorer, Split
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.types import Batch

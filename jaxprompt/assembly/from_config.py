@@ -25,7 +25,6 @@ from jaxprompt.assembly.pipeline import (
     Backbone,
     Given,
     Scorer,
-    Split,
     build_scorer,
     check_fit,
     check_template,
@@ -45,6 +44,7 @@ from jaxprompt.assembly.records import (
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
 from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.data.text.target import read_answer
@@ -59,8 +59,7 @@ from jaxprompt.training import optim
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.steps import Objective
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
 
 # -- the config itself ---------------------------------------------------------------------------
 

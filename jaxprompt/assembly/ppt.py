@@ -12,10 +12,12 @@ from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
 from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
 from jaxprompt.config.load import fields
 from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.settings import FREE, FREE_TRAINED
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass
@@ -312,9 +314,7 @@ def load(
     """
     backbone, loaded = load_weights(asked.backbone, placement)
     asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
-    trainable, frozen, report = from_config.start(
-        c, asked.scorer, loaded, counts, placement, restored=restored
-    )
+    trainable, frozen, report = start(c, asked.scorer, loaded, counts, placement, restored=restored)
     model, objectives = make_objectives(c, asked.scorer.model)
     return asked, Learner(model, objectives, trainable, frozen, report)
 
@@ -351,13 +351,13 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 def restore(c: Any, workdir: str) -> from_config.Trained:
     """Reads the best prompt of a workdir, no text. Raises InputError as from_config.restore."""
     from_config.check_config(c)
-    record, step = records.read_trained(workdir, c, (*from_config.FREE, *from_config.FREE_TRAINED))
+    record, step = records.read_trained(workdir, c, (*FREE, *FREE_TRAINED))
     placement = from_config.build_placement(c)
     asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):
         trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
-    weights = from_config.Weights(trainable, learned.frozen, learned.report)
+    weights = Weights(trainable, learned.frozen, learned.report)
     return from_config.Trained(
         placement, asked.scorer, {}, weights, best, asked.backbone.family, record
     )

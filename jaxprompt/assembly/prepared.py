@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.answers import check_room
-from jaxprompt.assembly.examples import Examples
-from jaxprompt.assembly.pipeline import Backbone, Scorer, Split
+from jaxprompt.assembly.examples import Examples, read_examples
+from jaxprompt.assembly.pipeline import Backbone, Scorer
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.parallel.sharding import Placement
 
 
@@ -22,7 +23,7 @@ def prepare_task(c: Any, placement: Placement, backbone: Backbone, rows: Any = N
 
     No weights are read. Raises InputError for what is wrong with the data, or does not fit.
     """
-    examples = from_config.read_examples(c, given=rows)
+    examples = read_examples(c, given=rows)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
     check_room(c, scorer, splits)

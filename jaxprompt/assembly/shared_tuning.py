@@ -16,6 +16,7 @@ from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import seen_by, starts_of
 from jaxprompt.assembly.pipeline import NOTHING, Scorer
 from jaxprompt.assembly.prepared import prepare_task
@@ -214,7 +215,7 @@ class SharedTuning(Work):
         """Draws the prompt and the heads."""
         c, scorer = self.config, self.joined()
         counts = self.count_tokens(lambda own: starting_text.count_corpus(c, own, self.workdir))
-        weights = self.weights = from_config.start(c, scorer, self.loaded, counts, self.placement)
+        weights = self.weights = start(c, scorer, self.loaded, counts, self.placement)
         self.scores = {
             name: from_config.build_measure(own, self.scorers[name], self.placement)
             for name, own in self.configs.items()

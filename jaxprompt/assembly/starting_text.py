@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.pipeline import Scorer, Split
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import text_ids
 
 

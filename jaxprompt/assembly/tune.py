@@ -8,6 +8,7 @@ from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.running import Work, carry_out
@@ -67,7 +68,7 @@ class Tuning(Work):
         counts = starting_text.count_tokens(
             c, splits["train"], lambda: starting_text.count_corpus(c, scorer, self.workdir)
         )
-        weights = from_config.start(c, scorer, self.loaded, counts, placement)
+        weights = start(c, scorer, self.loaded, counts, placement)
         self.weights = weights
         self.kept, self.fill = feature_cache.plan_keeping(
             c, scorer, splits, weights, placement, self.workdir

@@ -98,7 +98,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
-    from jaxprompt.api.prompts import load_backbone, load_own_backbone
+    from jaxprompt.api.backbones import load_backbone
+    from jaxprompt.api.prompts import load_own_backbone
     from jaxprompt.assembly.tuned_backbone import as_delta, save_tuned
     from jaxprompt.convert.artifact import check_fingerprint
 

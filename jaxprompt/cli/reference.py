@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxprompt.config.blocks import make_block, names
+from jaxprompt.config.blocks import make_block
 from jaxprompt.config.fields import Block, Field
 from jaxprompt.config.files import load_module, shipped
-from jaxprompt.config.open_blocks import own_notes
+from jaxprompt.config.open_blocks import names, own_notes
 from jaxprompt.config.schema import FIELDS, OPEN
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",

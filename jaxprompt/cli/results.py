@@ -82,9 +82,9 @@ def read_folder(folder: str) -> list[SweepRun]:
     searched. Runs of `adapt` are left out: they have no method. Raises InputError where there is no
     finished run.
     """
-    from jaxprompt.assembly.from_config import FREE
     from jaxprompt.assembly.notes import fields_read
     from jaxprompt.config.load import load_config
+    from jaxprompt.config.settings import FREE
     from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]
@@ -186,7 +186,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
     """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
-    from jaxprompt.sweeps.runner import select
+    from jaxprompt.assembly.grid import select
 
     found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}
     for run in runs:

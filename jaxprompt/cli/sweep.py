@@ -73,15 +73,15 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError where a result is of another config than the sweep has for its run."""
-    from jaxprompt.assembly import from_config
     from jaxprompt.assembly.grid import take_size
+    from jaxprompt.config.settings import FREE
     from jaxprompt.training import run_folder
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
             c = load(run, overrides)
             take_size(c)
-            run_folder.check_workdir(run.workdir, c.to_dict(), from_config.FREE)
+            run_folder.check_workdir(run.workdir, c.to_dict(), FREE)
 
 
 def execute(
@@ -93,8 +93,8 @@ def execute(
     same call goes on.
     """
     from jaxprompt.assembly import from_config, tune
-    from jaxprompt.assembly.grid import take_size
-    from jaxprompt.config.settings import programs_folder
+    from jaxprompt.assembly.grid import GridRun, take_size
+    from jaxprompt.config.settings import FREE, programs_folder
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder
@@ -118,13 +118,13 @@ def execute(
             return None
         failed |= outcome.failed
     over = [
-        runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
+        GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in single
         if run_folder.read_result(run.workdir) is not None
     ]
     for run in over:
         try:
-            run_folder.check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+            run_folder.check_workdir(run.folder, run.config.to_dict(), FREE)
         except InputError as error:
             failed[run.name] = str(error)
     # Finished runs are not trained again, and still must be of this config and data.
@@ -159,17 +159,16 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
 
     A run that was begun alone goes on alone, and so does one that no grid takes.
     """
-    from jaxprompt.assembly.grid import why_alone
-    from jaxprompt.sweeps import runner
+    from jaxprompt.assembly.grid import GridRun, by_config, why_alone
     from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))
     fresh = [
-        runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
+        GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
         if Checkpoints(run.workdir).latest() is None and not why_alone(c)
     ]
-    many = sum((alike for alike in runner.by_config(fresh) if len(alike) > 1), [])
+    many = sum((alike for alike in by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}
     return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
 

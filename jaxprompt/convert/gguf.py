@@ -18,7 +18,7 @@ from jaxprompt.convert.gguf_config import CURE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import Header, Place, read_header
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BLOCK
+from jaxprompt.tree import BLOCK
 
 # By ggml's numbers of types (ggml.h); all others are quantized.
 _PLAIN = {

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.layers.quantized import BLOCK
+from jaxprompt.tree import BLOCK
 
 _LIMIT = float(np.finfo(np.float16).max)
 

@@ -18,9 +18,10 @@ from jaxprompt.convert.quantize import Planes, quantize
 from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import Weights, is_finite
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, BLOCK, DTYPES, PLANES, input_axis, plane_shape
+from jaxprompt.layers.quantized import BITS, DTYPES, PLANES, input_axis, plane_shape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.tree import BLOCK
 
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD = 2  # parameters begun beside the one that is finished

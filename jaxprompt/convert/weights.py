@@ -22,7 +22,7 @@ from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, read_json
-from jaxprompt.layers.quantized import BLOCK
+from jaxprompt.tree import BLOCK
 
 _SAFETENSORS = "model.safetensors"
 _TORCH = "pytorch_model.bin"

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.assembly import from_config
-from jaxprompt.config.settings import settings_of
+from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
@@ -72,7 +71,7 @@ class BatchedRuns:
             logs = []
             for member, best in zip(self.members, self.bests, strict=True):
                 open_now.enter_context(lock(member.run.folder))
-                guard_workdir(member.run.folder, member.run.config.to_dict(), from_config.FREE)
+                guard_workdir(member.run.folder, member.run.config.to_dict(), FREE)
                 write_record(member.run.folder, member.record)
                 # Bests newer than the checkpoint are of steps that come once more.
                 best.rewind(self.step if resumed else -1)

@@ -14,6 +14,8 @@ import numpy as np
 from jaxprompt import rng
 from jaxprompt.assembly import denoising, from_config, ppt, records
 from jaxprompt.assembly.grid import GridRun
+from jaxprompt.assembly.initial_params import start
+from jaxprompt.assembly.method import method_of
 from jaxprompt.assembly.pipeline import Scorer, load_weights
 from jaxprompt.assembly.starting_text import count_tokens
 from jaxprompt.config.settings import settings_of
@@ -24,6 +26,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.loop import Milestones
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
@@ -74,7 +77,7 @@ def prepare(
     backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
     models, flops, members, token_counts = {}, {}, [], functools.cache(corpus.token_counts)
     for run, key in found:
-        prompt = from_config.method_of(run.config, backbone.module.dims)
+        prompt = method_of(run.config, backbone.module.dims)
         scorer = tasks[key].asked.scorer.with_backbone(backbone)
         own = dataclasses.replace(scorer.model, prompt=prompt)
         # One for all that are equal: its programs are compiled once.
@@ -116,7 +119,7 @@ def _member(
     )  # fmt: skip
 
 
-def _plan(c: Any, text: ppt.Text) -> tuple[from_config.Milestones, int]:
+def _plan(c: Any, text: ppt.Text) -> tuple[Milestones, int]:
     epoch = -(-len(text.rows) // settings_of(c).batch)
     return from_config.plan_of(c, epoch, len(text.rows)), epoch
 
@@ -135,7 +138,7 @@ def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> RunBatc
 
 def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
     """Counts what a step of a run asks for, as of one alone."""
-    weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
+    weights = start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
     own = settings_of(c)
     state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout", own.rng))

@@ -17,11 +17,10 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import check_tunes
 from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.assembly.ppt import check_ppt
-from jaxprompt.config.settings import settings_of
+from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
@@ -106,7 +105,7 @@ def train_grid(
     c: Any, workdir: str, command: str = "train", *, heard: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
     """Trains the runs of `config.runs` as a command does. -> the runs, and their outcome"""
-    free = (*from_config.FREE, "runs.size")
+    free = (*FREE, "runs.size")
     check_workdir(workdir, c.to_dict(), free)
     grid = list_runs(c, workdir)
     for run in grid:
@@ -189,7 +188,7 @@ class _Work:
         found = []
         for run in self.runs:
             try:
-                check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+                check_workdir(run.folder, run.config.to_dict(), FREE)
                 is_new = not run.folder.exists()
                 make_folder(run.folder)
                 self.made += [run.folder] * is_new

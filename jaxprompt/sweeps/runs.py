@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import from_config
+from jaxprompt.assembly import from_config, initial_params
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.initial_params import check_all
@@ -23,9 +23,9 @@ from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE
+from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import TrainState, make_state
-from jaxprompt.training.steps import Objective
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
 
 Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
 
@@ -45,7 +45,7 @@ class Member(NamedTuple):
     run: GridRun
     scorer: Scorer
     model: Model  # what trains
-    plan: from_config.Milestones
+    plan: Milestones
     steps_per_epoch: int
     shape: tuple  # what runs of one program have in common besides their configs
     source: Any  # what its batches are made of; of runs with the same batches the same object
@@ -119,7 +119,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, Any]) -> None:
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
     c = member.run.config
-    weights = from_config.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
+    weights = initial_params.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
     tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
     settings = member.run.settings
     key = rng.key_for(settings.seed, "dropout", settings.rng)

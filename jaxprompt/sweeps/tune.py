@@ -15,10 +15,12 @@ from jaxprompt.assembly.examples import examples_key
 from jaxprompt.assembly.feature_cache import KeepingPlan
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
-from jaxprompt.assembly.method import seen_by
-from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
+from jaxprompt.assembly.initial_params import start
+from jaxprompt.assembly.method import method_of, seen_by
+from jaxprompt.assembly.pipeline import Scorer, load_weights
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
@@ -75,7 +77,7 @@ def prepare(
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
     for run, scorer, splits, known in found:
-        prompt, asks = from_config.method_of(run.config, backbone.module.dims), _asks(scorer)
+        prompt, asks = method_of(run.config, backbone.module.dims), _asks(scorer)
         if asks != _asks(found[0][1]):
             failed(run, InputError(_OTHER_WORDS.format(run.settings.method)))
             continue
@@ -119,7 +121,7 @@ def _keep(
     for member in members:
         own, model = member.run.config, id(member.model)
         if plan.keeps and model not in weights:
-            weights[model] = from_config.start(
+            weights[model] = start(
                 own, member.scorer, loaded, member.counts, placement, restored=True
             )
         kept = plan.add(member.scorer, member.held, weights.get(model))

@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones.bert import read_size
+from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
 from jaxprompt.layers.output import Scored
 from jaxprompt.models.model import Model, Params
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
-from jaxprompt.training.steps import Objective
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
 
 HEAD_WIDTH = 64  # of a generator's attention
 

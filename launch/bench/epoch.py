@@ -44,6 +44,7 @@ def read_sst2(args: argparse.Namespace):
     from configs import base
     from configs.parts import backbones, methods, tasks
     from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.examples import read_examples
     from jaxprompt.assembly.pipeline import open_backbone
 
     c = base.get_config()
@@ -51,7 +52,7 @@ def read_sst2(args: argparse.Namespace):
     tasks.sst2(c)
     methods.prefix(c, length=LENGTH, dropout=0.0)
     c.data.source, c.data.group, c.optim.clip = str(Path(args.data) / "sst2"), args.group, 0.0
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     backbone = open_backbone(c.backbone.to_dict())
     placement = from_config.build_placement(c)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
@@ -64,6 +65,7 @@ def serve_ours(args: argparse.Namespace) -> None:
 
     from jaxprompt import rng
     from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.initial_params import start
     from jaxprompt.assembly.pipeline import load_weights
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.training import steps
@@ -72,7 +74,7 @@ def serve_ours(args: argparse.Namespace) -> None:
     c, backbone, placement, scorer, rows = read_sst2(args)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    trainable, frozen, _ = from_config.start(c, scorer, loaded, rows, placement)
+    trainable, frozen, _ = start(c, scorer, loaded, rows, placement)
     batches = from_config.train_batches(c, scorer, rows)
     per_epoch = batches.steps_per_epoch
     plan = from_config.make_plan(c.train, per_epoch, c.data.batch)

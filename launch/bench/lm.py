@@ -186,6 +186,7 @@ def time_step(args: argparse.Namespace) -> None:
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.scoring import losses
     from jaxprompt.training import optim, state, steps
+    from jaxprompt.types import Objective
 
     model = make_model(args)
     batch = make_batch(args, model.prompt)
@@ -198,7 +199,7 @@ def time_step(args: argparse.Namespace) -> None:
     trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
     now, frozen = state.make_state(trainable, tx, rng.key_for(0, "dropout")), jax.device_put(frozen)
     del params
-    step = steps.make_train_step(model, tx, [steps.Objective("main", loss)])
+    step = steps.make_train_step(model, tx, [Objective("main", loss)])
     step, batch = jit(step, donate_argnums=0), jax.device_put(batch)
 
     def run(count: int) -> None:

@@ -86,6 +86,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.scoring import losses
     from jaxprompt.training import optim, state, steps
+    from jaxprompt.types import Objective
 
     batch = make_batch(model.prompt, rows)
     batch = batch._replace(weights=batch.weights.astype(np.float32))
@@ -105,7 +106,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
         start, frozen = jax.device_put(begin(params))
     else:
         start, frozen = jax.eval_shape(draw, key) if abstract else jax.jit(draw)(key)
-    step = steps.make_train_step(model, tx, [steps.Objective("main", losses.cross_entropy)])
+    step = steps.make_train_step(model, tx, [Objective("main", losses.cross_entropy)])
     return jit(step, donate_argnums=0), (start, frozen, jax.device_put(batch))
 
 
@@ -141,19 +142,20 @@ def open_training(c, rows: int | None):
 
     -> scorer, splits, weights, training batches, optimizer, placement
     """
-    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly import from_config, initial_params
+    from jaxprompt.assembly.examples import read_examples
     from jaxprompt.assembly.pipeline import load_weights
 
     placement = from_config.build_placement(c)
     backbone = from_config.open_fitting(c, placement)
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     for name, part in examples.splits.items():
         examples.splits[name] = part[: rows if name == "train" else 64]
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone).with_vocabulary_of(splits["train"])
-    weights = from_config.start(c, scorer, loaded, splits["train"], placement)
+    weights = initial_params.start(c, scorer, loaded, splits["train"], placement)
     batches = from_config.train_batches(c, scorer, splits["train"])
     per_epoch = batches.steps_per_epoch
     plan = from_config.make_plan(c.train, per_epoch, c.data.batch)

@@ -190,16 +190,16 @@ def answer(results: list[dict], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
+    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.cli.grid import train_grid
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
-    from jaxprompt.sweeps import runner
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         train_grid(c, args.workdir)
-    paths = [run.folder / "result.json" for run in runner.list_runs(c, args.workdir)]
+    paths = [run.folder / "result.json" for run in list_runs(c, args.workdir)]
     results = [json.loads(path.read_text()) for path in paths]
     answer(results, programs=results[0]["time"]["compilations"], **heard)
 
@@ -207,13 +207,13 @@ def train_together(args: argparse.Namespace) -> None:
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
     from jaxprompt.assembly import tune
+    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
-    from jaxprompt.sweeps import runner
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
-    grid, results, seconds = runner.list_runs(c, args.workdir), [], []
+    grid, results, seconds = list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()
         results.append(tune.run(grid[number].config, str(grid[number].folder)))
@@ -228,20 +228,19 @@ def train_in_turn(args: argparse.Namespace) -> None:
 def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
     from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.examples import read_examples
+    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.config.load import load_config
-    from jaxprompt.sweeps import runner
 
     c, runs = load_config(args.config), []
     length = c.prompt.length
-    grid = runner.list_runs(c, args.workdir)
+    grid = list_runs(c, args.workdir)
     placement = from_config.build_placement(c)
     backbone = from_config.open_fitting(c, placement)
     for number in args.numbers:
         own = grid[number].config
-        scorer = from_config.scorer_from_config(
-            own, backbone, from_config.read_examples(own), placement
-        )
-        splits = from_config.encode_splits(scorer, from_config.read_examples(own))
+        scorer = from_config.scorer_from_config(own, backbone, read_examples(own), placement)
+        splits = from_config.encode_splits(scorer, read_examples(own))
         stream = from_config.train_batches(own, scorer, splits["train"])
         order = [next(stream).index.tolist() for _ in range(own.train.total_steps)]
         stream.close()

@@ -24,10 +24,11 @@ from jaxprompt.planning.cost import make_shapes
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.sweeps.batched_steps import PerRun, make_group_step
+from jaxprompt.training.loop import Milestones
 from jaxprompt.training.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
-from jaxprompt.types import Batch, Tokens
+from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
+from jaxprompt.types import Batch, Objective, Tokens
 
 WRITES = dict(max_new=32, eos=1, pad=0, beams=4)
 
@@ -67,7 +68,7 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     shapes = make_shapes(run, place, as_it_runs=True)
     model = dataclasses.replace(run.model, backbone=_module(run, place))
     tx = from_config.build_optimizer(
-        run.config, shapes.state.trainable, from_config.Milestones(1000, 100, 0), 100
+        run.config, shapes.state.trainable, Milestones(1000, 100, 0), 100
     )
     step = make_group_step(model, tx, run.objectives)
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
@@ -128,7 +129,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         objectives = [Objective("main", on_targets, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
-    tx = from_config.build_optimizer(c, trainable, from_config.Milestones(1000, 100, 0), 100)
+    tx = from_config.build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)
     key = rng.key_for(0, "dropout")
     state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
     state = put(state, like(place, state, place.parameters(trainable)))

@@ -78,11 +78,12 @@ def test_cut_off_while_it_saves_and_before_its_result(
     tmp_path_factory, tmp_path, capsys, monkeypatch
 ):
     """Masked language modelling by AdamW."""
+    from jaxprompt.files import folder_checksums
     from jaxprompt.training import checkpoint_folders
 
     whole, workdir = adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir)
-    sums = checkpoint_folders.folder_checksums
+    sums = folder_checksums
 
     def cut_at(path):
         if path.name == f"{KILLED}.partial" and path.parent.name != "best":

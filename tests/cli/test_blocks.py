@@ -9,10 +9,10 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
 from jaxprompt.assembly import from_config
-from jaxprompt.config.blocks import make_block, names
+from jaxprompt.config.blocks import make_block
 from jaxprompt.config.files import load_module, shipped
 from jaxprompt.config.load import fields, load_config
-from jaxprompt.config.open_blocks import own_fields
+from jaxprompt.config.open_blocks import names, own_fields
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import kinds, make_head

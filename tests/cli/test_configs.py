@@ -10,6 +10,8 @@ from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fi
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
+from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.notes import tell_unread
 from jaxprompt.assembly.pipeline import load_weights
 from jaxprompt.cli.reference import write_page
@@ -185,7 +187,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
     c.mesh.data = c.mesh.model = 1
     placement = from_config.build_placement(c)
     opened = from_config.open_fitting(c, placement)
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     scorer = from_config.scorer_from_config(c, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
     batches = from_config.train_batches(c, scorer, train)
@@ -193,7 +195,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
     assert plan.total > 0
     opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
-    weights = from_config.start(c, scorer, loaded, train, placement)
+    weights = start(c, scorer, loaded, train, placement)
     tx = from_config.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
     objectives = from_config.build_objectives(c, scorer.model)
     step = steps.make_train_step(scorer.model, tx, objectives)

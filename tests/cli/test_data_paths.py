@@ -17,6 +17,7 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.tune import run
 from jaxprompt.errors import InputError
 
@@ -121,10 +122,10 @@ def test_holdout_without_classes(backbone, data, tmp_path):
     for own in ({"task.target": "b"}, {"task.choices": "c"}):
         rows = [row | {"label": int(row["label"])} for row in rows]
         write_rows(tmp_path / "train.jsonl", rows)
-        splits = from_config.read_examples(make_config(backbone, data, **fields, **own)).splits
+        splits = read_examples(make_config(backbone, data, **fields, **own)).splits
         assert {name: len(part) for name, part in splits.items()} == {"train": 1, "dev": 26}
     with pytest.raises(InputError, match="27 examples of 2 classes; lower it to 25 or less"):
-        from_config.read_examples(make_config(backbone, data, **fields))
+        read_examples(make_config(backbone, data, **fields))
 
 
 def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
@@ -135,7 +136,7 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
     fields = {"data.protocol": "kshot", "data.k": 4, "data.scarce": "take"}
     told = "kshot gives all 8 examples to train and leaves none for dev; .*: data.k, data.dev_k"
     with pytest.raises(InputError, match=told):
-        from_config.read_examples(make_config(backbone, tmp_path, **fields))
+        read_examples(make_config(backbone, tmp_path, **fields))
 
 
 @pytest.mark.parametrize(

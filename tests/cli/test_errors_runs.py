@@ -106,12 +106,13 @@ def test_a_result_that_is_damaged(refused, run):
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_path, monkeypatch):
+    from jaxprompt.files import folder_checksums
     from jaxprompt.training import checkpoint_folders
 
     run, first = tmp_path / "run", {}
     fields = {"train.save_steps": 1, "train.eval_steps": 3}
     words = flags(tiny_fields(backbone, data) | fields)
-    sealed = checkpoint_folders.folder_checksums
+    sealed = folder_checksums
 
     def full(path):
         if path.name == "2.partial":

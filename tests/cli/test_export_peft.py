@@ -12,6 +12,7 @@ from configs.base import get_config
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.adapters import as_peft
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.initial_params import read_rows
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.prompt_artifact import plain_tokens, read_export, unpack
@@ -252,9 +253,7 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     from_config.check_config(c)
     placement = make_placement(1, 1)
     opened = open_backbone(c.backbone.to_dict())
-    scorer = from_config.scorer_from_config(
-        c, opened, from_config.read_examples(c, ["train"]), placement
-    )
+    scorer = from_config.scorer_from_config(c, opened, read_examples(c, ["train"]), placement)
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
     card = {"template": template, "prompt": {}, "method": "soft"}
     card["backbone"] = {"id": "x", "revision": "v2", "family": family, "rescale": 1.0}
@@ -271,7 +270,7 @@ def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     c = make_config(t5, data, "ipt", head__name="verbalizer", task__template="{text} [mask]")
     from_config.check_config(c)
     opened = open_backbone(c.backbone.to_dict())
-    examples = from_config.read_examples(c, ["train"])
+    examples = read_examples(c, ["train"])
     scorer = from_config.scorer_from_config(c, opened, examples, make_placement(1, 1))
     card = {"template": scorer.template, "prompt": {}, "method": "ipt"}
     card["backbone"] = {"id": "x", "revision": "", "family": "t5", "rescale": 1.0}

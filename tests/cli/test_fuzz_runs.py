@@ -12,6 +12,7 @@ from tiny_run import make_backbone, make_config
 
 from jaxprompt.__main__ import commands
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.prompt_artifact import read_export, unpack
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
@@ -70,7 +71,7 @@ def read(path, field: str, text: str) -> None:
     check(c)
     placement = from_config.build_placement(c)
     backbone = from_config.open_fitting(c, placement)
-    examples = from_config.read_examples(c)
+    examples = read_examples(c)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     from_config.encode_splits(scorer, examples)
 

@@ -10,10 +10,10 @@ from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
 from jaxprompt.assembly import feature_cache
+from jaxprompt.assembly.grid import list_runs
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import resolved
-from jaxprompt.sweeps import runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns
 
 COMMON = dict(
@@ -92,7 +92,7 @@ def test_runs_are_those_of_single_runs_that_keep(folders, data, tmp_path):
     fields = COMMON | UPPER | HOST | dict(runs__seeds="1,2", runs__lr="1e-2,2e-2", runs__size=4)
     c = make_config(folders["bert"], data, "prefix", **fields)
     assert train_grid(c, str(tmp_path / "grid")) == 0
-    for own in runner.list_runs(c, str(tmp_path / "alone")):
+    for own in list_runs(c, str(tmp_path / "alone")):
         expected = run(own.config, str(own.folder))
         found = results(tmp_path / "grid")[own.name]
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}

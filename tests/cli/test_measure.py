@@ -5,11 +5,12 @@ from tiny_run import make_config
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
+from jaxprompt.models.folding import fold_flat
 
 
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])
 def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path, monkeypatch):
-    fold, folds, results = from_config.fold_flat, [], []
+    fold, folds, results = fold_flat, [], []
     monkeypatch.setattr(from_config, "fold_flat", lambda *args: folds.append(1) or fold(*args))
     for computed in (True, False):
         if not computed:

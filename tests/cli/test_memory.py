@@ -8,7 +8,7 @@ from tiny_run import make_config
 
 from jaxprompt.assembly import tune
 from jaxprompt.sweeps import batched_loop, runner
-from jaxprompt.training import loop
+from jaxprompt.training.checkpoint import Checkpoints
 
 SHORT = dict(
     train__total_steps=4, train__eval_steps=2, train__save_steps=2, train__log_steps=1,
@@ -34,7 +34,7 @@ def table_of(backbone):
 
 
 def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
-    measure, restore, found = tune.Tuning.measure, loop.Checkpoints.restore, []
+    measure, restore, found = tune.Tuning.measure, Checkpoints.restore, []
     count = counter(table_of(backbone))
 
     def measured(self, trainable):
@@ -43,7 +43,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tune.Tuning, "measure", measured)
     c = make_config(backbone, data, "full", **SHORT)
-    save = loop.Checkpoints.save
+    save = Checkpoints.save
     workdir = str(tmp_path / "run")
 
     def cut(self, step, *rest, **named):
@@ -52,7 +52,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Checkpoints, "save", cut)
+        patch.setattr(Checkpoints, "save", cut)
         try:
             tune.run(c, workdir)
         except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     count = counter(table_of(backbone))
     seen = []
     monkeypatch.setattr(
-        loop.Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
+        Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
     )
     found.clear()
     assert tune.run(c, workdir)["steps"] == 4

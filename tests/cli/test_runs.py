@@ -18,13 +18,15 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly import from_config
+from jaxprompt import errors
+from jaxprompt.assembly.grid import list_runs
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import load_config, resolved
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.training import run_folder
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
 GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2", runs__size=4)
@@ -51,7 +53,7 @@ def losses(folder):
 
 def compare(c, folder, name=""):
     """Does the runs of a grid in `folder` alone too, or that of a name, and compares."""
-    for own in runner.list_runs(c, str(folder.parent / "alone")):
+    for own in list_runs(c, str(folder.parent / "alone")):
         if name not in ("", own.name):
             continue
         expected, together = run(own.config, str(own.folder)), folder / own.name
@@ -161,7 +163,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
         elif moment == "tests":
             cut_at(BatchedRuns, "_finish", lambda t: True)
         else:  # two of four results are there
-            write_result = batched_loop.write_result
+            write_result = run_folder.write_result
 
             def write(*args):
                 calls.append(args)
@@ -370,7 +372,7 @@ def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
     fields = [("prompt.name", "soft"), ("prompt.start", "text")]  # prompt.text is the list's
     texts = ("2", "of more letters than the name of a folder is to have")
     c = load_config("base", [*fields, ("runs.texts", texts)])
-    assert [run.name for run in runner.list_runs(c, str(tmp_path))] == ["text=1", "text=2"]
+    assert [run.name for run in list_runs(c, str(tmp_path))] == ["text=1", "text=2"]
 
 
 def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
@@ -429,7 +431,7 @@ def test_a_grid_that_is_refused_leaves_no_folder(changes, words, train, tmp_path
 def test_starts_are_for_a_method_that_has_some(tmp_path):
     c = load_config("base", [("prompt.name", "none"), ("runs.starts", "zero")])
     with pytest.raises(InputError, match=r"config.runs.starts needs a method with prompt.start"):
-        runner.list_runs(c, str(tmp_path))
+        list_runs(c, str(tmp_path))
 
 
 def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
@@ -438,14 +440,14 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
         patch.setattr(BatchedRuns, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             train_grid(config, str(folder))
-    runs = runner.list_runs(config, str(folder))[:2]
-    with pytest.raises(from_config.InputError, match="which is none of these runs"):
+    runs = list_runs(config, str(folder))[:2]
+    with pytest.raises(errors.InputError, match="which is none of these runs"):
         runner.train(runs, str(folder), heard=lambda: 0)
 
 
 def test_flags_make_a_grid(backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **GRID)
-    assert [own.name for own in runner.list_runs(c, str(tmp_path))] == NAMES
+    assert [own.name for own in list_runs(c, str(tmp_path))] == NAMES
     assert c.runs.lr == (0.01, 0.03) and flags({"runs.lr": "1"}) == ["--config.runs.lr=1"]
 
 

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.pipeline import load_weights, open_backbone
 from jaxprompt.assembly.tune import run
@@ -114,7 +115,7 @@ def first_numbers(c) -> dict[str, np.ndarray]:
     """Makes the numbers of a prompt before its first step. -> arrays by name"""
     placement = from_config.build_placement(c)
     backbone, loaded = load_weights(from_config.open_fitting(c, placement), placement)
-    scorer = from_config.scorer_from_config(c, backbone, from_config.read_examples(c), placement)
+    scorer = from_config.scorer_from_config(c, backbone, read_examples(c), placement)
     trainable = start(c, scorer, loaded, None, placement).trainable
     return {
         name.removeprefix("prompt/"): np.asarray(rows)

@@ -14,7 +14,6 @@ from jaxprompt.heads import label_rows, linear, verbalizer
 from jaxprompt.layers.output import score_targets
 from jaxprompt.layers.quantized import (
     BITS,
-    BLOCK,
     QuantizedTable,
     dequantize,
     input_axis,
@@ -27,7 +26,7 @@ from jaxprompt.models.prompt_attention import attend_prompt
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
-from jaxprompt.tree import count, flatten
+from jaxprompt.tree import BLOCK, count, flatten
 from jaxprompt.types import Asks
 
 

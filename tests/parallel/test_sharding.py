@@ -36,14 +36,9 @@ from jaxprompt.scoring.losses import make_loss
 from jaxprompt.training.evaluation import place_step
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.state import make_state, place_state
-from jaxprompt.training.steps import (
-    Objective,
-    make_eval_step,
-    make_generate_step,
-    make_train_step,
-    with_flags,
-)
+from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step, with_flags
 from jaxprompt.tree import flatten, split, trainable_mask, unflatten
+from jaxprompt.types import Objective
 
 HEADS = {
     "bert": dict(num_attention_heads=4), "t5": dict(num_heads=4), "gpt2": dict(n_head=4),

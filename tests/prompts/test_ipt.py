@@ -28,9 +28,9 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import count, flatten, split, trainable_mask
-from jaxprompt.types import Dims, Injection, Prefix, Role, Stream
+from jaxprompt.types import Dims, Injection, Objective, Prefix, Role, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 LARGE = Dims(vocab=50_265, width=1024, embed=1024, layers=24, heads=16, head_dim=64, max_len=514)

@@ -26,9 +26,9 @@ from jaxprompt.sweeps.runs import Member, varying_words
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.progress import Progress
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
+from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import split, trainable_mask
-from jaxprompt.types import ABSENT
+from jaxprompt.types import ABSENT, Objective
 
 OBJECTIVES = (Objective("main", cross_entropy),)
 RATES = (0.1, 0.03, 0.3)

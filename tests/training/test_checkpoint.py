@@ -22,6 +22,7 @@ import pytest
 from orbax.checkpoint._src.serialization import serialization
 
 from jaxprompt.errors import InputError
+from jaxprompt.files import folder_checksums
 from jaxprompt.training import checkpoint, checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 
@@ -273,7 +274,7 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     if where == "inside orbax":
         monkeypatch.setattr("jaxprompt.training.checkpoint._check_room", lambda folder, tree: None)
     if where == "at the seal":
-        monkeypatch.setattr("jaxprompt.training.checkpoint_folders.folder_checksums", fill)
+        monkeypatch.setattr("jaxprompt.files.folder_checksums", fill)
     else:
         file_size_limit()
     if where != "before":  # in the background
@@ -294,7 +295,7 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
 @pytest.fixture
 def held(monkeypatch):
     """Lets no checkpoint become complete before an event is set."""
-    sums, event = checkpoint_folders.folder_checksums, threading.Event()
+    sums, event = folder_checksums, threading.Event()
 
     def late(path):
         assert event.wait(60)
@@ -344,7 +345,7 @@ def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
 
 
 def test_a_state_is_complete_after_its_best_and_not_without_it(tmp_path, monkeypatch, held):
-    state, order, seal = make_state(), [], checkpoint.seal
+    state, order, seal = make_state(), [], checkpoint_folders.seal
 
     def sealed(path):
         seal(path)

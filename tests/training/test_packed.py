@@ -14,8 +14,9 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import free_text
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import split, trainable_mask
+from jaxprompt.types import Objective
 
 LENGTH = 36
 OBJECTIVES = {

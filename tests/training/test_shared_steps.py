@@ -13,7 +13,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.training.steps import make_train_step
+from jaxprompt.types import Objective
 
 SIZES = {"a": 100, "b": 400, "c": 900}
 

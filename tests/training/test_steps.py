@@ -17,8 +17,9 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
-from jaxprompt.training.steps import Objective, make_count_step, make_eval_step, make_train_step
+from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.types import Objective
 
 SGD = optax.sgd(0.3)
 OBJECTIVES = (Objective("main", cross_entropy),)
