@@ -17,12 +17,12 @@ from jax import export
 
 from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.convert import artifact
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.specials import FED
 from jaxprompt.errors import InputError, choose, with_article
 from jaxprompt.files import check_others, make_folder, parse_json, write_atomic
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
 

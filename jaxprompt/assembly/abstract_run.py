@@ -12,7 +12,7 @@ import jax
 from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.examples import Examples, in_form, read_task
 from jaxprompt.assembly.front import share_front
-from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
+from jaxprompt.assembly.pipeline import check_fit, open_backbone, shape_backbone
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.published import published
@@ -27,6 +27,7 @@ from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers import kernels
 from jaxprompt.layers.cache import copies_layers
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
 from jaxprompt.types import Batch, Objective

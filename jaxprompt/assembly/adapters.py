@@ -10,13 +10,14 @@ import numpy as np
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, read_task
 from jaxprompt.assembly.inheritance import rescaled
-from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
+from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.assembly.prompt_artifact import describe, encode_text, plain_tokens
 from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
+from jaxprompt.models.scorer import Scorer
 
 # Families whose torch models read the past keys and values by which PEFT hands a prefix over.
 _PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.assembly.front import with_front
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Split, count_cut
 from jaxprompt.models.generation import check_writing
+from jaxprompt.models.scorer import Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.assembly.answers import Answered
 from jaxprompt.assembly.encoding_errors import mark_errors
-from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
+from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
 from jaxprompt.data.batches.batching import EvalBatches, Layout
@@ -21,6 +21,7 @@ from jaxprompt.data.text.encoded import Encoded, Split, count_cut
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import Step, ahead, place_step

@@ -16,7 +16,7 @@ from jaxprompt.assembly import new_backbone
 from jaxprompt.assembly.fill_report import make_fill_step, render
 from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.pipeline import Backbone, load_weights, open_backbone, shape_backbone
+from jaxprompt.assembly.pipeline import load_weights, open_backbone, shape_backbone
 from jaxprompt.backbones import for_words
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
@@ -34,6 +34,7 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, escape, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within

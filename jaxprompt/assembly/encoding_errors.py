@@ -1,45 +1,15 @@
 """Examples that cannot be encoded: which of many they are."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.sources.records import Record
-from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encoded import Split
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError
 from jaxprompt.models.generation import check_writing
 
 if TYPE_CHECKING:
-    from jaxprompt.assembly.pipeline import Scorer
-
-
-def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
-    """Makes an InputError of `encode(scorer, examples)` show the text of the example at fault.
-
-    That of a single example is left as it is: the caller knows which one it was.
-    """
-
-    @functools.wraps(encode)
-    def named(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
-        try:
-            return encode(scorer, examples, **options)
-        except InputError:
-            if len(examples) > 1:
-                for example in examples:
-                    _encode_alone(encode, scorer, example, options)
-            raise  # each can be encoded by itself, or there is one
-
-    return named
-
-
-def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Example, options: Any):
-    try:
-        encode(scorer, [example], **options)
-    except InputError as error:
-        text = next(iter(example.fields.values()), "")
-        raise InputError(f"example {brief(text)}: {error}") from error
+    from jaxprompt.models.scorer import Scorer
 
 
 def mark_errors(

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.feature_choice import OFF, What, choose, rest
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.batches.stacking import share_of
 from jaxprompt.data.text.encoded import Split
@@ -22,6 +21,7 @@ from jaxprompt.data.text.identity import identity_of
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import take
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.types import Batch
 
 OFF = "or set cache.where=''"

@@ -22,9 +22,7 @@ from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, seen_by, starts_of
 from jaxprompt.assembly.pipeline import (
     NOTHING,
-    Backbone,
     Given,
-    Scorer,
     build_scorer,
     check_fit,
     check_template,
@@ -54,6 +52,7 @@ from jaxprompt.heads import Kind, make_head
 from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 from jaxprompt.training import optim
 from jaxprompt.training.checkpoint import Checkpoints

@@ -12,13 +12,13 @@ import numpy as np
 from jaxprompt import rng, tree
 from jaxprompt.assembly.inheritance import check_init, inherit, inherit_head, rescaled
 from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
 from jaxprompt.prompts import BASE, Method, Source

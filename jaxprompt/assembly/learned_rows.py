@@ -12,10 +12,11 @@ from jaxprompt import tree
 from jaxprompt.assembly import starting_text
 from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.pipeline import Scorer, load_weights, open_backbone
+from jaxprompt.assembly.pipeline import load_weights, open_backbone
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.types import Batch, Injection
 
 SOFT, DECODER, LABEL = "soft token", "decoder's soft token", "label row"

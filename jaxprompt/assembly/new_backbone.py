@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.assembly.pipeline import Backbone, shape_backbone
+from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
@@ -16,6 +16,7 @@ from jaxprompt.corpus.index import check_vocabulary
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import read_json, user_path
+from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 

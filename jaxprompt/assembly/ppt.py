@@ -14,7 +14,7 @@ from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, starts_of
-from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
+from jaxprompt.assembly.pipeline import build_scorer, load_weights
 from jaxprompt.config.load import fields
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.config.settings import FREE, FREE_TRAINED
@@ -41,6 +41,7 @@ from jaxprompt.data.text.overview import tell_words
 from jaxprompt.data.text.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
 from jaxprompt.scoring import metrics

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.examples import Examples, read_examples
-from jaxprompt.assembly.pipeline import Backbone, Scorer
 from jaxprompt.data.text.encoded import Split
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement
 
 

@@ -12,14 +12,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
 from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
-from jaxprompt.assembly.pipeline import (
-    Backbone,
-    LoadedBackbone,
-    Scorer,
-    build_scorer,
-    load_weights,
-    open_backbone,
-)
+from jaxprompt.assembly.pipeline import LoadedBackbone, build_scorer, load_weights, open_backbone
 from jaxprompt.assembly.tuned_backbone import without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
@@ -29,6 +22,7 @@ from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.identity import check_family, check_identity, identity_of
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take, make_prompt
 from jaxprompt.types import Dims

@@ -18,7 +18,7 @@ from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import seen_by, starts_of
-from jaxprompt.assembly.pipeline import NOTHING, Scorer
+from jaxprompt.assembly.pipeline import NOTHING
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.assembly.running import Work, carry_out
@@ -28,6 +28,7 @@ from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import text_ids
+from jaxprompt.models.scorer import Scorer
 
 
 def count_tokens(

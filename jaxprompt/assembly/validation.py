@@ -11,10 +11,10 @@ from jaxprompt.assembly import from_config, shared_tuning, starting_text
 from jaxprompt.assembly.grid import is_grid, list_runs
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.initial_params import check_start, divide
-from jaxprompt.assembly.pipeline import Backbone, Scorer
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch
 

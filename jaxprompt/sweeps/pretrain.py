@@ -16,12 +16,13 @@ from jaxprompt.assembly import denoising, from_config, ppt, records
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import method_of
-from jaxprompt.assembly.pipeline import Scorer, load_weights
+from jaxprompt.assembly.pipeline import load_weights
 from jaxprompt.assembly.starting_text import count_tokens
 from jaxprompt.config.settings import settings_of
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side

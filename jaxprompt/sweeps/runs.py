@@ -17,10 +17,10 @@ from jaxprompt.assembly import from_config, initial_params
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.initial_params import check_all
-from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE
 from jaxprompt.training.loop import Milestones

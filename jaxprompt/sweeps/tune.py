@@ -17,13 +17,14 @@ from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.initial_params import start
 from jaxprompt.assembly.method import method_of, seen_by
-from jaxprompt.assembly.pipeline import Scorer, load_weights
+from jaxprompt.assembly.pipeline import load_weights
 from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import with_task
 from jaxprompt.sweeps.batched_steps import PerRun, Programs

@@ -13,13 +13,13 @@ from configs.ppt import has_cell, learning_rates
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, in_form, read_task
 from jaxprompt.assembly.inheritance import _tell_layout
-from jaxprompt.assembly.pipeline import Backbone
 from jaxprompt.backbones import make_backbone
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
+from jaxprompt.models.scorer import Backbone
 from jaxprompt.types import Role
 
 ROOT = Path(__file__).resolve().parents[2]

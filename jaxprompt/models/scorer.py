@@ -1,0 +1,179 @@
+"""A backbone on disk, and all that turns an example into an answer."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.backbones import for_words
+from jaxprompt.data.batches.batching import Layout, one_batch
+from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.text.demos import Demonstrations
+from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.encoded import Encoded, Split
+from jaxprompt.data.text.identity import check_ids
+from jaxprompt.data.text.verbalizer import Verbalizer
+from jaxprompt.data.text.words import text_ids
+from jaxprompt.errors import InputError, brief
+from jaxprompt.heads import Kind, writer
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import Method
+from jaxprompt.scoring.relations import judge
+from jaxprompt.types import Batch
+
+if TYPE_CHECKING:
+    pass
+
+
+def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
+    """Makes an InputError of `encode(scorer, examples)` show the text of the example at fault.
+
+    That of a single example is left as it is: the caller knows which one it was.
+    """
+
+    @functools.wraps(encode)
+    def named(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
+        try:
+            return encode(scorer, examples, **options)
+        except InputError:
+            if len(examples) > 1:
+                for example in examples:
+                    _encode_alone(encode, scorer, example, options)
+            raise  # each can be encoded by itself, or there is one
+
+    return named
+
+
+def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Example, options: Any):
+    try:
+        encode(scorer, [example], **options)
+    except InputError as error:
+        text = next(iter(example.fields.values()), "")
+        raise InputError(f"example {brief(text)}: {error}") from error
+
+
+class Backbone(NamedTuple):
+    """A pre-trained model on disk, its shape read and its weights not yet."""
+
+    block: Mapping[str, Any]  # the config block it came from
+    folder: Path
+    family: str
+    hf: dict[str, Any]
+    module: Any
+    tokenizer: Any = None  # None = the one in `folder`
+
+
+class Scorer(NamedTuple):
+    """All that turns an example into an answer, save the numbers."""
+
+    task: Task
+    head: Kind
+    template: str
+    verbalizer: Verbalizer | None
+    encoder: ExampleEncoder
+    layout: Layout  # of evaluation batches
+    model: Model
+    tokenizer: Any
+    demos: Demonstrations | None = None
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, or of choices where these are the classes."""
+        return len(self.task.labels) or self.layout.num_rows
+
+    def one_batch(self, rows: Sequence[Sequence[Encoded]], labels: Any = None) -> Batch:
+        """Lays a few encoded examples into one batch, without labels where none are given."""
+        return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
+
+    def writing(self, tokens: int) -> "Scorer":
+        """Lets the model write freely. Raises InputError for a backbone that cannot."""
+        if self.model.backbone.STYLE == "masked":
+            raise InputError(
+                "the backbone is an encoder, which writes no text; take a T5, a GLM, a GPT-2 or a "
+                "Llama"
+            )
+        demos = self.demos and self.demos.once()  # texts have no average
+        return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
+
+    def fitted(self, dev: Mapping[str, float]) -> "Scorer":
+        """Takes over what the head chose on dev."""
+        return self._replace(head=self.head.fitted(dev))
+
+    def with_backbone(self, backbone: "Backbone") -> "Scorer":
+        """Takes the module of a backbone whose weights were read."""
+        module = module_for(backbone, self.head)
+        return self._replace(model=dataclasses.replace(self.model, backbone=module))
+
+    def with_prompt(self, prompt: Method) -> "Scorer":
+        """Takes another method of the same slots."""
+        return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
+
+    def with_vocabulary_of(self, *trains: Split) -> "Scorer":
+        """Tells the method which words the training text has, of one task or of several."""
+        ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
+        return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
+
+    @naming_the_example
+    def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
+        """Encodes a split, as what is to be learned where `targets`.
+
+        With demonstrations each example is a unit for every sample of them.
+        """
+        if self.demos is None:
+            split = self._encode(self.encoder, examples, targets)
+        else:
+            count = self.demos.settings.samples
+            shown = [own for samples in self.demos.sample(examples) for own in samples]
+            repeated = [example for example in examples for _ in range(count)]
+            split = self._encode(self.encoder.showing(shown), repeated, targets)
+            # Units of one example stand side by side, and are compared with its references once.
+            split = split._replace(references=split.references[::count], samples=count)
+        if self.task.kind != "classes" or not self.task.labels:
+            return split
+        return split._replace(judged=judge(self.task, examples))
+
+    def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
+        given = encoder, self.task, examples
+        split = self.head.encode(*given, classes=self.classes, targets=targets)
+        check_ids(split.rows, self.model.backbone.dims.vocab, self.tokenizer)
+        return split
+
+    def answers(
+        self, examples: Sequence[Example], split: Split, found: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what is said of each example of a split, by the columns of the head."""
+        found, split = split.average(found), split.without_samples()
+        return self.head.answers(self.task, examples, split, found, self.classes)
+
+    def measure(self, split: Split, found: Any) -> dict[str, float]:
+        """Measures what was found of a split by the task's metric."""
+        found, split = split.average(found), split.without_samples()
+        return self.head.measure(self.task.metric, split, found, self.classes)
+
+    def measure_known(self, split: Split, found: Any) -> tuple[dict[str, float], int]:
+        """Measures the answers whose right answer is known. -> metrics, how many these are"""
+        found, split = split.average(found), split.without_samples()
+        return self.head.measure_known(self.task.metric, split, found, self.classes)
+
+
+def module_for(backbone: Backbone, kind: Kind) -> Any:
+    """Gives the module that computes the states which a kind of answer reads."""
+    return for_words(backbone.module) if kind.READS_WORDS else backbone.module
+
+
+def with_front(scorer: Scorer) -> Scorer:
+    """Takes from the template what all rows begin with: soft tokens, words, special tokens.
+
+    The scorer stays as it is where rows do not see such a front alone (encoders), where a method
+    computes its tokens from the row, and where the head reads all positions.
+    """
+    model = scorer.model
+    reads_all = any(head.reads_all for head in model.heads.values())
+    if not getattr(model.backbone, "shares_front", False) or model.prompt.reads or reads_all:
+        return scorer
+    front = scorer.encoder.shared_front()
+    layout = dataclasses.replace(scorer.layout, front=front)
+    return scorer._replace(layout=layout, model=dataclasses.replace(model, front=front))
