@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
     from jaxprompt.api.training import TrainedPrompt, train
     from jaxprompt.assembly.choices import Choice, task
-    from jaxprompt.assembly.pipeline import LoadedBackbone
+    from jaxprompt.build.backbone import LoadedBackbone
     from jaxprompt.errors import InputError
 
 __version__ = "0.1.0"

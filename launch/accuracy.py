@@ -95,7 +95,7 @@ def peft_run(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from jaxprompt.assembly.examples import read_examples
+    from jaxprompt.build.examples import read_examples
     from jaxprompt.convert.folder import resolve
 
     method = args.only or "prefix"

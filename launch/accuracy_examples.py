@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 
 from configs.ppt import PRETRAINING, pretrain
-from jaxprompt.assembly import denoising, from_config, ppt
+from jaxprompt.assembly import ppt
+from jaxprompt.build.corpus import read_corpus
+from jaxprompt.build.placement import build_placement
 from jaxprompt.config.load import override
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
@@ -23,10 +25,10 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
     c = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
         override(c, field, value)
-    placement = from_config.build_placement(c)
+    placement = build_placement(c)
     asked = ppt.open_asked(c, placement)
     tokenizer = asked.scorer.tokenizer
-    corpus = denoising.read_corpus(c, tokenizer, asked.backbone.module.cfg.vocab, workdir)
+    corpus = read_corpus(c, tokenizer, asked.backbone.module.cfg.vocab, workdir)
     made = ppt.read_text(c, corpus, asked, placement.share()).tasks
     folder = make_folder(Path(workdir) / task)
     for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):

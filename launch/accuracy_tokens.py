@@ -12,9 +12,10 @@ import peft
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.build.backbone import open_backbone
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.task import encode_splits, scorer_from_config
 from jaxprompt.scoring.losses import END, START
 from jaxprompt.types import ABSENT
 
@@ -28,10 +29,10 @@ def train(c, seed: int) -> dict:
     """Trains by a config of configs/accuracy.py, chooses on dev, and scores test. -> the result"""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(seed)
-    placement, backbone = from_config.build_placement(c), open_backbone(c.backbone.to_dict())
+    placement, backbone = build_placement(c), open_backbone(c.backbone.to_dict())
     examples = read_examples(c)
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-    splits = from_config.encode_splits(scorer, examples)
+    scorer = scorer_from_config(c, backbone, examples, placement)
+    splits = encode_splits(scorer, examples)
     kind, (cls, task) = c.head.name, MODELS[c.head.name]
     own = {"num_labels": len(scorer.task.labels)} if kind == "tags" else {}
     setting = peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=c.prompt.length)

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, embedding
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.build.examples import read_examples
 
 HIDE = 0.1  # share of the text's tokens that the fluency objective hides, as prompt.hide
 SLOTS = 3  # "It was." around the mask: It, was, [MASK] and the full stop

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.base import get_config
 from configs.parts import tasks
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.evaluate import evaluate
 from jaxprompt.convert.folder import resolve
 from jaxprompt.errors import choose

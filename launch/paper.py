@@ -42,7 +42,7 @@ from paper_results import (  # noqa: E402
 )
 from paper_table import Cell, Paper, Table, read_object, read_published  # noqa: E402
 
-from jaxprompt.assembly import from_config  # noqa: E402
+from jaxprompt.build.check import check_config  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
@@ -163,7 +163,7 @@ def check_inputs(run: SweepRun, args: Any) -> None:
     if args.data and not Path(source).is_dir():
         raise InputError(f"{source} does not exist; --data holds a folder of each task")
     try:
-        from_config.check_config(sweep.load(run, ()))
+        check_config(sweep.load(run, ()))
     except InputError as error:
         known = {"data.source": FLAGS["data.source"], **PAPERS[args.paper].FLAGS}
         flag = next((own for field, own in known.items() if field in str(error)), "")

@@ -9,8 +9,8 @@ from fuzz import SEED, TEXTS, VALUES, dump, mutated, sample, survive, write
 from safetensors.numpy import save_file
 from tiny import CONFIGS, MODEL_HEADS
 
-from jaxprompt.assembly.new_backbone import open_config
-from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.build.backbone import open_backbone
+from jaxprompt.build.new_backbone import open_config
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft

@@ -33,8 +33,8 @@ from lowering import (
 from tiny import make_batch
 
 from configs.base import get_config
-from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.build.placement import tell_kernel
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
@@ -571,13 +571,13 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     c, alone = get_config(), make_placement(1, 1, devices=jax.devices()[:1])
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     dropped, whole = (make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0))
-    told = from_config.tell_kernel
+    told = tell_kernel
     (line,) = told(c, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
     assert told(c, on(H100), whole) == told(c, on(V100), dropped) == []
     assert told(c, on(TPU), dropped) == told(c, alone, dropped) == []
     c.data.max_len = 512
-    assert from_config.tell_kernel(c, on(TPU), dropped) == [line]
+    assert tell_kernel(c, on(TPU), dropped) == [line]
 
 
 def check(case: Case, text: str) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.assembly.from_config import check_mesh
-from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
+from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+from jaxprompt.build.placement import check_mesh
 from jaxprompt.config.schema import check_fields, make_defaults
 from jaxprompt.errors import InputError, brief, check_type, nearest
 from jaxprompt.parallel.sharding import make_placement

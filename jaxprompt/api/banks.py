@@ -17,7 +17,7 @@ from jaxprompt.assembly.bank import (
     name_of,
     read_asked,
 )
-from jaxprompt.assembly.pipeline import LoadedBackbone
+from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.data.sources.records import Record, from_rows
 from jaxprompt.errors import InputError, check_type
 

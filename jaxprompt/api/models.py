@@ -14,9 +14,9 @@ from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import Adopted, card_of_adopted, scale_slots
 from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, check_choice, make_config, writing
-from jaxprompt.assembly.demonstrations import with_encoder
-from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
+from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.build.demonstrations import with_encoder
+from jaxprompt.build.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type

@@ -10,14 +10,9 @@ import numpy as np
 
 from jaxprompt.api.backbones import load_backbone
 from jaxprompt.assembly.adapters import Adopted, adopt, as_peft, is_adapter
-from jaxprompt.assembly.pipeline import LoadedBackbone, open_backbone
-from jaxprompt.assembly.prompt_artifact import (
-    block_of_card,
-    plain_tokens,
-    read_export,
-    scorer_of_card,
-)
-from jaxprompt.assembly.tuned_backbone import as_delta
+from jaxprompt.build.backbone import LoadedBackbone, open_backbone
+from jaxprompt.build.prompt_artifact import block_of_card, plain_tokens, read_export, scorer_of_card
+from jaxprompt.build.tuned_backbone import as_delta
 from jaxprompt.config.schema import make_defaults
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.hub import SCHEME, fetch_prompt

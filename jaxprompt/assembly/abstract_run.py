@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 
-from jaxprompt.assembly import from_config, ppt
-from jaxprompt.assembly.examples import Examples, in_form, read_task
-from jaxprompt.assembly.front import share_front
-from jaxprompt.assembly.pipeline import check_fit, open_backbone, shape_backbone
+from jaxprompt.assembly import ppt
+from jaxprompt.build.backbone import open_backbone, shape_backbone
+from jaxprompt.build.check import check_config
+from jaxprompt.build.examples import Examples, in_form, read_task
+from jaxprompt.build.method import head_of
+from jaxprompt.build.scorer import check_fit
+from jaxprompt.build.task import build_objectives, scorer_from_config, share_front
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.convert.published import published
@@ -90,7 +93,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
 
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
-    from_config.check_config(c)
+    check_config(c)
     if c.objective.name:
         raise InputError(
             f"objective.name={c.objective.name} pre-trains a backbone, which plan does not weigh; "
@@ -111,7 +114,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
     if not has_file and not is_gguf(backbone.folder):
         backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
-        if from_config.head_of(c).READS_WORDS:
+        if head_of(c).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)
     if c.mesh.slices > 1:
         c.mesh.slices = 1  # simulated devices are one slice
@@ -126,9 +129,9 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     else:
         task, example, more = _longest(c)
         examples = Examples(task, max(1, len(example.choices)), {"train": [example]})
-        scorer = from_config.scorer_from_config(c, backbone, examples, alone)
+        scorer = scorer_from_config(c, backbone, examples, alone)
         scorer = share_front(c, scorer)
-        model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
+        model, objectives = scorer.model, build_objectives(c, scorer.model)
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
@@ -209,7 +212,7 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
-    if (made := from_config.head_of(c).made_up(task, text, c.data.max_target)) is not None:
+    if (made := head_of(c).made_up(task, text, c.data.max_target)) is not None:
         return task, made, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.assembly import denoising, from_config
+from jaxprompt.assembly import denoising
 from jaxprompt.assembly.running import CorpusWork, agree_on, carry_out, facts
+from jaxprompt.build.check import check_config
+from jaxprompt.build.optimizer import plan_of
+from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -49,12 +52,12 @@ class Adapting(CorpusWork):
 
     def check(self) -> None:
         """Checks the config."""
-        from_config.check_config(self.config)
+        check_config(self.config)
         denoising.check_objective(self.config)
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads or draws the backbone."""
-        c, placement = self.config, from_config.build_placement(self.config)
+        c, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(c, placement)
         self.tokenizer = load_tokenizer(backbone.folder)
         denoiser = denoising.make_denoiser(c, self.tokenizer, backbone)
@@ -69,7 +72,7 @@ class Adapting(CorpusWork):
             self.held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
             share=share,
         )  # fmt: skip
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch, len(self.rows))
+        self.milestones = plan_of(c, self.batches.steps_per_epoch, len(self.rows))
         self.adapted = denoising.load_adaptable(c, backbone, placement)
         self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
         own = self.adapted.backbone.family, self.adapted.fingerprint
@@ -113,7 +116,7 @@ class Adapting(CorpusWork):
             log.say(line)
         log.say(tree.overview(adapted.trainable, adapted.frozen))
         log.say(f"{c.objective.name}: {self.milestones.total} steps, {where}")
-        for line in from_config.tell_kernel(c, self.placement, adapted.backbone.module):
+        for line in tell_kernel(c, self.placement, adapted.backbone.module):
             log.say(line)
 
     def finish(self, ended: Ended) -> dict[str, Any]:

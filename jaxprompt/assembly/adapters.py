@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import Examples, read_task
-from jaxprompt.assembly.inheritance import rescaled
-from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.assembly.prompt_artifact import describe, encode_text, plain_tokens
-from jaxprompt.assembly.tuned_backbone import tuned_names
+from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.build.examples import Examples, read_task
+from jaxprompt.build.inheritance import rescaled
+from jaxprompt.build.prompt_artifact import describe, encode_text, plain_tokens
+from jaxprompt.build.task import scorer_from_config
+from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError, brief, with_article
@@ -124,7 +124,7 @@ def card_of_adopted(
     if task.kind == "classes" and not (task.labels or task.choices):
         raise InputError("without training rows the classes are not known; give the task's labels")
     examples = Examples(task, max(1, len(task.choices)), {})
-    scorer = from_config.scorer_from_config(c, opened, examples, backbone.placement)
+    scorer = scorer_from_config(c, opened, examples, backbone.placement)
     return describe(
         scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
         fingerprint=backbone.loaded.report.fingerprint, config=c.to_dict(), metrics={}, origin={},

@@ -14,13 +14,14 @@ from jax.experimental.multihost_utils import process_allgather
 
 from jaxprompt import signals
 from jaxprompt.assembly import from_config, tune
-from jaxprompt.assembly.demonstrations import shows_demos
-from jaxprompt.assembly.denoising import need_corpus, read_corpus, tell
-from jaxprompt.assembly.examples import check_tunes, read_task
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.ppt import thresholds_of
 from jaxprompt.assembly.running import facts
+from jaxprompt.build.backbone import open_backbone
+from jaxprompt.build.check import check_config
+from jaxprompt.build.corpus import need_corpus, read_corpus, tell
+from jaxprompt.build.demonstrations import shows_demos
+from jaxprompt.build.examples import check_tunes, read_task
 from jaxprompt.config.settings import FREE, FREE_TRAINED
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
@@ -63,7 +64,7 @@ def check_annotator(c: Any) -> None:
 
     Neither data nor a backbone is read.
     """
-    from_config.check_config(c)
+    check_config(c)
     check_tunes(c)
     if is_grid(c):
         raise InputError("config.runs stands for several runs, annotate does one; empty it")

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encoded import Split, count_cut
-from jaxprompt.models.generation import check_writing
+from jaxprompt.data.text.encoded import count_cut
 from jaxprompt.models.scorer import Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
@@ -20,18 +19,6 @@ class Answered(NamedTuple):
     known: int  # how many these are
     cut: int  # texts that were longer than the scorer reads
     unmarked: int = 0  # examples with an entity that is not marked
-
-
-def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
-    """Raises InputError where the texts to be written do not fit behind the longest inputs."""
-    if not scorer.head.WRITES:
-        return
-    layout = scorer.layout.whole()  # every process finds the same
-    for name in splits.keys() - {"train"}:
-        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
-        check_writing(
-            scorer.model, batch, c.generate.max_new, c.generate.beams, ends=scorer.layout.ends
-        )
 
 
 def make_answers(

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxprompt.assembly.answers import Answered
 from jaxprompt.assembly.encoding_errors import mark_errors
-from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
-from jaxprompt.assembly.tuned_backbone import tuned_names
+from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.build.prompt_artifact import join, scorer_of_card
+from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import spelling, unreadable

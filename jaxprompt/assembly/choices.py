@@ -16,7 +16,7 @@ from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
 
 if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
-    from jaxprompt.assembly.pipeline import LoadedBackbone
+    from jaxprompt.build.backbone import LoadedBackbone
 
 _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
 _NAMED = ("optim", "train", "data", "task", "generate")  # whose fields go by their last names

@@ -2,9 +2,7 @@
 
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,26 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import new_backbone
 from jaxprompt.assembly.fill_report import make_fill_step, render
-from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.pipeline import load_weights, open_backbone, shape_backbone
 from jaxprompt.backbones import for_words
+from jaxprompt.build import new_backbone
+from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
+from jaxprompt.build.corpus import need_corpus
+from jaxprompt.build.placement import check_mesh
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
     Corpus,
-    TextSettings,
-    check_vocabulary,
     divide,
-    index_corpus,
-    train_tokenizer,
 )
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
-from jaxprompt.corpus.read import root_of
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, escape, with_article
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone
@@ -100,49 +94,6 @@ def check_objective(c: Any) -> None:
 
 
 # -- text -------------------------------------------------------------------------------------
-
-
-def need_corpus(c: Any) -> None:
-    """Raises InputError where a config names no text."""
-    if not c.corpus.path:
-        raise InputError(
-            "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
-        )
-
-
-def text_settings(c: Any) -> TextSettings:
-    """Tells how the text of a config becomes documents and units."""
-    names = (field.name for field in dataclasses.fields(TextSettings))
-    return TextSettings(**{name: c.corpus[name] for name in names})
-
-
-def learn_tokenizer(c: Any, family: str, folder: str, size: int, *, lowercase: bool) -> Any:
-    """Learns a tokenizer of `size` tokens from the text of a checked config. -> it, saved"""
-    need_corpus(c)
-    return train_tokenizer(
-        family, c.corpus.path, folder, size, text_settings(c), lowercase=lowercase,
-        cache_dir=c.data.cache_dir or None,
-    )  # fmt: skip
-
-
-def read_corpus(c: Any, tokenizer: Any, vocab: int, workdir: str | Path) -> Corpus:
-    """Opens the indexed text of a config; indexes it where that was not done yet, and says so."""
-    check_vocabulary(tokenizer, vocab)
-    root = root_of(c.corpus.path)
-    if root and root.resolve() == Path(workdir).resolve():
-        raise InputError(
-            f"--workdir={workdir} is the folder of corpus.path={c.corpus.path}, and what a run "
-            "writes would be read as text; take another folder, a new one in it for example"
-        )
-    return index_corpus(
-        c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", text_settings(c),
-        processes=c.corpus.processes, cache_dir=c.data.cache_dir or None, report=tell,
-    )  # fmt: skip
-
-
-def tell(line: str) -> None:
-    """Says a line on standard error."""
-    print(escape(line), file=sys.stderr, flush=True)
 
 
 def read_rows(

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.assembly import from_config, ppt
-from jaxprompt.assembly.pipeline import NOTHING, Given
-from jaxprompt.assembly.prompt_artifact import pack
+from jaxprompt.build.backbone import NOTHING, Given
+from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import read_result

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.demonstrations import shows_demos
-from jaxprompt.assembly.method import drop_unread, starts_of
+from jaxprompt.build.check import check_config
+from jaxprompt.build.demonstrations import shows_demos
+from jaxprompt.build.method import drop_unread, head_of, starts_of
 from jaxprompt.config.schema import check_fields
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.errors import InputError
@@ -88,7 +88,7 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
             _set(own, field, value)
         if "starts" in axes:  # what is given for one of them is not for the others
             drop_unread(own)
-        from_config.check_config(own)
+        check_config(own)
         # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)
         if text in names:
@@ -175,7 +175,7 @@ def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
             "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
             "empty it"
         )
-    head = from_config.head_of(c)
+    head = head_of(c)
     if "texts" in axes and "text" in c.prompt and not c.prompt.text:
         c = c.copy_and_resolve_references()
         c.prompt.text = axes["texts"][0]  # the runs give it

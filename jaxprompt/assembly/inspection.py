@@ -11,10 +11,12 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import SPLITS
 from jaxprompt.assembly.instances import Instances, find_instances
 from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
-from jaxprompt.assembly.method import starts_of
+from jaxprompt.build.evaluation import build_judge
+from jaxprompt.build.examples import SPLITS
+from jaxprompt.build.method import starts_of
+from jaxprompt.build.task import eval_batches
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
@@ -276,7 +278,7 @@ def _find_states(
     for step in steps:
         tell(f"hidden states at step {step}")
         numbers = first if step == START else _numbers(trained, workdir, step)
-        batches = from_config.eval_batches(scorer, part)
+        batches = eval_batches(scorer, part)
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
         # In the full width: distances of the projections would not be those of the states.
@@ -323,7 +325,7 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
     if not names:
         found.notes["confusion"] = "The classes are choices of each example's own, without names."
         return
-    judge = from_config.build_judge(c, scorer, trained.placement)
+    judge = build_judge(c, scorer, trained.placement)
     weights = trained.weights
     try:
         measured, scores = judge(split, weights.trainable, weights.frozen)
@@ -345,7 +347,7 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
 def _find_attention(found: Findings, trained: Any, part: Split, whole: Mapping[str, Any]) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows
-    batches = list(from_config.eval_batches(scorer, part))
+    batches = list(eval_batches(scorer, part))
     shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), whole, batches[0])
     if not shapes:
         found.notes["attention"] = (

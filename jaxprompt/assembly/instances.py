@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.learned_rows import show_tokens, unit_rows
+from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.training.evaluation import place_step, predict_scores
@@ -81,7 +81,7 @@ def _find_places(trained: Any, part: Split, labels: np.ndarray, names: Sequence[
         return both.reshape(-1, choices, both.shape[-1])
 
     step = place_step(trained.placement, means)
-    batches = from_config.eval_batches(scorer, part)
+    batches = eval_batches(scorer, part)
     found = predict_scores(step, trainable, frozen, batches, len(part.rows))
     found = found.reshape(-1, found.shape[-1])
     width, known = scorer.model.backbone.dims.embed, labels >= 0

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import starting_text
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.pipeline import load_weights, open_backbone
+from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.build.initial_params import count_tokens, start
+from jaxprompt.build.method import starts_of
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
@@ -65,7 +64,7 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
             _, loaded = load_weights(open_backbone(c.backbone.to_dict()), trained.placement)
         else:
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
-        counts = starting_text.count_tokens(c, trained.splits.get("train"), _no_corpus)
+        counts = count_tokens(c, trained.splits.get("train"), _no_corpus)
         return start(c, scorer, loaded, counts, trained.placement).trainable, ""
     except InputError as error:  # an export or a file that is not there any more
         return None, str(error)

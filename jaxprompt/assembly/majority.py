@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.build.examples import read_examples
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import check_relations, judge

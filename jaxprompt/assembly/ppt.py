@@ -10,11 +10,16 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
-from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
-from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.initial_params import Weights, start
-from jaxprompt.assembly.method import method_of, starts_of
-from jaxprompt.assembly.pipeline import build_scorer, load_weights
+from jaxprompt.assembly.denoising import Sums, spelt_out
+from jaxprompt.build.backbone import load_weights
+from jaxprompt.build.check import check_config
+from jaxprompt.build.corpus import need_corpus
+from jaxprompt.build.inheritance import tell_init
+from jaxprompt.build.initial_params import Weights, start
+from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.scorer import build_scorer
+from jaxprompt.build.task import open_fitting
 from jaxprompt.config.load import fields
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.config.settings import FREE, FREE_TRAINED
@@ -130,7 +135,7 @@ def check_learner(c: Any) -> None:
         )
     if c.trainable:
         raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
-    if not from_config.head_of(c).READS_WORDS:
+    if not head_of(c).READS_WORDS:
         raise InputError(f"head.name={c.head.name} reads no label words; set head.name=verbalizer")
     if c.cache.where:
         raise InputError(
@@ -169,7 +174,7 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 
 def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTask:
     """Opens the backbone and lays the task out; `restored` as in from_config.open_fitting."""
-    backbone = from_config.open_fitting(c, placement, restored=restored)
+    backbone = open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
@@ -324,7 +329,7 @@ def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
     """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
     own = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in own}
-    heads, objective = from_config.head_of(c).counted(heads, c.optim.smoothing)
+    heads, objective = head_of(c).counted(heads, c.optim.smoothing)
     model = dataclasses.replace(model, heads=own | heads)
     return model, [objective, *model.prompt.objectives()]
 
@@ -351,9 +356,9 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 
 def restore(c: Any, workdir: str) -> from_config.Trained:
     """Reads the best prompt of a workdir, no text. Raises InputError as from_config.restore."""
-    from_config.check_config(c)
+    check_config(c)
     record, step = records.read_trained(workdir, c, (*FREE, *FREE_TRAINED))
-    placement = from_config.build_placement(c)
+    placement = build_placement(c)
     asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):

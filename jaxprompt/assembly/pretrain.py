@@ -3,8 +3,13 @@
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.assembly import denoising, from_config, ppt, records, starting_text, tune
+from jaxprompt.assembly import denoising, ppt, records, tune
 from jaxprompt.assembly.running import CorpusWork, carry_out
+from jaxprompt.build.check import check_config
+from jaxprompt.build.initial_params import count_tokens
+from jaxprompt.build.method import head_of
+from jaxprompt.build.optimizer import plan_of
+from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.corpus.denoise.batches import Visits
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
@@ -18,7 +23,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
 def has_topics(c: Any) -> bool:
     """Tells whether a config learns from texts with topics, as a task is learned."""
-    return not c.ppt.task and from_config.head_of(c).PRETRAINS
+    return not c.ppt.task and head_of(c).PRETRAINS
 
 
 class Pretraining(CorpusWork):
@@ -28,20 +33,20 @@ class Pretraining(CorpusWork):
 
     def check(self) -> None:
         """Checks the config, and reads the annotations where it has some."""
-        from_config.check_config(self.config)
+        check_config(self.config)
         ppt.check_ppt(self.config)
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads the backbone."""
-        c, placement = self.config, from_config.build_placement(self.config)
+        c, placement = self.config, build_placement(self.config)
         asked = ppt.open_asked(c, placement)
         corpus = self.read_corpus(asked.scorer.tokenizer, asked.backbone.module.cfg.vocab, started)
         share = placement.share()
         self.text = ppt.read_text(c, corpus, asked, share)
         ppt.check_same(saved, self.text.facts, c)
         self.batches = Visits(self.text.rows, batch=c.data.batch, seed=c.seed, share=share)
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch, len(self.text.rows))
-        counts = starting_text.count_tokens(c, None, corpus.token_counts)
+        self.milestones = plan_of(c, self.batches.steps_per_epoch, len(self.text.rows))
+        counts = count_tokens(c, None, corpus.token_counts)
         self.asked, self.learned = ppt.load(c, asked, placement, counts)
         self.corpus, self.placement = corpus, placement
         self.record = records.make_record(
@@ -75,7 +80,7 @@ class Pretraining(CorpusWork):
         log.say(tree.overview(learned.trainable, learned.frozen))
         size = f"{c.data.batch} x {c.data.max_len} tokens"
         log.say(f"{self.milestones.total} steps of {size}, {where}")
-        for line in from_config.tell_kernel(c, self.placement, self.asked.backbone.module):
+        for line in tell_kernel(c, self.placement, self.asked.backbone.module):
             log.say(line)
 
     def finish(self, ended: Ended) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.assembly.inheritance import read_origin
-from jaxprompt.assembly.initial_params import rows_of_file
-from jaxprompt.assembly.method import inherited, start_files, starts_of
+from jaxprompt.build.inheritance import read_origin
+from jaxprompt.build.initial_params import rows_of_file
+from jaxprompt.build.method import inherited, start_files, starts_of
 from jaxprompt.data.text.identity import check_identity
 from jaxprompt.errors import InputError
 from jaxprompt.files import is_held

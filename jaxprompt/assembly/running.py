@@ -13,8 +13,8 @@ from flax import traverse_util
 
 from jaxprompt import rng, signals
 from jaxprompt.assembly import records
-from jaxprompt.assembly.denoising import read_corpus
-from jaxprompt.assembly.from_config import build_optimizer
+from jaxprompt.build.corpus import read_corpus
+from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.settings import FREE, Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus

@@ -13,16 +13,28 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config, records, starting_text
+from jaxprompt.assembly import records
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.method import seen_by, starts_of
-from jaxprompt.assembly.pipeline import NOTHING
-from jaxprompt.assembly.prepared import prepare_task
-from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.assembly.running import facts as facts_of
+from jaxprompt.build import initial_params
+from jaxprompt.build.backbone import NOTHING
+from jaxprompt.build.check import check_config
+from jaxprompt.build.evaluation import build_measure
+from jaxprompt.build.inheritance import tell_init
+from jaxprompt.build.initial_params import start
+from jaxprompt.build.method import seen_by, starts_of
+from jaxprompt.build.optimizer import make_plan
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.prompt_artifact import pack
+from jaxprompt.build.task import (
+    build_objectives,
+    describe_data,
+    open_fitting,
+    prepare_task,
+    tell_examples,
+    train_batches,
+)
 from jaxprompt.config.load import apply
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
@@ -107,7 +119,7 @@ class SharedTuning(Work):
         self.configs = task_configs(c)
         for name, own in self.configs.items():
             try:
-                from_config.check_config(own)
+                check_config(own)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
         if "labels" in starts_of(c):
@@ -135,7 +147,7 @@ class SharedTuning(Work):
     def read(self) -> None:
         """Reads and encodes the splits of all tasks; of the backbone no weights."""
         c = self.config
-        placement = self.placement = from_config.build_placement(c)
+        placement = self.placement = build_placement(c)
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -146,15 +158,15 @@ class SharedTuning(Work):
             {f"{at} of {name}": x for name, own in fields.items() for at, x in own.items()}
         )
         for name, own in self.configs.items():
-            backbone = from_config.open_fitting(own, placement)
+            backbone = open_fitting(own, placement)
             try:
-                from_config.build_placement(own)  # its batches must divide as well
+                build_placement(own)  # its batches must divide as well
                 examples, scorer, splits = prepare_task(own, placement, backbone)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name], self.notes[name] = scorer, examples.notes
             self.splits[name] = splits
-            self.known[name] = from_config.describe_data(examples, scorer)
+            self.known[name] = describe_data(examples, scorer)
             self.known[name] |= {"template": scorer.template, "fields": fields[name]}
             digests |= {f"{part} of {name}": x.digest() for part, x in splits.items()}
         # Tasks may not change the block of the backbone, so any of those opened will do.
@@ -168,7 +180,7 @@ class SharedTuning(Work):
             # Every process reads for itself, and takes its share of the same rows.
             processes.agree(digests)
         streams = {
-            name: from_config.train_batches(own, self.scorers[name], self.splits[name]["train"])
+            name: train_batches(own, self.scorers[name], self.splits[name]["train"])
             for name, own in self.configs.items()
         }
         # Windows and copies of an example count, as they do in a run of one task.
@@ -178,7 +190,7 @@ class SharedTuning(Work):
             streams, sizes, rows, temperature=c.shared.temperature, seed=c.seed
         )
         steps = self.batches.steps_per_epoch
-        self.milestones = from_config.make_plan(c.train, steps, self.batches.mean_batch)
+        self.milestones = make_plan(c.train, steps, self.batches.mean_batch)
 
     def _check_prompts(self) -> None:
         """Raises InputError for a method that is another on another task."""
@@ -205,7 +217,7 @@ class SharedTuning(Work):
     def count_tokens(self, count_corpus: Callable[[Scorer], Any]) -> np.ndarray | None:
         """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
         counts = [
-            starting_text.count_tokens(
+            initial_params.count_tokens(
                 self.config, self.splits[name]["train"], lambda scorer=scorer: count_corpus(scorer)
             )
             for name, scorer in self.scorers.items()
@@ -215,10 +227,10 @@ class SharedTuning(Work):
     def build(self) -> None:
         """Draws the prompt and the heads."""
         c, scorer = self.config, self.joined()
-        counts = self.count_tokens(lambda own: starting_text.count_corpus(c, own, self.workdir))
+        counts = self.count_tokens(lambda own: initial_params.count_corpus(c, own, self.workdir))
         weights = self.weights = start(c, scorer, self.loaded, counts, self.placement)
         self.scores = {
-            name: from_config.build_measure(own, self.scorers[name], self.placement)
+            name: build_measure(own, self.scorers[name], self.placement)
             for name, own in self.configs.items()
         }
         self.set_state(self.placement, weights.trainable, weights.frozen)
@@ -230,7 +242,7 @@ class SharedTuning(Work):
     def _step_of(self, model: Model, name: str) -> Any:
         """Makes the train step of a task."""
         own = self.configs[name]
-        terms = from_config.build_objectives(own, self.scorers[name].model)
+        terms = build_objectives(own, self.scorers[name].model)
         terms = [term._replace(head=name) for term in terms]
         return make_train_step(model, self.tx, terms, accumulate=own.optim.accumulate)
 
@@ -270,7 +282,7 @@ class SharedTuning(Work):
             share = self.batches.shares[name]
             log.say(f"task {name}, template {scorer.template!r}, {share:.1%} of the steps")
             log.say(f"  {sizes}")
-            for line in from_config.tell_examples(scorer, self.splits[name], self.notes[name]):
+            for line in tell_examples(scorer, self.splits[name], self.notes[name]):
                 log.say(f"  {line}")
         log.say(tree.overview(trainable, frozen))
         log.say(f"{self.milestones.total} steps, {where}")
@@ -285,7 +297,7 @@ class SharedTuning(Work):
             own = self.configs[name]
             # Another threshold, say, is another program; the one that is compiled serves otherwise.
             same = fitted[name].head == scorer.head
-            scores[name] = self.scores[name] if same else from_config.build_measure(
+            scores[name] = self.scores[name] if same else build_measure(
                 own, fitted[name], self.placement
             )  # fmt: skip
         if c.train.test:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.artifact import CARD
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path, write_atomic

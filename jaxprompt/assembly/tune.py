@@ -5,13 +5,24 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import feature_cache, from_config, records, starting_text
-from jaxprompt.assembly.front import share_front
-from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.pipeline import NOTHING, Given
-from jaxprompt.assembly.prepared import prepare_task
+from jaxprompt.assembly import feature_cache, records
 from jaxprompt.assembly.running import Work, carry_out
+from jaxprompt.build.backbone import NOTHING, Given
+from jaxprompt.build.check import check_config
+from jaxprompt.build.evaluation import build_measure
+from jaxprompt.build.inheritance import tell_init
+from jaxprompt.build.initial_params import count_corpus, count_tokens, start
+from jaxprompt.build.optimizer import plan_of
+from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.task import (
+    build_objectives,
+    describe_data,
+    open_fitting,
+    prepare_task,
+    share_front,
+    tell_examples,
+    train_batches,
+)
 from jaxprompt.parallel import processes
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
@@ -35,15 +46,15 @@ class Tuning(Work):
 
     def check(self) -> None:
         """Checks the config."""
-        from_config.check_config(self.config)
+        check_config(self.config)
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Reads and encodes the splits, and reads the backbone."""
         # `check_repeated` compares the records, once this run's own is made.
         del saved, started
         c = self.config
-        placement = from_config.build_placement(c)
-        backbone = from_config.open_fitting(c, placement)
+        placement = build_placement(c)
+        backbone = open_fitting(c, placement)
         examples, scorer, self.splits = prepare_task(c, placement, backbone, self.given.rows)
         scorer = share_front(c, scorer).with_vocabulary_of(self.splits["train"])
         self.notes = examples.notes
@@ -51,30 +62,26 @@ class Tuning(Work):
             # Every process reads for itself, and takes its share of the same rows.
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)
-        self.batches = from_config.train_batches(c, scorer, self.splits["train"])
-        self.milestones = from_config.plan_of(
-            c, self.batches.steps_per_epoch, len(self.splits["train"].rows)
-        )
+        self.batches = train_batches(c, scorer, self.splits["train"])
+        self.milestones = plan_of(c, self.batches.steps_per_epoch, len(self.splits["train"].rows))
         self.backbone, self.loaded = self.given.load(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
         self.record = records.make_record(
-            c, from_config.describe_data(examples, scorer), scorer.template, backbone.family,
+            c, describe_data(examples, scorer), scorer.template, backbone.family,
             self.loaded.report.fingerprint,
         )  # fmt: skip
 
     def build(self) -> None:
         """Draws what is fresh, and plans which states are kept."""
         c, scorer, splits, placement = self.config, self.scorer, self.splits, self.placement
-        counts = starting_text.count_tokens(
-            c, splits["train"], lambda: starting_text.count_corpus(c, scorer, self.workdir)
-        )
+        counts = count_tokens(c, splits["train"], lambda: count_corpus(c, scorer, self.workdir))
         weights = start(c, scorer, self.loaded, counts, placement)
         self.weights = weights
         self.kept, self.fill = feature_cache.plan_keeping(
             c, scorer, splits, weights, placement, self.workdir
         )
-        self.score = from_config.build_measure(c, scorer, placement, self.kept)
-        objectives = from_config.build_objectives(c, scorer.model)
+        self.score = build_measure(c, scorer, placement, self.kept)
+        objectives = build_objectives(c, scorer.model)
         self.set_training(placement, self.kept.model, objectives, weights.trainable, weights.frozen)
         # What trains was copied: the backbone as it was read need not stay in memory.
         self.loaded = self.loaded._replace(params={})
@@ -107,7 +114,7 @@ class Tuning(Work):
         log.say(f"task {scorer.task.name}, template {scorer.template!r}")
         sizes = (f"{name} {part.size}" for name, part in self.splits.items())
         log.say("  " + ", ".join(sizes))
-        for line in from_config.tell_examples(scorer, self.splits, self.notes):
+        for line in tell_examples(scorer, self.splits, self.notes):
             log.say(f"  {line}")
         log.say(tree.overview(trainable, frozen))
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
@@ -116,7 +123,7 @@ class Tuning(Work):
         elif fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
         log.say(f"{self.milestones.total} steps, {where}")
-        for line in from_config.tell_kernel(c, self.placement, self.backbone.module):
+        for line in tell_kernel(c, self.placement, self.backbone.module):
             log.say(line)
         self.fill(log.say)
 
@@ -127,7 +134,7 @@ class Tuning(Work):
         fitted, score = self.scorer.fitted(ended.progress.best["dev"]), self.score
         # A head may choose something on dev, as a threshold: then it is another program.
         if fitted.head != self.scorer.head:
-            score = from_config.build_measure(c, fitted, self.placement, self.kept)
+            score = build_measure(c, fitted, self.placement, self.kept)
         test = score(self.splits["test"], ended.numbers, self.frozen) if has_test else None
         return ended.progress.result(
             {"method": c.prompt.name, "seed": c.seed},

@@ -7,11 +7,20 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config, shared_tuning, starting_text
+from jaxprompt.assembly import shared_tuning
 from jaxprompt.assembly.grid import is_grid, list_runs
-from jaxprompt.assembly.inheritance import tell_init
-from jaxprompt.assembly.initial_params import check_start, divide
-from jaxprompt.assembly.prepared import prepare_task
+from jaxprompt.build.check import check_config
+from jaxprompt.build.inheritance import tell_init
+from jaxprompt.build.initial_params import check_start, count_tokens, divide
+from jaxprompt.build.optimizer import build_optimizer, plan_of
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.task import (
+    longest_batch,
+    open_fitting,
+    prepare_task,
+    tell_examples,
+    train_batches,
+)
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -31,24 +40,24 @@ def validate(c: Any) -> Iterator[str]:
         runs = list_runs(c, "")
         yield f"{len(runs)} runs, the first of them:"
         c = runs[0].config
-    from_config.check_config(c)
-    placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
+    check_config(c)
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement)
     examples, scorer, splits = prepare_task(c, placement, backbone)
     scorer = scorer.with_vocabulary_of(splits["train"])
-    counts = starting_text.count_tokens(c, splits["train"], lambda: None)
+    counts = count_tokens(c, splits["train"], lambda: None)
     trainable, frozen = _shapes(c, scorer, counts)
-    batches = from_config.train_batches(c, scorer, splits["train"])
+    batches = train_batches(c, scorer, splits["train"])
     # The plan needs the length of an epoch, not the batches.
     batches.close()
-    plan = from_config.plan_of(c, batches.steps_per_epoch, len(splits["train"].rows))
+    plan = plan_of(c, batches.steps_per_epoch, len(splits["train"].rows))
     # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
-    from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
+    build_optimizer(c, trainable, plan, batches.steps_per_epoch)
 
     yield from _tell_backbone(c, backbone)
     yield from _tell_task(scorer, splits, examples.notes)
     yield tree.overview(trainable, frozen)
-    yield _tell_plan(plan, from_config.longest_batch(c, scorer, splits["train"]))
+    yield _tell_plan(plan, longest_batch(c, scorer, splits["train"]))
 
 
 def _validate_shared(c: Any) -> Iterator[str]:
@@ -58,13 +67,13 @@ def _validate_shared(c: Any) -> Iterator[str]:
     work.read()
     work.batches.close()
     trainable, frozen = _shapes(c, work.joined(), work.count_tokens(lambda scorer: None))
-    from_config.build_optimizer(c, trainable, work.milestones, work.batches.steps_per_epoch)
+    build_optimizer(c, trainable, work.milestones, work.batches.steps_per_epoch)
     batches = {}
     yield from _tell_backbone(c, work.backbone)
     for name, scorer in work.scorers.items():
         yield f"shared task {name}:"
         yield from _tell_task(scorer, work.splits[name], work.notes[name])
-        own = from_config.longest_batch(work.configs[name], scorer, work.splits[name]["train"])
+        own = longest_batch(work.configs[name], scorer, work.splits[name]["train"])
         batches[own.encoder.ids.size] = own
     yield tree.overview(trainable, frozen)
     yield _tell_plan(work.milestones, batches[max(batches)])
@@ -90,7 +99,7 @@ def _tell_backbone(c: Any, backbone: Backbone) -> Iterator[str]:
 def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
     yield f"task {scorer.task.name}, template {scorer.template!r}"
     yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
-    for line in from_config.tell_examples(scorer, splits, notes):
+    for line in tell_examples(scorer, splits, notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
 

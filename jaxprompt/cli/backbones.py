@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def family(found: Any) -> str:
     """Names the family of a published checkpoint."""
-    from jaxprompt.assembly.pipeline import family_of
+    from jaxprompt.build.backbone import family_of
 
     return family_of(found.hf["model_type"])
 

@@ -45,8 +45,8 @@ def check_serving(args: Any) -> None:
 def open_bank(args: Any) -> Any:
     """Loads the backbone and the prompts of a command line. -> a PromptBank"""
     from jaxprompt.assembly import bank
-    from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
-    from jaxprompt.assembly.prompt_artifact import block_of_card, read_export
+    from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+    from jaxprompt.build.prompt_artifact import block_of_card, read_export
     from jaxprompt.parallel.compilation import keep_programs
 
     paths, names = [], []
@@ -73,7 +73,7 @@ def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
 
     `named` says where else what it depends on is.
     """
-    from jaxprompt.assembly.prompt_artifact import unpack
+    from jaxprompt.build.prompt_artifact import unpack
     from jaxprompt.parallel.compilation import keep_programs
 
     keep_programs()

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("convert takes no --config; take it out")
     need(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
-    from jaxprompt.assembly.conversion import convert_backbone
+    from jaxprompt.build.conversion import convert_backbone
 
     report = convert_backbone(args.backbone, args.output, revision=args.revision, dtype=args.dtype)
     left = f", without {', '.join(report.unused)}" if report.unused else ""

@@ -56,8 +56,9 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.examples import data_files
-    from jaxprompt.assembly.front import share_front
+    from jaxprompt.build.evaluation import build_judge
+    from jaxprompt.build.examples import data_files
+    from jaxprompt.build.task import share_front
     from jaxprompt.config.settings import settings_of
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
@@ -79,7 +80,7 @@ def evaluate(
     scorer, part = share_front(c, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read(c, scorer, split, prefix) if output else []
-    judge = from_config.build_judge(c, scorer, trained.placement)
+    judge = build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
     if place:
         _write(place, scorer, records, part, found, prefix)
@@ -119,7 +120,7 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.encoding_errors import mark_errors
-    from jaxprompt.assembly.prompt_artifact import read_export
+    from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources.records import tell_unknown, with_examples
 
     (where,) = args.prompt
@@ -164,7 +165,7 @@ def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
 
 
 def _check_split(split: str) -> None:
-    from jaxprompt.assembly.examples import SPLITS
+    from jaxprompt.build.examples import SPLITS
 
     if split not in SPLITS:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
@@ -172,7 +173,7 @@ def _check_split(split: str) -> None:
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows that are written; none may have a column of a prediction."""
-    from jaxprompt.assembly.examples import read_rows
+    from jaxprompt.build.examples import read_rows
     from jaxprompt.data.sources.records import Record, check_columns
 
     found = read_rows(c, scorer.task, split)

@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
     from jaxprompt.assembly.adapters import as_peft
     from jaxprompt.assembly.export import pack_run
-    from jaxprompt.assembly.prompt_artifact import plain_tokens
-    from jaxprompt.assembly.tuned_backbone import tuned_names
+    from jaxprompt.build.prompt_artifact import plain_tokens
+    from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.config.settings import settings_of
     from jaxprompt.convert.artifact import summary_of, write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
@@ -100,7 +100,7 @@ def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, An
     """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
     from jaxprompt.api.backbones import load_backbone
     from jaxprompt.api.prompts import load_own_backbone
-    from jaxprompt.assembly.tuned_backbone import as_delta, save_tuned
+    from jaxprompt.build.tuned_backbone import as_delta, save_tuned
     from jaxprompt.convert.artifact import check_fingerprint
 
     whole, card = load_own_backbone(prompt), dict(prompt.card)

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.encoding_errors import mark_errors
     from jaxprompt.assembly.export import check_newest
-    from jaxprompt.assembly.prompt_artifact import read_export
+    from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder

@@ -82,7 +82,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     searched. Runs of `adapt` are left out: they have no method. Raises InputError where there is no
     finished run.
     """
-    from jaxprompt.assembly.notes import fields_read
+    from jaxprompt.build.notes import fields_read
     from jaxprompt.config.load import load_config
     from jaxprompt.config.settings import FREE
     from jaxprompt.training.run_folder import read_result

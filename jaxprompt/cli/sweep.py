@@ -92,8 +92,9 @@ def execute(
     Returns the errors of runs that failed, by name; None where a signal ended it early, and the
     same call goes on.
     """
-    from jaxprompt.assembly import from_config, tune
+    from jaxprompt.assembly import tune
     from jaxprompt.assembly.grid import GridRun, take_size
+    from jaxprompt.build.check import check_config
     from jaxprompt.config.settings import FREE, programs_folder
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
@@ -106,7 +107,7 @@ def execute(
     size = max(map(take_size, loaded), default=0)
     for run, c in zip(runs, loaded, strict=True):
         try:
-            from_config.check_config(c)
+            check_config(c)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
     together, single = divide(runs, loaded)

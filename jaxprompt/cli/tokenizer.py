@@ -20,10 +20,10 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config", "family", "output")
     c = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
-    from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.denoising import learn_tokenizer
+    from jaxprompt.build.check import check_config
+    from jaxprompt.build.corpus import learn_tokenizer
 
-    from_config.check_config(c)
+    check_config(c)
     tokenizer = learn_tokenizer(c, args.family, args.output, args.size, lowercase=not args.cased)
     print(
         escape(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens"),

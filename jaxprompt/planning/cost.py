@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import AbstractRun
-from jaxprompt.assembly.initial_params import divide
+from jaxprompt.build.initial_params import divide
+from jaxprompt.build.optimizer import build_optimizer, plan_of
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import known_options
@@ -143,8 +143,8 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
 
 
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
-    plan = from_config.plan_of(run.config, _STEPS)
-    return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
+    plan = plan_of(run.config, _STEPS)
+    return build_optimizer(run.config, trainable, plan, _STEPS)
 
 
 # The meshes of a search ask for few of these: only the padding of the vocabulary differs.

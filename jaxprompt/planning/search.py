@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import AbstractRun, may_fuse
+from jaxprompt.build.placement import build_placement
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
@@ -113,7 +113,7 @@ def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> P
 
     Raises InputError where batch or model do not divide over it.
     """
-    placement = from_config.build_placement(run.config, jax.devices()[:count])
+    placement = build_placement(run.config, jax.devices()[:count])
     return _weigh_evaluation(run, _plan(run, device, placement, run.settings.remat))
 
 

@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 from jaxprompt import rng
-from jaxprompt.assembly import denoising, from_config, ppt, records
+from jaxprompt.assembly import ppt, records
 from jaxprompt.assembly.grid import GridRun
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.method import method_of
-from jaxprompt.assembly.pipeline import load_weights
-from jaxprompt.assembly.starting_text import count_tokens
+from jaxprompt.build.backbone import load_weights
+from jaxprompt.build.corpus import read_corpus
+from jaxprompt.build.initial_params import count_tokens, start
+from jaxprompt.build.method import method_of
+from jaxprompt.build.optimizer import build_optimizer, counts_epochs, plan_of
+from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.settings import settings_of
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -50,7 +52,7 @@ def prepare(
     InputError for a corpus that has changed.
     """
     c = runs[0].config
-    placement = from_config.build_placement(c)
+    placement = build_placement(c)
     asked: dict[str, ppt.PptTask] = {}
     tasks: dict[str, SharedTask] = {}
     corpus, found = None, []
@@ -93,7 +95,7 @@ def prepare(
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
     objectives = ppt.make_objectives(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)
-    says += from_config.tell_kernel(c, placement, backbone.module)
+    says += tell_kernel(c, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
     return Shared(c, placement, loaded, objectives, HeldOutScorer, says, "held_out"), members
@@ -101,7 +103,7 @@ def prepare(
 
 def _read(c: Any, asked: ppt.PptTask, workdir: Path) -> Corpus:
     vocab = asked.backbone.module.cfg.vocab
-    return denoising.read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
+    return read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
 
 
 def _member(
@@ -111,7 +113,7 @@ def _member(
     c = run.config
     plan, epoch = _plan(c, text)
     # What else depends on the length of an epoch is told by the plan.
-    shape = epoch if from_config.counts_epochs(c) else 0, scorer.layout
+    shape = epoch if counts_epochs(c) else 0, scorer.layout
     return Member(
         run, scorer, ppt.make_objectives(c, scorer.model)[0], plan, epoch, shape, source=text,
         feed=partial(_feed, c, text, flops, placement),
@@ -122,7 +124,7 @@ def _member(
 
 def _plan(c: Any, text: ppt.Text) -> tuple[Milestones, int]:
     epoch = -(-len(text.rows) // settings_of(c).batch)
-    return from_config.plan_of(c, epoch, len(text.rows)), epoch
+    return plan_of(c, epoch, len(text.rows)), epoch
 
 
 def _longest(c: Any, text: ppt.Text) -> Batch:
@@ -140,7 +142,7 @@ def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> RunBatc
 def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
     """Counts what a step of a run asks for, as of one alone."""
     weights = start(c, scorer, loaded, None, placement, restored=True)  # shapes count
-    tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
+    tx = build_optimizer(c, weights.trainable, *_plan(c, text))
     own = settings_of(c)
     state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout", own.rng))
     learned = ppt.Learner(*ppt.make_objectives(c, scorer.model), *weights)

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.assembly.examples import check_tunes
 from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.assembly.ppt import check_ppt
+from jaxprompt.build.examples import check_tunes
 from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic

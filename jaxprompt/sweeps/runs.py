@@ -13,10 +13,11 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import from_config, initial_params
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
-from jaxprompt.assembly.initial_params import check_all
+from jaxprompt.build import initial_params
+from jaxprompt.build.initial_params import check_all
+from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.models.model import Model
@@ -113,14 +114,14 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, Any]) -> None:
         shapes[id(model)] = jax.eval_shape(init, jax.random.key(0), shared.loaded.params)
     own, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
     trainable = check_all(c, scorer, own, member.counts, fingerprint, shared.placement)
-    from_config.build_optimizer(c, trainable, member.plan, member.steps_per_epoch)
+    build_optimizer(c, trainable, member.plan, member.steps_per_epoch)
 
 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
     c = member.run.config
     weights = initial_params.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
-    tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
+    tx = build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
     settings = member.run.settings
     key = rng.key_for(settings.seed, "dropout", settings.rng)
     state = make_state(weights.trainable, tx, key)

@@ -10,16 +10,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.assembly import from_config, records
-from jaxprompt.assembly.examples import examples_key
+from jaxprompt.assembly import records
 from jaxprompt.assembly.feature_cache import KeepingPlan
-from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.method import method_of, seen_by
-from jaxprompt.assembly.pipeline import load_weights
-from jaxprompt.assembly.prepared import prepare_task
-from jaxprompt.assembly.starting_text import count_corpus, count_tokens
+from jaxprompt.build.backbone import load_weights
+from jaxprompt.build.evaluation import build_measure
+from jaxprompt.build.examples import examples_key
+from jaxprompt.build.initial_params import count_corpus, count_tokens, start
+from jaxprompt.build.method import method_of, seen_by
+from jaxprompt.build.optimizer import plan_of
+from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.task import (
+    build_objectives,
+    describe_data,
+    longest_batch,
+    open_fitting,
+    prepare_task,
+    share_front,
+    tell_examples,
+    train_batches,
+)
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -46,9 +56,9 @@ def prepare(
     What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
     """
     c = runs[0].config
-    placement = from_config.build_placement(c)
+    placement = build_placement(c)
     # What each run starts from is checked for it alone, see `check_start`.
-    backbone = from_config.open_fitting(c, placement, restored=True)
+    backbone = open_fitting(c, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     scorers: dict[str, Scorer] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -62,13 +72,13 @@ def prepare(
             if key not in encoded:
                 examples, scorer, splits = prepare_task(own, placement, backbone)
                 scorers[key] = share_front(own, scorer)
-                facts[key] = from_config.describe_data(examples, scorer)
+                facts[key] = describe_data(examples, scorer)
                 # A split that is the same in all runs is laid out once.
                 encoded[key] = {
                     name: same.setdefault((name, part.digest()), part)
                     for name, part in splits.items()
                 }
-                told[run.name] = from_config.tell_examples(scorers[key], splits, examples.notes)
+                told[run.name] = tell_examples(scorers[key], splits, examples.notes)
         except InputError as error:
             failed(run, error)
             continue
@@ -100,11 +110,11 @@ def prepare(
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.block['path']} ({backbone.family})"]
-    says += from_config.tell_kernel(c, placement, backbone.module)
+    says += tell_kernel(c, placement, backbone.module)
     differ = len(set(map(tuple, told.values()))) > 1
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
-    objectives = from_config.build_objectives(c, members[0].model) if members else []
+    objectives = build_objectives(c, members[0].model) if members else []
     shared = Shared(c, placement, loaded, objectives, SplitScorer, says)
     return shared._replace(fill=fill), members
 
@@ -149,9 +159,9 @@ def _member(
     c, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / run.settings.batch)
     member = Member(
-        run, scorer, scorer.model, from_config.plan_of(c, epoch, len(train.rows)), epoch, (),
+        run, scorer, scorer.model, plan_of(c, epoch, len(train.rows)), epoch, (),
         source=train, feed=partial(_feed, c, scorer, train),
-        longest=partial(from_config.longest_batch, c, scorer, train), held=splits, record=record,
+        longest=partial(longest_batch, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
     # One program knows the words of one training text, and what a method computes with.
@@ -161,7 +171,7 @@ def _member(
 
 
 def _feed(c: Any, scorer: Scorer, train: Split) -> RunBatches:
-    batches = from_config.train_batches(c, scorer, train)
+    batches = train_batches(c, scorer, train)
     return RunBatches(batches, lambda: next(batches))
 
 
@@ -225,7 +235,7 @@ class SplitScorer:
         """Lets each run write its texts, one run after another."""
         if self._texts is None:
             c, scorer = self._shared.config, members[0].scorer
-            self._texts = from_config.build_measure(c, scorer, self._shared.placement)
+            self._texts = build_measure(c, scorer, self._shared.placement)
         programs, found = self._programs, []
         for row, member in enumerate(members):
             frozen = programs.frozen | {name: x[row] for name, x in own.frozen.items()}

@@ -98,8 +98,10 @@ def time_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.assembly import denoising, from_config
-    from jaxprompt.assembly.pipeline import shape_backbone
+    from jaxprompt.assembly import denoising
+    from jaxprompt.build.backbone import shape_backbone
+    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.placement import build_placement
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.devices import of_kind
@@ -118,10 +120,10 @@ def time_ours(args: argparse.Namespace) -> None:
         block, head = c.backbone.to_dict(), denoising.NEEDS[case.objective][1]
         backbone = shape_backbone(block, Path(folder), case.hf, (head,))
         backbone = backbone._replace(block=block | {"dtype": "float32"})
-        placement = from_config.build_placement(c)
+        placement = build_placement(c)
         adapted = denoising.load_adaptable(c, backbone, placement)
-    plan = from_config.make_plan(c.train, KINDS, case.batch)
-    tx = from_config.build_optimizer(c, adapted.trainable, plan, KINDS)
+    plan = make_plan(c.train, KINDS, case.batch)
+    tx = build_optimizer(c, adapted.trainable, plan, KINDS)
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
     step = jit(

@@ -70,7 +70,8 @@ def serve(args: argparse.Namespace) -> None:
     import numpy as np
 
     from jaxprompt import rng
-    from jaxprompt.assembly import feature_cache, from_config
+    from jaxprompt.assembly import feature_cache
+    from jaxprompt.build.task import build_objectives
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.hlo import read_work
@@ -85,7 +86,7 @@ def serve(args: argparse.Namespace) -> None:
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
-    step = steps.make_train_step(kept.model, tx, from_config.build_objectives(c, kept.model))
+    step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))

@@ -43,9 +43,10 @@ def read_sst2(args: argparse.Namespace):
     """Encodes the SST-2 training rows for prefix tuning of MiniLM. -> config, ..., split"""
     from configs import base
     from configs.parts import backbones, methods, tasks
-    from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.examples import read_examples
-    from jaxprompt.assembly.pipeline import open_backbone
+    from jaxprompt.build.backbone import open_backbone
+    from jaxprompt.build.examples import read_examples
+    from jaxprompt.build.placement import build_placement
+    from jaxprompt.build.task import scorer_from_config
 
     c = base.get_config()
     backbones.minilm(c)
@@ -54,8 +55,8 @@ def read_sst2(args: argparse.Namespace):
     c.data.source, c.data.group, c.optim.clip = str(Path(args.data) / "sst2"), args.group, 0.0
     examples = read_examples(c)
     backbone = open_backbone(c.backbone.to_dict())
-    placement = from_config.build_placement(c)
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    placement = build_placement(c)
+    scorer = scorer_from_config(c, backbone, examples, placement)
     return c, backbone, placement, scorer, scorer.encode(examples.splits["train"])
 
 
@@ -64,9 +65,10 @@ def serve_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.initial_params import start
-    from jaxprompt.assembly.pipeline import load_weights
+    from jaxprompt.build.backbone import load_weights
+    from jaxprompt.build.initial_params import start
+    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.task import build_objectives, train_batches
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.training import steps
     from jaxprompt.training.state import make_state
@@ -75,17 +77,17 @@ def serve_ours(args: argparse.Namespace) -> None:
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     trainable, frozen, _ = start(c, scorer, loaded, rows, placement)
-    batches = from_config.train_batches(c, scorer, rows)
+    batches = train_batches(c, scorer, rows)
     per_epoch = batches.steps_per_epoch
-    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
-    tx = from_config.build_optimizer(c, trainable, plan, per_epoch)
-    make = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
+    plan = make_plan(c.train, per_epoch, c.data.batch)
+    tx = build_optimizer(c, trainable, plan, per_epoch)
+    make = steps.make_train_step(scorer.model, tx, build_objectives(c, scorer.model))
     train_step = jit(make, donate_argnums=0)
     state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
     seen = {batch.encoder.ids.shape: batch for _, batch in zip(range(per_epoch), batches)}  # noqa: B905
     for batch in seen.values():
         state, _ = train_step(state, frozen, batch)
-    batches = from_config.train_batches(c, scorer, rows)
+    batches = train_batches(c, scorer, rows)
 
     def run(count: int) -> None:
         nonlocal state

@@ -142,24 +142,32 @@ def open_training(c, rows: int | None):
 
     -> scorer, splits, weights, training batches, optimizer, placement
     """
-    from jaxprompt.assembly import from_config, initial_params
-    from jaxprompt.assembly.examples import read_examples
-    from jaxprompt.assembly.pipeline import load_weights
+    from jaxprompt.build import initial_params
+    from jaxprompt.build.backbone import load_weights
+    from jaxprompt.build.examples import read_examples
+    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.placement import build_placement
+    from jaxprompt.build.task import (
+        encode_splits,
+        open_fitting,
+        scorer_from_config,
+        train_batches,
+    )
 
-    placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement)
     examples = read_examples(c)
     for name, part in examples.splits.items():
         examples.splits[name] = part[: rows if name == "train" else 64]
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-    splits = from_config.encode_splits(scorer, examples)
+    scorer = scorer_from_config(c, backbone, examples, placement)
+    splits = encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone).with_vocabulary_of(splits["train"])
     weights = initial_params.start(c, scorer, loaded, splits["train"], placement)
-    batches = from_config.train_batches(c, scorer, splits["train"])
+    batches = train_batches(c, scorer, splits["train"])
     per_epoch = batches.steps_per_epoch
-    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
-    tx = from_config.build_optimizer(c, weights.trainable, plan, per_epoch)
+    plan = make_plan(c.train, per_epoch, c.data.batch)
+    tx = build_optimizer(c, weights.trainable, plan, per_epoch)
     return scorer, splits, weights, batches, tx, placement
 
 
@@ -171,14 +179,16 @@ def serve_steps(c, rows: int | None, facts_of: Callable[[Any, Any], dict]) -> No
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.assembly import from_config
+    from jaxprompt.build.task import (
+        build_objectives,
+    )
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.training import steps
     from jaxprompt.training.state import place_state
 
     scorer, _, weights, batches, tx, placement = open_training(c, rows)
-    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
+    step = steps.make_train_step(scorer.model, tx, build_objectives(c, scorer.model))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     facts = facts_of(weights, state)

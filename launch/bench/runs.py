@@ -227,21 +227,22 @@ def train_in_turn(args: argparse.Namespace) -> None:
 
 def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
-    from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.examples import read_examples
     from jaxprompt.assembly.grid import list_runs
+    from jaxprompt.build.examples import read_examples
+    from jaxprompt.build.placement import build_placement
+    from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config, train_batches
     from jaxprompt.config.load import load_config
 
     c, runs = load_config(args.config), []
     length = c.prompt.length
     grid = list_runs(c, args.workdir)
-    placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement)
     for number in args.numbers:
         own = grid[number].config
-        scorer = from_config.scorer_from_config(own, backbone, read_examples(own), placement)
-        splits = from_config.encode_splits(scorer, read_examples(own))
-        stream = from_config.train_batches(own, scorer, splits["train"])
+        scorer = scorer_from_config(own, backbone, read_examples(own), placement)
+        splits = encode_splits(scorer, read_examples(own))
+        stream = train_batches(own, scorer, splits["train"])
         order = [next(stream).index.tolist() for _ in range(own.train.total_steps)]
         stream.close()
         parts = {}

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.assembly.denoising import NEEDS
-from jaxprompt.assembly.pipeline import shape_backbone
+from jaxprompt.build.backbone import shape_backbone
+from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.published import published
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
@@ -67,9 +67,7 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     run = open_run(c)
     shapes = make_shapes(run, place, as_it_runs=True)
     model = dataclasses.replace(run.model, backbone=_module(run, place))
-    tx = from_config.build_optimizer(
-        run.config, shapes.state.trainable, Milestones(1000, 100, 0), 100
-    )
+    tx = build_optimizer(run.config, shapes.state.trainable, Milestones(1000, 100, 0), 100)
     step = make_group_step(model, tx, run.objectives)
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
@@ -129,7 +127,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         objectives = [Objective("main", on_targets, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
-    tx = from_config.build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)
+    tx = build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)
     key = rng.key_for(0, "dropout")
     state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
     state = put(state, like(place, state, place.parameters(trainable)))

@@ -8,7 +8,7 @@ from tiny_run import TOPICS, write_rows
 
 import jaxprompt as jp
 from jaxprompt.api.rows import make_records, make_rows
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.build.examples import read_examples
 from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task

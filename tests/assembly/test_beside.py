@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_pieces import KINDS, write_pieces
 
-from jaxprompt.assembly.beside import how_beside
+from jaxprompt.build.scorer import how_beside
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import load_tokenizer
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.base import get_config as base
-from jaxprompt.assembly.demonstrations import (
+from jaxprompt.build.demonstrations import (
     card_of,
     check_demos,
     check_demos_card,

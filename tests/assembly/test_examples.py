@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.base import get_config as base
-from jaxprompt.assembly.examples import read_examples, read_task
+from jaxprompt.build.examples import read_examples, read_task
 from jaxprompt.errors import InputError
 
 ROWS = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(12)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxprompt.assembly import inheritance
+from jaxprompt.build import inheritance
 from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs.base import get_config as base
-from jaxprompt.assembly.examples import read_examples
+from jaxprompt.build.examples import read_examples
 from jaxprompt.errors import InputError
 
 

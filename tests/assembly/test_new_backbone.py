@@ -11,8 +11,8 @@ from folders import CARD, ENCODER
 from tiny import make_batch
 
 from configs.base import get_config
-from jaxprompt.assembly import new_backbone
-from jaxprompt.assembly.pipeline import load_weights, open_backbone
+from jaxprompt.build import new_backbone
+from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import backbone_shapes

@@ -10,10 +10,10 @@ from tiny import CONFIGS, MODEL_HEADS
 
 from configs.parts import ppt as cells
 from configs.ppt import has_cell, learning_rates
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import Examples, in_form, read_task
-from jaxprompt.assembly.inheritance import _tell_layout
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.examples import Examples, in_form, read_task
+from jaxprompt.build.inheritance import _tell_layout
+from jaxprompt.build.task import scorer_from_config
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
 from jaxprompt.data.tasks.task import Example
@@ -98,7 +98,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     example = example_of(made)
     backbone = Backbone(c.backbone.to_dict(), Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(share=lambda: (0, 1))
-    return c, from_config.scorer_from_config(
+    return c, scorer_from_config(
         c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
     )
 

@@ -11,8 +11,8 @@ import pytest
 
 from configs.parts import ppt
 from configs.ppt import dtype_of
-from jaxprompt.assembly.examples import in_form, read_examples, read_rows, read_task, source_split
-from jaxprompt.assembly.notes import tell_unread
+from jaxprompt.build.examples import in_form, read_examples, read_rows, read_task, source_split
+from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.data.tasks.registry import get_task

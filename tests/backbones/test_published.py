@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxprompt.assembly.pipeline import family_of
 from jaxprompt.backbones import make_backbone
+from jaxprompt.build.backbone import family_of
 from jaxprompt.convert.published import published
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.tree import count, flatten

@@ -8,7 +8,7 @@ import pytest
 from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
-from jaxprompt.assembly import from_config
+from jaxprompt.build.check import check_config
 from jaxprompt.config.blocks import make_block
 from jaxprompt.config.files import load_module, shipped
 from jaxprompt.config.load import fields, load_config
@@ -41,7 +41,7 @@ def test_a_named_method_brings_its_block_whatever_the_order():
     assert set(back.prompt) == set(read().prompt) and back.prompt.layers == "1-2"
     assert dict(read(prompt__name="none").prompt) == {"name": "none"}
     for c in (first, back, read(prompt__name="none")):
-        from_config.check_config(c)
+        check_config(c)
 
 
 def test_the_method_that_is_there_keeps_its_settings():

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.prompt_artifact import read_export
 
 
 def composed(backbone, data, parts, **fields):

@@ -10,10 +10,14 @@ from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fi
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.notes import tell_unread
-from jaxprompt.assembly.pipeline import load_weights
+from jaxprompt.build.backbone import load_weights
+from jaxprompt.build.check import check_config
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.initial_params import start
+from jaxprompt.build.notes import tell_unread
+from jaxprompt.build.optimizer import build_optimizer, make_plan
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.task import build_objectives, open_fitting, scorer_from_config, train_batches
 from jaxprompt.cli.reference import write_page
 from jaxprompt.config.fields import Block
 from jaxprompt.config.files import load_module
@@ -61,12 +65,12 @@ def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     c = load(path, argument)
     if not c.backbone.path:  # some name none: it is given by hand
         c.backbone.path = "somewhere"
-    from_config.check_config(c)
+    check_config(c)
     assert tell_unread(c) == []
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps(resolved(c)))
     again = load_config(str(saved))
-    from_config.check_config(again)
+    check_config(again)
     assert fields(again) == fields(c) and resolved(again) == resolved(c)
 
 
@@ -183,21 +187,21 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
         c.prompt.update({"text": "a a an an is the this"} if "text" in c.prompt else {})
         c.optim.warmup_steps = 1
         c.data.max_len = 64 if "fixed_labels" in argument else 24  # words of many masks
-    from_config.check_config(c)
+    check_config(c)
     c.mesh.data = c.mesh.model = 1
-    placement = from_config.build_placement(c)
-    opened = from_config.open_fitting(c, placement)
+    placement = build_placement(c)
+    opened = open_fitting(c, placement)
     examples = read_examples(c)
-    scorer = from_config.scorer_from_config(c, opened, examples, placement)
+    scorer = scorer_from_config(c, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
-    batches = from_config.train_batches(c, scorer, train)
-    plan = from_config.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    batches = train_batches(c, scorer, train)
+    plan = make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     assert plan.total > 0
     opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
     weights = start(c, scorer, loaded, train, placement)
-    tx = from_config.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
-    objectives = from_config.build_objectives(c, scorer.model)
+    tx = build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
+    objectives = build_objectives(c, scorer.model)
     step = steps.make_train_step(scorer.model, tx, objectives)
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
@@ -208,7 +212,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
 @pytest.mark.parametrize("row", ["in_context", "zero_shot"])
 def test_rows_of_lm_bff_that_train_nothing(row):
     c = load(CONFIGS / "lm_bff.py", f"sst2,{row}")
-    from_config.check_config(c)
+    check_config(c)
     assert from_config.is_zero_shot(c) and c.data.protocol == "kshot"
     assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
@@ -279,7 +283,7 @@ def test_every_part_fits_the_base(kind, part):
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
     c.backbone.path = c.backbone.path or "somewhere"
-    from_config.check_config(c)
+    check_config(c)
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":

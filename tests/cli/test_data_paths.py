@@ -16,9 +16,9 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.optimizer import plan_of
 from jaxprompt.errors import InputError
 
 BASE = ROOT / "configs/base.py"
@@ -150,9 +150,9 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
 def test_a_total_of_examples_counts_short_batches(total, steps):
     """48 examples in batches of 20 are three steps an epoch."""
     c = make_config("", "", **{"data.batch": 20, "train.total_steps": 0} | total)
-    assert from_config.plan_of(c, 3, 48).total == steps
+    assert plan_of(c, 3, 48).total == steps
     c = make_config("", "", **{"train.total_steps": 0, "train.total_epochs": 0.55})
-    assert from_config.plan_of(c, 100, 1600).total == 55
+    assert plan_of(c, 100, 1600).total == 55
 
 
 def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):

@@ -10,8 +10,8 @@ from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, read_lines, 
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCausalLM
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.prompt_artifact import read_export
-from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
+from jaxprompt.build.prompt_artifact import read_export
+from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.load import resolved
 from jaxprompt.data.tasks.task import Example
 

@@ -9,8 +9,8 @@ import pytest
 from spoil import PYTHON, edit
 from tiny_run import read_lines, write_rows
 
-from jaxprompt.assembly import examples
 from jaxprompt.backbones import families
+from jaxprompt.build import examples
 from jaxprompt.config.schema import FIELDS
 
 # -- data -----------------------------------------------------------------------------------------

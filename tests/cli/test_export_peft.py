@@ -10,12 +10,13 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_ro
 
 from configs.base import get_config
 from jaxprompt.__main__ import main
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.adapters import as_peft
-from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.initial_params import read_rows
-from jaxprompt.assembly.pipeline import open_backbone
-from jaxprompt.assembly.prompt_artifact import plain_tokens, read_export, unpack
+from jaxprompt.build.backbone import open_backbone
+from jaxprompt.build.check import check_config
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.initial_params import read_rows
+from jaxprompt.build.prompt_artifact import plain_tokens, read_export, unpack
+from jaxprompt.build.task import scorer_from_config
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
@@ -250,10 +251,10 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     fields = {"task.template": template, "prompt.start": "normal"}
     fields |= {"head.name": "verbalizer" if "[mask]" in template else "linear"}
     c = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
-    from_config.check_config(c)
+    check_config(c)
     placement = make_placement(1, 1)
     opened = open_backbone(c.backbone.to_dict())
-    scorer = from_config.scorer_from_config(c, opened, read_examples(c, ["train"]), placement)
+    scorer = scorer_from_config(c, opened, read_examples(c, ["train"]), placement)
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
     card = {"template": template, "prompt": {}, "method": "soft"}
     card["backbone"] = {"id": "x", "revision": "v2", "family": family, "rescale": 1.0}
@@ -268,10 +269,10 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
 
 def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     c = make_config(t5, data, "ipt", head__name="verbalizer", task__template="{text} [mask]")
-    from_config.check_config(c)
+    check_config(c)
     opened = open_backbone(c.backbone.to_dict())
     examples = read_examples(c, ["train"])
-    scorer = from_config.scorer_from_config(c, opened, examples, make_placement(1, 1))
+    scorer = scorer_from_config(c, opened, examples, make_placement(1, 1))
     card = {"template": scorer.template, "prompt": {}, "method": "ipt"}
     card["backbone"] = {"id": "x", "revision": "", "family": "t5", "rescale": 1.0}
     card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()

@@ -11,9 +11,12 @@ from spoil import BASE, write_card
 from tiny_run import make_backbone, make_config
 
 from jaxprompt.__main__ import commands
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.prompt_artifact import read_export, unpack
+from jaxprompt.build.check import check_config
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.optimizer import make_plan
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.prompt_artifact import read_export, unpack
+from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
 from jaxprompt.config.schema import FIELDS, make_defaults
@@ -54,9 +57,9 @@ def configs(backbone, data):
 
 def check(c) -> None:
     """Does with a config what needs no backbone and no data."""
-    from_config.check_config(c)
-    from_config.make_plan(c.train, 7, c.data.batch)
-    from_config.build_placement(c)
+    check_config(c)
+    make_plan(c.train, 7, c.data.batch)
+    build_placement(c)
 
 
 def overridden(path, field: str, text: str) -> None:
@@ -69,11 +72,11 @@ def read(path, field: str, text: str) -> None:
     """Goes on to what opens the backbone and reads the data."""
     c = load_config(str(path), [(field, text)])
     check(c)
-    placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement)
     examples = read_examples(c)
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-    from_config.encode_splits(scorer, examples)
+    scorer = scorer_from_config(c, backbone, examples, placement)
+    encode_splits(scorer, examples)
 
 
 def names_of(config: dict) -> list[str]:

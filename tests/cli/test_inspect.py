@@ -19,6 +19,7 @@ from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.task import eval_batches
 from jaxprompt.scoring.separation import separate
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import predict_scores
@@ -187,7 +188,7 @@ def test_states_are_those_at_the_mask(name, runs, looked_at):
         params = tree.merge(numbers, trained.weights.frozen)
         states = predict_scores(
             lambda t, f, p=params: functools.partial(step_of, p), {}, {},
-            from_config.eval_batches(scorer, part), 30,
+            eval_batches(scorer, part), 30,
         )  # fmt: skip
         np.testing.assert_allclose(own["ratio"], separate(states, part.labels).ratio, rtol=1e-5)
 

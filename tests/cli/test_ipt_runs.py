@@ -18,7 +18,7 @@ from tiny_run import (
 )
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.layers.word_rows import hash_rows, unpack_ids
 
 SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}

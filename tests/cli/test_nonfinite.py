@@ -7,6 +7,7 @@ from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_field
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
+from jaxprompt.build import task
 from jaxprompt.errors import InputError
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
@@ -22,7 +23,7 @@ STOPPED = STILL | {"train.max_streak": 3, "train.eval_steps": 6, "train.save_ste
 @pytest.fixture
 def spoil(monkeypatch):
     """Makes the batches of some steps NaN."""
-    original = from_config.train_batches
+    original = task.train_batches
 
     def call(*steps: int):
         def train_batches(*args):

@@ -27,8 +27,8 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.assembly.prompt_artifact import unpack
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.prompt_artifact import unpack
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints

@@ -276,7 +276,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         raise AssertionError("weights were read")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxprompt.assembly.pipeline.load_weights", forbid)
+        patch.setattr("jaxprompt.build.backbone.load_weights", forbid)
         line = tune(prompt__decoder=1, prompt__length=6)
         assert "has prompt.length=4, this run 6; set it to 4, or give another export" in line
         assert "has prompt.decoder=1, this run 0; set it to 1" in tune()

@@ -12,8 +12,9 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_l
 from jaxprompt import tree
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import in_form, read_task
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.examples import in_form, read_task
+from jaxprompt.build.task import eval_batches
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.scoring.losses import make_loss
@@ -142,7 +143,7 @@ def test_loss_is_over_the_options_of_each_row(tuned, reading):
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     total = count = 0.0
-    for batch in from_config.eval_batches(scorer, part):
+    for batch in eval_batches(scorer, part):
         scores = scorer.model.forward(params, batch)
         loss, n = make_loss("restricted", 0.0)(scores, batch.labels, batch.weights)
         total, count = total + float(loss), count + float(n)

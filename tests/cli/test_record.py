@@ -11,7 +11,7 @@ from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.build.backbone import open_backbone
 from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.text import identity
 from jaxprompt.data.text.tokenizer import load_tokenizer

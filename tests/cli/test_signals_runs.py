@@ -57,7 +57,7 @@ def test_as_jax_is_imported(number, tmp_path):
 @pytest.mark.parametrize("number", CODES)
 def test_an_answer_that_is_not_there_is_no_success(number, tmp_path, monkeypatch, capsys):
     """Else `predict --output=x && upload x` would go on."""
-    monkeypatch.setattr("jaxprompt.assembly.prompt_artifact.read_export", gets(number))
+    monkeypatch.setattr("jaxprompt.build.prompt_artifact.read_export", gets(number))
     code, out, err = jaxprompt(capsys, "predict", f"--prompt={tmp_path}", "--text=a")
     assert (code, out) == (128 + number, "")
     assert err == f"stopped by {NAMES[number]} before anything was saved\n"

@@ -8,11 +8,12 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.examples import read_examples
-from jaxprompt.assembly.initial_params import start
-from jaxprompt.assembly.pipeline import load_weights, open_backbone
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.build.examples import read_examples
+from jaxprompt.build.initial_params import start
+from jaxprompt.build.placement import build_placement
+from jaxprompt.build.task import open_fitting, scorer_from_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
@@ -113,9 +114,9 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def first_numbers(c) -> dict[str, np.ndarray]:
     """Makes the numbers of a prompt before its first step. -> arrays by name"""
-    placement = from_config.build_placement(c)
-    backbone, loaded = load_weights(from_config.open_fitting(c, placement), placement)
-    scorer = from_config.scorer_from_config(c, backbone, read_examples(c), placement)
+    placement = build_placement(c)
+    backbone, loaded = load_weights(open_fitting(c, placement), placement)
+    scorer = scorer_from_config(c, backbone, read_examples(c), placement)
     trainable = start(c, scorer, loaded, None, placement).trainable
     return {
         name.removeprefix("prompt/"): np.asarray(rows)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
-from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.tune import run
+from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import resolved
 from jaxprompt.convert.artifact import read_artifact, write_artifact

@@ -8,8 +8,8 @@ import pytest
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines
 
 import jaxprompt as jp
-from jaxprompt.assembly.prompt_artifact import read_export
-from jaxprompt.assembly.tuned_backbone import as_delta, without_delta
+from jaxprompt.build.prompt_artifact import read_export
+from jaxprompt.build.tuned_backbone import as_delta, without_delta
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 

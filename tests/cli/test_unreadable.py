@@ -8,8 +8,8 @@ import pytest
 from fuzz import survive
 from spoil import BASE
 
-from jaxprompt.assembly.initial_params import read_rows
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.initial_params import read_rows
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.folder import read_config, resolve

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.api.prompts import load_prompt
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.cli import export
 from jaxprompt.convert import hub, model_card
 from jaxprompt.convert.artifact import write_artifact

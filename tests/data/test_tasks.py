@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxprompt.assembly.examples import read_task
+from jaxprompt.build.examples import read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from refusing import refuse_line
 
+from jaxprompt.build.word_list import choose_classes, keep_known, read_words, with_words
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
-from jaxprompt.data.word_list import choose_classes, keep_known, read_words, with_words
 
 WORDS = ["Paris", "1990", "paris", "antidisestablishment", "Rome", "☃", "a|b"]
 

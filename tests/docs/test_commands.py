@@ -17,7 +17,7 @@ from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
 from tiny_run import TOPICS, flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.method import method_of
+from jaxprompt.build.method import method_of
 from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import Annotations

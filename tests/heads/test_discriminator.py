@@ -9,7 +9,8 @@ from tiny_run import make_backbone, sentences
 from transformers import AutoTokenizer
 
 from configs.base import get_config
-from jaxprompt.assembly.pipeline import asks_of, build_scorer, load_weights, open_backbone
+from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.build.scorer import asks_of, build_scorer
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList, Entry, make_tree

@@ -14,8 +14,9 @@ import pytest
 from tiny import assert_close, jit
 
 from configs.parts import heads
-from jaxprompt.assembly.from_config import build_objectives
-from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
+from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.build.scorer import build_scorer, choose_template
+from jaxprompt.build.task import build_objectives
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.folder import end_ids
 from jaxprompt.data.tasks.registry import custom_task

@@ -5,8 +5,8 @@ import importlib
 
 import pytest
 
-from jaxprompt.assembly.method import method_of
-from jaxprompt.assembly.notes import tell_unread
+from jaxprompt.build.method import method_of
+from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
 from jaxprompt.heads import kinds
 from jaxprompt.prompts import methods

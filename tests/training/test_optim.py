@@ -269,7 +269,7 @@ def test_schedules(name, options, values):
 ])  # fmt: skip
 def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     from configs.base import get_config
-    from jaxprompt.assembly.from_config import build_optimizer
+    from jaxprompt.build.optimizer import build_optimizer
     from jaxprompt.training.loop import Milestones
 
     c = get_config()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.pipeline import LoadedBackbone
+from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.convert.save import check_loadable, save_backbone
 from jaxprompt.errors import InputError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
+from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.fields import check_value
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.tasks.task import Example, Task

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt.assembly.pipeline import facts_of, load_weights, open_backbone
+from jaxprompt.build.backbone import facts_of, load_weights, open_backbone
 from jaxprompt.config.schema import make_defaults
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example

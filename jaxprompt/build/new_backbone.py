@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.assembly.pipeline import shape_backbone
+from jaxprompt.build.backbone import shape_backbone
 from jaxprompt.config.schema import check_fields
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded

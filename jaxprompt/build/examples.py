@@ -6,13 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.assembly.notes import (
-    tell_minus_one,
-    tell_misplaced,
-    tell_moved,
-    tell_odd,
-    tell_unread,
-)
+from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
+from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -27,7 +22,6 @@ from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_examp
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_from_json
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.data.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head
 from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxprompt.assembly.demonstrations import check_demos_card
+from jaxprompt.build.demonstrations import check_demos_card
 from jaxprompt.config.fields import Field, check_value, count, size, text
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.tasks.task import Task

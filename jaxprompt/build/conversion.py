@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from jaxprompt.assembly.pipeline import family_of
 from jaxprompt.backbones import families, make_backbone
+from jaxprompt.build.backbone import family_of
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, Report, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone

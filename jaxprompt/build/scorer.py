@@ -1,40 +1,28 @@
 """Puts backbone, method, head and template together, from plain values: a config's or a card's."""
 
-import dataclasses
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from jaxprompt.assembly.beside import check_computed, how_beside
-from jaxprompt.backbones import families, make_backbone
-from jaxprompt.config.schema import check_fields
-from jaxprompt.convert import folder, load
-from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
+from jaxprompt.build.backbone import ends_of, facts_of
 from jaxprompt.data.batches.batching import Layout
-from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.chat import in_chat
-from jaxprompt.data.text.demos import Demonstrations
+from jaxprompt.data.text.demos import Beside, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.specials import FED, Specials, start_of
 from jaxprompt.data.text.template import OPTION, Template, check, parse, read_option
-from jaxprompt.data.text.tokenizer import load_tokenizer, segments
+from jaxprompt.data.text.token_runs import TokenRun
+from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer, segments
 from jaxprompt.data.text.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, brief, with_article
-from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head
+from jaxprompt.errors import InputError, with_article
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head
 from jaxprompt.models.model import READS, Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
-from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations
-from jaxprompt.types import Asks
-
-# model_type -> family, where they differ
-_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
-_KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
+from jaxprompt.types import Asks, Role
 
 
 def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
@@ -51,100 +39,6 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
             f"give task.template, e.g. '{fields} [mask]'"
         )
     return text
-
-
-def family_of(model_type: str) -> str:
-    """Names the family that reads a model_type of transformers."""
-    return _KIN.get(model_type, model_type)
-
-
-def open_backbone(block: Mapping[str, Any]) -> Backbone:
-    """Finds a backbone and reads its config and the names of its heads."""
-    if not block["path"]:
-        raise InputError(
-            "backbone.path is empty; give a folder, a .gguf file, a hub id or pkg:PACKAGE/FOLDER"
-        )
-    check_fields(block, "backbone")
-    where = folder.resolve(block["path"], block["revision"] or None)
-    return shape_backbone(block, where, folder.read_config(where))
-
-
-def shape_backbone(
-    block: Mapping[str, Any], where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
-) -> Backbone:
-    """Makes the module of a transformers config; without `heads`, with those that `where` holds.
-
-    `where` is the folder, or the file where the config alone is there.
-    """
-    kind = hf.get("model_type", "")
-    family = block["family"] or (family_of(kind) if isinstance(kind, str) else None)
-    if family not in families():
-        known = ", ".join(families())
-        if not kind:
-            raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
-        raise InputError(
-            f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
-        )
-    try:
-        if heads is None:
-            heads = load.present_heads(where, family, hf)
-        module = make_backbone(
-            family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
-            attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
-        )  # fmt: skip
-    except InputError as error:
-        shown = where if os.path.isfile(where) else where / "config.json"
-        raise InputError(f"{shown}: {error}") from error
-    return Backbone(block, where, family, hf, module)
-
-
-def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
-    """Reads the weights to where they live.
-
-    The module is returned too: an untied output table is found only here, and the vocabulary's
-    tables are padded to the mesh.
-    """
-    loaded = load.load_backbone(
-        backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
-        rescale=backbone.block["rescale"], quantize=backbone.block["quantize"],
-        placement=placement,
-    )  # fmt: skip
-    cfg = backbone.module.cfg
-    cfg = dataclasses.replace(
-        cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
-    )
-    return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
-
-
-class LoadedBackbone(NamedTuple):
-    """A backbone and its weights, where they live."""
-
-    backbone: Backbone
-    loaded: load.Loaded
-    placement: Placement
-
-    def __repr__(self) -> str:
-        """Says what it is in one line."""
-        block, report, mesh = self.backbone.block, self.loaded.report, self.placement.mesh.shape
-        held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
-        where = f"{mesh['data']}x{mesh['model']} devices"
-        return f"LoadedBackbone({self.backbone.family} {block['path']}, {held} on {where})"
-
-
-class Given(NamedTuple):
-    """What a run is handed in place of what its config names, by who calls it from Python."""
-
-    rows: Mapping[str, Rows] | None = None  # by split
-    backbone: LoadedBackbone | None = None
-
-    def load(self, backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
-        """Reads the weights, unless they are handed over. -> see `load_weights`"""
-        if self.backbone is None:
-            return load_weights(backbone, placement)
-        return self.backbone.backbone, self.backbone.loaded
-
-
-NOTHING = Given()
 
 
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
@@ -165,22 +59,6 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
             f"{text!r} does not say where; write {{{field}|marked}}, or empty task.markers"
         )
     return parsed
-
-
-def facts_of(backbone: Backbone) -> BackboneFacts:
-    """Tells a kind of answer what it knows of a backbone."""
-    module = backbone.module
-    return BackboneFacts(
-        backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
-        module.cfg.types, getattr(module.cfg, "start", 0), backbone.block["sentinel"],
-    )  # fmt: skip
-
-
-def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
-    """Lists what ends a text that is written: the end of a target, and a model's own, but GLM's."""
-    own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
-    known = range(backbone.module.dims.vocab)  # others are never written
-    return tuple(dict.fromkeys([specials.stop, *filter(known.__contains__, own)]))
 
 
 def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
@@ -286,3 +164,45 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
             f"task.chat=True lays one turn, and {demos.settings.shown} would show several; set it "
             "to 0, or task.chat=False"
         )
+
+
+def check_computed(
+    method: Method, name: str, template: Template, style: str, demos: Demonstrations | None
+) -> None:
+    """Raises InputError where a prompt that is computed from the input cannot stand beside it.
+
+    `name` is that of the config, `style` that of the backbone.
+    """
+    if "encoder" not in method.reads:
+        return
+    if demos is not None:
+        raise InputError(
+            f"{demos.settings.shown} puts other texts into the input, and prompt.name={name} "
+            "computes its prompt from the input; set it to 0, or take another method"
+        )
+    before = [part.kind for part in template.parts if part.kind != "mask"]
+    if style == "causal" and method.num_slots() and before[-1:] == ["soft"]:
+        raise InputError(
+            f"task.template={template.source!r} ends in [soft], where this backbone reads; with "
+            f"prompt.name={name} a short text has fewer soft tokens: put [soft] before the text, "
+            "or words after it"
+        )
+
+
+def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:
+    """Says how demonstrations are laid for a kind of backbone, each with its class's first word.
+
+    A left-to-right model reads them in front of the example; a line break ends each. On a masked
+    model the token that ends an input does, and T5's stand behind a space.
+    """
+    specials, settings = laid.specials, demos.settings
+    words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
+    between = [*specials.end] if specials.style == "masked" else []
+    if specials.style == "causal":
+        between = encode_exact(tokenizer, "\n")
+    role = Role.SPECIAL if specials.style == "masked" else Role.HARD
+    return Beside(
+        words, (TokenRun(between, role, 0),) if between else (),
+        first=settings.per_class == 0 or specials.style == "causal", drops=settings.total > 0,
+        whole=settings.exact > 0, limit=settings.limit, own_limit=settings.own_limit,
+    )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.method import inherited, list_paths
-from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.build.method import inherited, list_paths
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.corpus.ppt import TASKS
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
+from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
 
@@ -82,3 +83,8 @@ def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
 def seen_by(method: Method) -> dict[str, str]:
     """Says which words a method has numbers for, where it depends on those of the training text."""
     return {"seen": method.seen} if method.seen else {}
+
+
+def head_of(c: Any) -> Kind:
+    """Makes the kind of answer of a config."""
+    return make_head(**c.head.to_dict())

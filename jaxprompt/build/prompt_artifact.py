@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.cards import check_card
-from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
-from jaxprompt.assembly.pipeline import LoadedBackbone, build_scorer, load_weights, open_backbone
-from jaxprompt.assembly.tuned_backbone import without_delta
+from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
+from jaxprompt.build.cards import check_card
+from jaxprompt.build.demonstrations import card_of, demos_of_card, with_encoder
+from jaxprompt.build.scorer import build_scorer
+from jaxprompt.build.tuned_backbone import without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.tasks.registry import task_from_json

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.assembly.demonstrations import shows_demos
-from jaxprompt.assembly.method import method_of, starts_of
+from jaxprompt.build.demonstrations import shows_demos
+from jaxprompt.build.method import method_of, starts_of
 from jaxprompt.config.load import fields
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.sampling import fewshot

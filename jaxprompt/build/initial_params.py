@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.inheritance import check_init, inherit, inherit_head, rescaled
-from jaxprompt.assembly.method import starts_of
-from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
+from jaxprompt.build.corpus import read_corpus
+from jaxprompt.build.inheritance import check_init, inherit, inherit_head, rescaled
+from jaxprompt.build.method import starts_of
+from jaxprompt.build.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
@@ -241,3 +245,26 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
     return rescaled(rows, divided, rescale)
+
+
+def count_tokens(
+    c: Any, train: Split | None, count_corpus: Callable[[], np.ndarray]
+) -> np.ndarray | None:
+    """Counts the tokens of the text that prompt.start draws from. int64 [ids]
+
+    That is the training examples (task) or a corpus (frequent), which only then is read; None where
+    a prompt starts from no text.
+    """
+    starts = starts_of(c)
+    if "task" in starts:
+        return np.bincount(text_ids(train.rows))
+    return count_corpus() if "frequent" in starts else None
+
+
+def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:
+    """Counts the tokens of the text at corpus.path, which is indexed where it was not. int64 [ids]
+
+    Raises InputError for a text that cannot be read.
+    """
+    vocab = scorer.model.backbone.cfg.vocab
+    return read_corpus(c, scorer.tokenizer, vocab, workdir).token_counts()

@@ -1,0 +1,134 @@
+"""Opens a backbone: its folder, its module, its weights."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxprompt.backbones import families, make_backbone
+from jaxprompt.config.schema import check_fields
+from jaxprompt.convert import folder, load
+from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
+from jaxprompt.data.rows import Rows
+from jaxprompt.data.text.specials import Specials
+from jaxprompt.errors import InputError, brief
+from jaxprompt.heads import BackboneFacts
+from jaxprompt.models.scorer import Backbone
+from jaxprompt.parallel.sharding import Placement
+
+# model_type -> family, where they differ
+_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
+
+
+_KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
+
+
+def family_of(model_type: str) -> str:
+    """Names the family that reads a model_type of transformers."""
+    return _KIN.get(model_type, model_type)
+
+
+def open_backbone(block: Mapping[str, Any]) -> Backbone:
+    """Finds a backbone and reads its config and the names of its heads."""
+    if not block["path"]:
+        raise InputError(
+            "backbone.path is empty; give a folder, a .gguf file, a hub id or pkg:PACKAGE/FOLDER"
+        )
+    check_fields(block, "backbone")
+    where = folder.resolve(block["path"], block["revision"] or None)
+    return shape_backbone(block, where, folder.read_config(where))
+
+
+def shape_backbone(
+    block: Mapping[str, Any], where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
+) -> Backbone:
+    """Makes the module of a transformers config; without `heads`, with those that `where` holds.
+
+    `where` is the folder, or the file where the config alone is there.
+    """
+    kind = hf.get("model_type", "")
+    family = block["family"] or (family_of(kind) if isinstance(kind, str) else None)
+    if family not in families():
+        known = ", ".join(families())
+        if not kind:
+            raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
+        raise InputError(
+            f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
+        )
+    try:
+        if heads is None:
+            heads = load.present_heads(where, family, hf)
+        module = make_backbone(
+            family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
+            attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
+        )  # fmt: skip
+    except InputError as error:
+        shown = where if os.path.isfile(where) else where / "config.json"
+        raise InputError(f"{shown}: {error}") from error
+    return Backbone(block, where, family, hf, module)
+
+
+def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+    """Reads the weights to where they live.
+
+    The module is returned too: an untied output table is found only here, and the vocabulary's
+    tables are padded to the mesh.
+    """
+    loaded = load.load_backbone(
+        backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
+        rescale=backbone.block["rescale"], quantize=backbone.block["quantize"],
+        placement=placement,
+    )  # fmt: skip
+    cfg = backbone.module.cfg
+    cfg = dataclasses.replace(
+        cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
+    )
+    return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
+
+
+class LoadedBackbone(NamedTuple):
+    """A backbone and its weights, where they live."""
+
+    backbone: Backbone
+    loaded: load.Loaded
+    placement: Placement
+
+    def __repr__(self) -> str:
+        """Says what it is in one line."""
+        block, report, mesh = self.backbone.block, self.loaded.report, self.placement.mesh.shape
+        held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
+        where = f"{mesh['data']}x{mesh['model']} devices"
+        return f"LoadedBackbone({self.backbone.family} {block['path']}, {held} on {where})"
+
+
+class Given(NamedTuple):
+    """What a run is handed in place of what its config names, by who calls it from Python."""
+
+    rows: Mapping[str, Rows] | None = None  # by split
+    backbone: LoadedBackbone | None = None
+
+    def load(self, backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+        """Reads the weights, unless they are handed over. -> see `load_weights`"""
+        if self.backbone is None:
+            return load_weights(backbone, placement)
+        return self.backbone.backbone, self.backbone.loaded
+
+
+NOTHING = Given()
+
+
+def facts_of(backbone: Backbone) -> BackboneFacts:
+    """Tells a kind of answer what it knows of a backbone."""
+    module = backbone.module
+    return BackboneFacts(
+        backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
+        module.cfg.types, getattr(module.cfg, "start", 0), backbone.block["sentinel"],
+    )  # fmt: skip
+
+
+def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
+    """Lists what ends a text that is written: the end of a target, and a model's own, but GLM's."""
+    own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
+    known = range(backbone.module.dims.vocab)  # others are never written
+    return tuple(dict.fromkeys([specials.stop, *filter(known.__contains__, own)]))

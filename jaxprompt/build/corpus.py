@@ -1,0 +1,59 @@
+"""The running text of a config, indexed once."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.corpus import (
+    Corpus,
+    TextSettings,
+    check_vocabulary,
+    index_corpus,
+    train_tokenizer,
+)
+from jaxprompt.corpus.read import root_of
+from jaxprompt.errors import InputError, escape
+
+
+def need_corpus(c: Any) -> None:
+    """Raises InputError where a config names no text."""
+    if not c.corpus.path:
+        raise InputError(
+            "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
+        )
+
+
+def text_settings(c: Any) -> TextSettings:
+    """Tells how the text of a config becomes documents and units."""
+    names = (field.name for field in dataclasses.fields(TextSettings))
+    return TextSettings(**{name: c.corpus[name] for name in names})
+
+
+def learn_tokenizer(c: Any, family: str, folder: str, size: int, *, lowercase: bool) -> Any:
+    """Learns a tokenizer of `size` tokens from the text of a checked config. -> it, saved"""
+    need_corpus(c)
+    return train_tokenizer(
+        family, c.corpus.path, folder, size, text_settings(c), lowercase=lowercase,
+        cache_dir=c.data.cache_dir or None,
+    )  # fmt: skip
+
+
+def read_corpus(c: Any, tokenizer: Any, vocab: int, workdir: str | Path) -> Corpus:
+    """Opens the indexed text of a config; indexes it where that was not done yet, and says so."""
+    check_vocabulary(tokenizer, vocab)
+    root = root_of(c.corpus.path)
+    if root and root.resolve() == Path(workdir).resolve():
+        raise InputError(
+            f"--workdir={workdir} is the folder of corpus.path={c.corpus.path}, and what a run "
+            "writes would be read as text; take another folder, a new one in it for example"
+        )
+    return index_corpus(
+        c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", text_settings(c),
+        processes=c.corpus.processes, cache_dir=c.data.cache_dir or None, report=tell,
+    )  # fmt: skip
+
+
+def tell(line: str) -> None:
+    """Says a line on standard error."""
+    print(escape(line), file=sys.stderr, flush=True)

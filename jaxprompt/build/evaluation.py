@@ -1,0 +1,53 @@
+"""Scores of a split by the scorer of a config."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxprompt import tree
+from jaxprompt.assembly.feature_cache import FeatureCache
+from jaxprompt.build.task import eval_batches
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.models.folding import fold_flat
+from jaxprompt.models.scorer import Scorer
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training.evaluation import make_answering
+
+
+def build_measure(
+    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+) -> Callable[..., dict[str, float]]:
+    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
+    judge = build_judge(c, scorer, placement, kept)
+    return lambda *given: judge(*given)[0]
+
+
+def build_judge(
+    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+) -> Callable[..., tuple[dict[str, float], Any]]:
+    """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
+
+    A prompt that is computed from other numbers is computed once a pass, not once a batch.
+    """
+    kept, steps = kept or FeatureCache(scorer), {}
+    # On several hosts an array is not a single process's to look at.
+    folds = scorer.model.prompt.folds() and jax.process_count() == 1
+    writes = scorer.head.WRITES
+
+    def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
+        goes_on = not writes and kept.holds(split)
+        model = kept.model if goes_on else scorer.model
+        if folds:
+            example = scorer.one_batch(split.rows[:1])
+            model, trainable, frozen = fold_flat(model, trainable, frozen, example)
+        if goes_on not in steps:  # of equal shapes in every pass
+            steps[goes_on] = make_answering(
+                scorer.head, placement, model, c.generate, scorer.tokenizer, scorer.layout
+            )
+        batches = kept.read(split) if goes_on else eval_batches(scorer, split)
+        found = steps[goes_on](trainable, frozen, batches, len(split.rows))
+        scorer.head.check_found(split.average(found))
+        return scorer.measure(split, found), found
+
+    return judge

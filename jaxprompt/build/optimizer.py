@@ -1,0 +1,49 @@
+"""The optimizer of a config, and how many steps its run has."""
+
+import math
+from typing import Any
+
+from jaxprompt import tree
+from jaxprompt.config.schema import FIELDS
+from jaxprompt.training import optim
+from jaxprompt.training.loop import Milestones
+
+
+def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
+    """Turns the one total that is given into steps; `batch` is the mean number of examples."""
+    steps = train.total_epochs * steps_per_epoch or train.total_examples / batch
+    # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
+    total = train.total_steps or max(1, math.ceil(round(steps, 6)))
+    evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
+    return Milestones(total, evaluate, train.save_steps)
+
+
+def plan_of(c: Any, steps_per_epoch: int, examples: int = 0) -> Milestones:
+    """Turns the total of a config into steps; an epoch has `examples`, 0 = all batches are full."""
+    return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch or c.data.batch)
+
+
+def counts_epochs(c: Any) -> bool:
+    """Tells whether the optimizer depends on the length of an epoch."""
+    return c.optim.schedule == "exponential"
+
+
+def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:
+    """Makes the optax chain of a config."""
+    o = c.optim
+    # A share below 1 may round to all of a short run.
+    share = min(round(o.warmup_ratio * plan.total), plan.total - 1)
+    schedule = optim.make_schedule(
+        o.schedule, total=plan.total, warmup=o.warmup_steps or share, gamma=o.gamma,
+        epoch=steps_per_epoch,
+    )  # fmt: skip
+    parts = {name.split("/")[0] for name in trainable}
+    rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})
+    if "head" in rates and c.shared.tasks:  # each counts its own steps
+        heads = {"/".join(name.split("/")[:2]) for name in trainable if name.startswith("head/")}
+        rates |= dict.fromkeys(sorted(heads), rates.pop("head"))
+    optim.check_no_decay(o.no_decay, FIELDS["optim"]["no_decay"].default, trainable)
+    return optim.make_optimizer(
+        o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
+        clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,
+    )  # fmt: skip

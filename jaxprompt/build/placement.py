@@ -1,0 +1,52 @@
+"""The mesh of a config, and whether a backbone divides over it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxprompt.errors import InputError
+from jaxprompt.layers import kernels
+from jaxprompt.models.model import backbone_shapes
+from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+
+
+def build_placement(c: Any, devices: Sequence[Any] | None = None) -> Placement:
+    """Makes the mesh of a config; its batches must divide over it."""
+    placement = make_placement(**c.mesh.to_dict(), devices=devices)
+    size = placement.mesh.shape["data"]
+    share = c.data.batch // c.optim.accumulate
+    if share % size:
+        cut = f" / optim.accumulate={c.optim.accumulate}" * (c.optim.accumulate > 1)
+        raise InputError(
+            f"data.batch={c.data.batch}{cut} does not divide over mesh.data={size}; take a "
+            f"multiple of {size * c.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
+        )
+    if c.data.eval_batch % size:
+        raise InputError(
+            f"data.eval_batch={c.data.eval_batch} does not divide over mesh.data={size}; take a "
+            f"multiple of {size}"
+        )
+    return placement
+
+
+def check_mesh(
+    placement: Placement, module: Any, part: str = "backbone", quantize: str = "none"
+) -> None:
+    """Raises InputError where the parameters of a backbone do not divide over the mesh."""
+    if placement.mesh.size > 1:
+        rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        shapes = backbone_shapes(module.clone(cfg=rows), quantize)
+        check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
+
+
+def tell_kernel(c: Any, placement: Placement, module: Any) -> list[str]:
+    """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
+    rate = module.cfg.attention_dropout
+    given = module.cfg, module.dims.head_dim, placement.target, c.data.max_len
+    if not rate or not kernels.has_own(*given, drops=False):
+        return []
+    return [
+        f"attention dropout {rate} keeps the devices' attention kernel out of training; "
+        "--config.backbone.dropout=0 takes it"
+    ]

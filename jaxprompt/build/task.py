@@ -1,0 +1,142 @@
+"""The task of a config: its examples, laid out for a backbone and encoded."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.build.backbone import open_backbone
+from jaxprompt.build.demonstrations import demos_of, fingerprint_of
+from jaxprompt.build.examples import Examples, describe_examples, read_examples
+from jaxprompt.build.inheritance import check_init
+from jaxprompt.build.method import head_of, seen_by
+from jaxprompt.build.placement import check_mesh
+from jaxprompt.build.scorer import build_scorer, check_fit, choose_template
+from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
+from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
+from jaxprompt.models.generation import check_writing
+from jaxprompt.models.model import Model
+from jaxprompt.models.scorer import Backbone, Scorer, with_front
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.types import Batch, Objective
+
+
+def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
+    """Raises InputError where the texts to be written do not fit behind the longest inputs."""
+    if not scorer.head.WRITES:
+        return
+    layout = scorer.layout.whole()  # every process finds the same
+    for name in splits.keys() - {"train"}:
+        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
+        check_writing(
+            scorer.model, batch, c.generate.max_new, c.generate.beams, ends=scorer.layout.ends
+        )
+
+
+def open_fitting(c: Any, placement: Placement, *, restored: bool = False) -> Backbone:
+    """Opens the backbone of a checked config; method, head, length and mesh must fit it.
+
+    So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
+    """
+    backbone = open_backbone(c.backbone.to_dict())
+    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    if not restored:
+        check_init(c, backbone.module.dims)
+    check_mesh(placement, backbone.module, quantize=backbone.block["quantize"])
+    return backbone
+
+
+def scorer_from_config(
+    c: Any, backbone: Backbone, examples: Examples, placement: Placement
+) -> Scorer:
+    """Builds the scorer of a config."""
+    head, form, choices = head_of(c), c.task.form, examples.choices
+    task = head.fit_task(examples.task, choices)
+    return build_scorer(
+        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), choices=choices,
+        template=choose_template(task, head, backbone.module.STYLE, form, c.task.template),
+        form=form, answer=c.task.answer, eos=c.task.eos, chat=c.task.chat, side=c.data.side,
+        max_len=c.data.max_len, max_target=c.data.max_target, multiple=c.data.multiple,
+        batch=c.data.eval_batch, share=placement.share(), demos=demos_of(c, task, examples.splits),
+    )  # fmt: skip
+
+
+def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
+    """Says what a run learns from, for its record."""
+    mark = fingerprint_of(scorer.demos)
+    facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
+    return facts | seen_by(scorer.model.prompt) | {"identity": identity_of(scorer)}
+
+
+def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
+    """Lays out a training batch as long as any."""
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return next(iter(EvalBatches(split.rows, split.labels, layout)))
+
+
+def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
+    """Makes the endless stream of training batches; whole where states are kept, see `give`."""
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    layout = layout.whole() if c.cache.where else layout
+    return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
+
+
+def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
+    """Encodes every split; train with the free texts that are to be learned."""
+    parts = examples.splits.items()
+    return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+
+
+def tell_examples(
+    scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
+) -> list[str]:
+    """Says which label is which and how often, how many texts are cut, and entities not marked.
+
+    `notes` are those of the reading of examples.
+    """
+    rows = {name: part.by_example() for name, part in splits.items()}
+    single = {name: part.without_samples() for name, part in splits.items()}
+    words = scorer.verbalizer.words if scorer.verbalizer else ()
+    lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
+    lines += [] if scorer.demos is None else [scorer.demos.tell()]
+    unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
+    own = scorer.head.tell(scorer.task, scorer.classes, single)
+    positive = [scorer.task.positive_message] if scorer.task.positive_message else []
+    return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]
+
+
+def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
+    """Makes one pass over a split."""
+    return EvalBatches(split.rows, split.labels, scorer.layout)
+
+
+def build_objectives(c: Any, model: Model) -> list[Objective]:
+    """Makes the terms of the loss: the head's, and the method's own."""
+    return head_of(c).objectives(c.optim.smoothing) + model.prompt.objectives()
+
+
+def share_front(c: Any, scorer: Scorer) -> Scorer:
+    """Does so where a config asks for it."""
+    # States that are kept are of whole rows.
+    return with_front(scorer) if c.backbone.once and not c.cache.where else scorer
+
+
+class Prepared(NamedTuple):
+    """What a run learns a task from."""
+
+    examples: Examples
+    scorer: Scorer
+    splits: dict[str, Split]
+
+
+def prepare_task(c: Any, placement: Placement, backbone: Backbone, rows: Any = None) -> Prepared:
+    """Prepares the task of a checked config; `rows` by split take the place of its files.
+
+    No weights are read. Raises InputError for what is wrong with the data, or does not fit.
+    """
+    examples = read_examples(c, given=rows)
+    scorer = scorer_from_config(c, backbone, examples, placement)
+    splits = encode_splits(scorer, examples)
+    check_room(c, scorer, splits)
+    return Prepared(examples, scorer, splits)
