@@ -23,7 +23,7 @@ from jaxprompt.files import (
     write_output,
 )
 from jaxprompt.training.checkpoint import _check_room
-from jaxprompt.training.feature_store import DiskStore
+from jaxprompt.training.features.store import DiskStore
 from jaxprompt.training.log import RunLog
 
 PRODUCT = Path(files.__file__).parent

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import feature_cache, records
+from jaxprompt.assembly import records
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.check import check_config
@@ -24,6 +24,7 @@ from jaxprompt.build.task import (
     train_batches,
 )
 from jaxprompt.parallel import processes
+from jaxprompt.training.features import cache as feature_cache
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
 from jaxprompt.tree import Flat

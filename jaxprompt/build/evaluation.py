@@ -6,13 +6,13 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
+from jaxprompt.training.features.cache import FeatureCache
 
 
 def build_measure(

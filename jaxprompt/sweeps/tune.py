@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import records
-from jaxprompt.assembly.feature_cache import KeepingPlan
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.evaluation import build_measure
@@ -40,6 +39,7 @@ from jaxprompt.prompts import with_task
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.features.cache import KeepingPlan
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (

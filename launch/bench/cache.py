@@ -70,12 +70,12 @@ def serve(args: argparse.Namespace) -> None:
     import numpy as np
 
     from jaxprompt import rng
-    from jaxprompt.assembly import feature_cache
     from jaxprompt.build.task import build_objectives
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.hlo import read_work
     from jaxprompt.training import steps
+    from jaxprompt.training.features import cache as feature_cache
     from jaxprompt.training.state import place_state
 
     c = make_config(args)

@@ -10,11 +10,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from tiny import QUICK, assert_close, jit, make_tiny
 
-from jaxprompt.assembly.feature_cache import _narrow
 from jaxprompt.backbones import bert, families, gpt2, t5
 from jaxprompt.corpus.denoise.rows import Sample, encoded, join
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.training.features.cache import _narrow
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Batch, Injection, Prefix, Role, Seen, Stream
 

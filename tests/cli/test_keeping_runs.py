@@ -9,12 +9,12 @@ import pytest
 from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
-from jaxprompt.assembly import feature_cache
 from jaxprompt.assembly.grid import list_runs
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import resolved
 from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.training.features import cache as feature_cache
 
 COMMON = dict(
     backbone__dropout=0, prompt__dropout=0, head__dropout=0, train__total_steps=4,

@@ -19,7 +19,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.hlo import read_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
-from jaxprompt.training import feature_store
+from jaxprompt.training.features import store as feature_store
 from jaxprompt.tree import merge, split, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])

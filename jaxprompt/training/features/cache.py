@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.feature_choice import OFF, What, choose, rest
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.batches.stacking import share_of
 from jaxprompt.data.text.encoded import Split
@@ -25,8 +24,9 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training import feature_store
 from jaxprompt.training.evaluation import ahead, place_step
+from jaxprompt.training.features import store as feature_store
+from jaxprompt.training.features.choice import OFF, What, choose, rest
 from jaxprompt.training.pace import Pace
 from jaxprompt.types import Batch, Tokens
 

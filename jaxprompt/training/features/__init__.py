@@ -1,0 +1,1 @@
+"""Hidden states of frozen layers, computed once and kept."""
