@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 from configs.ppt import PRETRAINING, pretrain
-from jaxprompt.assembly import ppt
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.placement import build_placement
 from jaxprompt.config.load import override
@@ -16,6 +15,7 @@ from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import choose
 from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.runs import ppt
 
 SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held-out documents
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jaxprompt.assembly import ppt
 from jaxprompt.build.backbone import open_backbone, shape_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import Examples, in_form, read_task
@@ -33,6 +32,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
+from jaxprompt.runs import ppt
 from jaxprompt.types import Batch, Objective
 
 CHOICES = 4  # of an example, where its rows alone would tell

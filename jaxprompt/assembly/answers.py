@@ -1,14 +1,20 @@
 """Answers of a prompt on its backbone, for examples that are there at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxprompt.data.batches.batching import EvalBatches
+from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import count_cut
+from jaxprompt.errors import InputError
+from jaxprompt.models.generation import check_writing
 from jaxprompt.models.scorer import Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
+
+if TYPE_CHECKING:
+    from jaxprompt.models.scorer import Scorer
 
 
 class Answered(NamedTuple):
@@ -43,3 +49,26 @@ def make_answers(
         return Answered(columns, measured, known, count_cut(split.by_example()), unmarked)
 
     return answer
+
+
+def mark_errors(
+    scorer: "Scorer", records: Sequence[Record], how: Mapping[str, Any] | None = None
+) -> list[Record]:
+    """Replaces each example that cannot be encoded by itself with the reason.
+
+    By `how`, the `generate` block of a card, so is one that leaves no room for a text to be
+    written.
+    """
+    marked = []
+    for record in records:
+        try:
+            if record.example:
+                split = scorer.encode([record.example])
+                batches = EvalBatches(split.rows, split.labels, scorer.layout)
+                if how is not None and scorer.head.WRITES:
+                    size, ends = (how["max_new"], how["beams"]), scorer.layout.ends
+                    check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
+        except InputError as error:
+            record = record._replace(example=None, error=f"{record.origin}: {error}")
+        marked.append(record)
+    return marked

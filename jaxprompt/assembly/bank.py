@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxprompt.assembly.answers import Answered
-from jaxprompt.assembly.encoding_errors import mark_errors
+from jaxprompt.assembly.answers import Answered, mark_errors
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.prompt_artifact import join, scorer_of_card
 from jaxprompt.build.tuned_backbone import tuned_names

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.assembly import from_config, ppt
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.errors import InputError
+from jaxprompt.runs import ppt
+from jaxprompt.runs.restore import restore
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import read_result
 
@@ -26,7 +27,7 @@ def pack_run(c: Any, workdir: str, given: Given = NOTHING) -> Packed:
     if c.ppt.task:
         trained = ppt.restore(c, workdir)
     else:
-        trained = from_config.restore(c, workdir, given=given)
+        trained = restore(c, workdir, given=given)
     result = read_result(workdir) or {}
     metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
     origin = {name: trained.record[name] for name in ("init",) if name in trained.record}

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config
 from jaxprompt.assembly.instances import Instances, find_instances
 from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.build.evaluation import build_judge
@@ -22,6 +21,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.files import dumps
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
+from jaxprompt.runs.restore import restore
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
@@ -170,8 +170,8 @@ def _restore(c: Any, workdir: str, split: str) -> Any:
     trained = None
     if "task" in starts_of(c):
         with contextlib.suppress(InputError):  # they need not be there any more
-            trained = from_config.restore(c, workdir, [split, "train"])
-    trained = trained or from_config.restore(c, workdir, [split])
+            trained = restore(c, workdir, [split, "train"])
+    trained = trained or restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"

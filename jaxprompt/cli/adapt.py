@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     overrides += profile_of(args)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    from jaxprompt.assembly import adapt  # only here, so that a bad flag is answered at once
+    from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
         result = (adapt.score if args.score else adapt.run)(c, args.workdir)

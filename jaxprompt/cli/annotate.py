@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     # The classifier's own config: what is said of the text alone must not bind its workdir.
     classifier = load_config(args.config, own)
-    from jaxprompt.assembly import annotate  # only here, so that a bad flag is answered at once
+    from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
         result = annotate.run(c, classifier, args.workdir, args.output)

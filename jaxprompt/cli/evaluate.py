@@ -55,7 +55,6 @@ def evaluate(
 
     With `output` its rows are written there as `predict` writes them.
     """
-    from jaxprompt.assembly import from_config
     from jaxprompt.build.evaluation import build_judge
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import share_front
@@ -63,13 +62,14 @@ def evaluate(
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.runs.restore import is_zero_shot, restore
 
     _check_split(split)
-    if not from_config.is_zero_shot(c) and workdir is None:
+    if not is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     place = processes.on_first(lambda: check_output(output, data_files(c)) if output else None)
     keep_programs(settings_of(c).compilation_cache)
-    trained = from_config.restore(c, workdir, [split])
+    trained = restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
@@ -118,8 +118,7 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
-    from jaxprompt.assembly.answers import make_answers
-    from jaxprompt.assembly.encoding_errors import mark_errors
+    from jaxprompt.assembly.answers import make_answers, mark_errors
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources.records import tell_unknown, with_examples
 
@@ -156,7 +155,7 @@ def _refuse(records: Sequence[Any]) -> None:
 
 def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError where it is asked for predictions."""
-    from jaxprompt.assembly.majority import measure_majority
+    from jaxprompt.runs.majority import measure_majority
 
     _check_split(split)
     if output:

@@ -69,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
     if args.column:
         return _predict_by_bank(args)
 
-    from jaxprompt.assembly.answers import make_answers
-    from jaxprompt.assembly.encoding_errors import mark_errors
+    from jaxprompt.assembly.answers import make_answers, mark_errors
     from jaxprompt.assembly.export import check_newest
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources import records, submissions

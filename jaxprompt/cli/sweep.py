@@ -92,11 +92,11 @@ def execute(
     Returns the errors of runs that failed, by name; None where a signal ended it early, and the
     same call goes on.
     """
-    from jaxprompt.assembly import tune
     from jaxprompt.assembly.grid import GridRun, take_size
     from jaxprompt.build.check import check_config
     from jaxprompt.config.settings import FREE, programs_folder
     from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.runs import train as tune
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder
     from jaxprompt.training.tables import failures

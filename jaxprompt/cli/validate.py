@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
             "validate is for tuning, and ppt.task pre-trains a prompt; `plan` checks such a config "
             "without its corpus"
         )
-    from jaxprompt.assembly.validation import validate
+    from jaxprompt.runs.validate import validate
 
     for line in validate(c):
         print(escape(line))

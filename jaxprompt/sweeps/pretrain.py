@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxprompt import rng
-from jaxprompt.assembly import ppt, records
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.corpus import read_corpus
@@ -26,6 +25,8 @@ from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.runs import ppt
+from jaxprompt.runs import record as records
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead

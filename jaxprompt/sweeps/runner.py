@@ -18,13 +18,13 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
-from jaxprompt.assembly.ppt import check_ppt
 from jaxprompt.build.examples import check_tunes
 from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.sweeps import pretrain, tune
 from jaxprompt.sweeps.batched_loop import BatchedRuns, count_runs
 from jaxprompt.sweeps.batched_steps import PerRun, Programs

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.assembly import records
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.evaluation import build_measure
@@ -36,6 +35,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import with_task
+from jaxprompt.runs import record as records
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead

@@ -98,13 +98,13 @@ def time_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.assembly import denoising
     from jaxprompt.build.backbone import shape_backbone
     from jaxprompt.build.optimizer import build_optimizer, make_plan
     from jaxprompt.build.placement import build_placement
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.devices import of_kind
+    from jaxprompt.runs import denoising
     from jaxprompt.training import steps
     from jaxprompt.training.state import place_state
 

@@ -206,10 +206,10 @@ def train_together(args: argparse.Namespace) -> None:
 
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
-    from jaxprompt.assembly import tune
     from jaxprompt.assembly.grid import list_runs
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.runs import train as tune
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))

@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly.abstract_run import open_run
-from jaxprompt.assembly.denoising import NEEDS
 from jaxprompt.build.backbone import shape_backbone
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
@@ -22,10 +21,11 @@ from jaxprompt.parallel.sharding import Placement, like, make_placement, within
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
 from jaxprompt.prompts import make_prompt
+from jaxprompt.runs.denoising import NEEDS
+from jaxprompt.runs.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.sweeps.batched_steps import PerRun, make_group_step
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.types import Batch, Objective, Tokens

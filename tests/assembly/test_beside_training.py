@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxprompt.assembly.records import beside_training
 from jaxprompt.errors import InputError
+from jaxprompt.runs.record import beside_training
 from jaxprompt.training.run_folder import lock
 
 

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from tiny import make_batch, make_tiny
 
-from jaxprompt.assembly.fill_report import LEGENDS, make_fill_step, render
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
+from jaxprompt.runs.fill_report import LEGENDS, make_fill_step, render
 from jaxprompt.tree import flatten
 from jaxprompt.types import Batch, Tokens
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxprompt.assembly import from_config, shared_tuning
-from jaxprompt.assembly.shared_tuning import SharedTuning
+from jaxprompt.assembly import from_config
+from jaxprompt.runs import multitask as shared_tuning
+from jaxprompt.runs.multitask import SharedTuning
 
 
 class Scorer(SimpleNamespace):

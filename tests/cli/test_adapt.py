@@ -33,7 +33,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus import divide
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.training.replaced_tokens import make_pair, untie
+from jaxprompt.runs.replaced_tokens import make_pair, untie
 
 CLASSES = {
     "mlm": "AutoModelForMaskedLM", "rtd": "ElectraForPreTraining", "clm": "AutoModelForCausalLM",

@@ -9,7 +9,6 @@ import pytest
 from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
-from jaxprompt.assembly import from_config
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import read_examples
@@ -27,6 +26,7 @@ from jaxprompt.config.open_blocks import own_fields, own_notes
 from jaxprompt.config.schema import FIELDS, OPEN
 from jaxprompt.data.tasks.registry import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
+from jaxprompt.runs.restore import is_zero_shot
 from jaxprompt.training import steps
 from jaxprompt.training.optim import decay_mask
 from jaxprompt.training.state import make_state
@@ -213,7 +213,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
 def test_rows_of_lm_bff_that_train_nothing(row):
     c = load(CONFIGS / "lm_bff.py", f"sst2,{row}")
     check_config(c)
-    assert from_config.is_zero_shot(c) and c.data.protocol == "kshot"
+    assert is_zero_shot(c) and c.data.protocol == "kshot"
     assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
 

@@ -7,11 +7,11 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.runs.train import run
 from jaxprompt.tree import flatten
 
 TEMPLATES = {

@@ -16,10 +16,10 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 
 BASE = ROOT / "configs/base.py"
 TASK = {

@@ -17,7 +17,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly.tune import run
+from jaxprompt.runs.train import run
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(head__dropout=0)

@@ -8,8 +8,8 @@ import torch
 import transformers
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.prompts import methods
+from jaxprompt.runs.train import run
 
 HEAD = {"head.name": "discriminator"}
 # Of each method that learns: the function of configs/parts/methods.py, and its fields.

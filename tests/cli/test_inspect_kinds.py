@@ -26,12 +26,12 @@ from configs.base import get_config
 from jaxprompt.assembly.inspection_report import list_instances
 from jaxprompt.assembly.instances import Instance
 from jaxprompt.assembly.learned_rows import find_rows
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.runs.train import run
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import resolved
+from jaxprompt.runs.train import run
 
 # Dropout above what is kept stays.
 COMMON = dict(

@@ -16,8 +16,8 @@ from tiny_run import (
     split_scores,
 )
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import resolved
+from jaxprompt.runs.train import run
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(backbone__dropout=0, head__dropout=0)  # without dropout a step compiles faster

@@ -4,8 +4,8 @@ import pytest
 from tiny_run import make_config
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.tune import run
 from jaxprompt.models.folding import fold_flat
+from jaxprompt.runs.train import run
 
 
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])

@@ -6,7 +6,7 @@ import json
 import jax
 from tiny_run import make_config
 
-from jaxprompt.assembly import tune
+from jaxprompt.runs import train as tune
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.training.checkpoint import Checkpoints
 

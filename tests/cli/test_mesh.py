@@ -7,9 +7,9 @@ import pytest
 from spoil import BASE
 from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import resolved
 from jaxprompt.parallel import compilation
+from jaxprompt.runs.train import run
 from jaxprompt.training import loop
 
 # Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.

@@ -6,9 +6,9 @@ from test_resume import arrays
 from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_fields
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.tune import run
 from jaxprompt.build import task
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog

@@ -12,7 +12,6 @@ from processes import PYTHON_PATH, quick_env
 from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
-from jaxprompt.assembly import ppt
 from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.cli.plan import in_child_process
 from jaxprompt.config.load import load_config
@@ -22,6 +21,7 @@ from jaxprompt.parallel.hlo import DeviceWork
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.cost import make_shapes, weigh
+from jaxprompt.runs import ppt
 
 BASE = ROOT / "configs/base.py"
 SMALL = (

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import resolved
 from jaxprompt.data.sampling.fewshot import holdout
+from jaxprompt.runs.train import run
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=3e-2

@@ -27,10 +27,10 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.prompt_artifact import unpack
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.runs.train import run
 from jaxprompt.training.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM

@@ -16,9 +16,9 @@ from tiny_run import (
 )
 
 import jaxprompt as jp
-from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 
 SIZES = dict(hidden_size=64, intermediate_size=64)
 LEARNS = {"train__total_steps": 60, "train__eval_steps": 20, "optim__lr": 0.1}

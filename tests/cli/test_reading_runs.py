@@ -11,12 +11,12 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_l
 
 from jaxprompt import tree
 from jaxprompt.__main__ import main
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.examples import in_form, read_task
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.runs.restore import restore
+from jaxprompt.runs.train import run
 from jaxprompt.scoring.losses import make_loss
 
 FIELDS = {
@@ -138,7 +138,7 @@ def test_loss_is_over_the_options_of_each_row(tuned, reading):
     """What training makes smaller, of the tuned prompt: mean -log p of the right options."""
     kind, backbone, workdir, _ = tuned
     c = load_config(str(workdir / "config.json"))
-    trained = from_config.restore(c, str(workdir), ["dev"])
+    trained = restore(c, str(workdir), ["dev"])
     part, scorer = trained.splits["dev"], trained.scorer
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)

@@ -18,11 +18,11 @@ from tiny_run import (
 )
 
 from configs import dart_relations
-from jaxprompt.assembly.tune import run
 from jaxprompt.config.load import apply, load_config
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 
 ROWS = "{text|soft} {entity1} [soft*2] [mask] [soft*1] {entity2}"
 TEXT = "a a an an is the near"  # words that the tiny vocabulary has

@@ -20,10 +20,10 @@ from tiny_run import (
 
 from jaxprompt import errors
 from jaxprompt.assembly.grid import list_runs
-from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import load_config, resolved
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns
 from jaxprompt.training import run_folder

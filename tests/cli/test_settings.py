@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny_run import make_config, read_lines, split_scores
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,

@@ -8,11 +8,11 @@ import pytest
 from test_token_heads import asked, tagged
 from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.assembly.shared_tuning import SharedTuning, _sum_counts
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
+from jaxprompt.runs.multitask import SharedTuning, _sum_counts
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
 SHORT = {"data.max_len": 24, "data.multiple": 24, "data.batch": 8, "optim.lr": 0.02}
@@ -236,7 +236,7 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
         return take()
 
     cut.take = taking
-    from jaxprompt.assembly.running import carry_out
+    from jaxprompt.runs.running import carry_out
 
     with pytest.raises(KeyboardInterrupt):
         carry_out(cut)

@@ -8,7 +8,6 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.initial_params import start
@@ -18,6 +17,7 @@ from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.models.text_keys import text_keys
+from jaxprompt.runs.train import run
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 

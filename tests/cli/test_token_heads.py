@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
-from jaxprompt.assembly.tune import run
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import resolved
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.errors import InputError
+from jaxprompt.runs.train import run
 
 STILL = {
     "backbone.dropout": 0, "prompt.dropout": 0, "optim.lr": 3e-2, "train.total_steps": 120,

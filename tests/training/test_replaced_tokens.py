@@ -19,9 +19,7 @@ from jaxprompt.corpus.denoise import rtd
 from jaxprompt.errors import InputError
 from jaxprompt.layers.output import Scored
 from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
-from jaxprompt.scoring.metrics import score_detection, score_targets
-from jaxprompt.training.optim import make_optimizer
-from jaxprompt.training.replaced_tokens import (
+from jaxprompt.runs.replaced_tokens import (
     Pair,
     generator_config,
     make_objectives,
@@ -30,6 +28,8 @@ from jaxprompt.training.replaced_tokens import (
     tie,
     untie,
 )
+from jaxprompt.scoring.metrics import score_detection, score_targets
+from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import make_count_step, make_train_step
 from jaxprompt.tree import flatten

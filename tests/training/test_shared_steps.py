@@ -10,8 +10,8 @@ import pytest
 from tiny import assert_close, assert_equal, make_batch
 
 from jaxprompt.errors import InputError
+from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.scoring.losses import cross_entropy
-from jaxprompt.training.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.types import Objective

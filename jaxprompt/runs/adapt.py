@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.assembly import denoising
-from jaxprompt.assembly.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.build.check import check_config
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
@@ -19,10 +17,12 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.runs import denoising
+from jaxprompt.runs.replaced_tokens import tie
+from jaxprompt.runs.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.training import run_folder
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
-from jaxprompt.training.replaced_tokens import tie
 from jaxprompt.training.throughput import Meter
 
 

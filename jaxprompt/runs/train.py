@@ -5,8 +5,6 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import records
-from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import build_measure
@@ -24,6 +22,8 @@ from jaxprompt.build.task import (
     train_batches,
 )
 from jaxprompt.parallel import processes
+from jaxprompt.runs import record as records
+from jaxprompt.runs.running import Work, carry_out
 from jaxprompt.training.features import cache as feature_cache
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended

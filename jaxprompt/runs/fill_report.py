@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.heads.pretraining import LikeliestHead
-from jaxprompt.training.replaced_tokens import Pair, replace
+from jaxprompt.runs.replaced_tokens import Pair, replace
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 

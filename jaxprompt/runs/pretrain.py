@@ -3,14 +3,16 @@
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.assembly import denoising, ppt, records, tune
-from jaxprompt.assembly.running import CorpusWork, carry_out
 from jaxprompt.build.check import check_config
 from jaxprompt.build.initial_params import count_tokens
 from jaxprompt.build.method import head_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.corpus.denoise.batches import Visits
+from jaxprompt.runs import denoising, ppt
+from jaxprompt.runs import record as records
+from jaxprompt.runs import train as tune
+from jaxprompt.runs.running import CorpusWork, carry_out
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
 from jaxprompt.training.throughput import Meter

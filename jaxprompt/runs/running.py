@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from flax import traverse_util
 
 from jaxprompt import rng, signals
-from jaxprompt.assembly import records
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.settings import FREE, Settings, settings_of
@@ -22,6 +21,7 @@ from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.runs import record as records
 from jaxprompt.training import loop, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog

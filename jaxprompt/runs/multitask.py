@@ -13,10 +13,7 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import records
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.running import Work, carry_out
-from jaxprompt.assembly.running import facts as facts_of
 from jaxprompt.build import initial_params
 from jaxprompt.build.backbone import NOTHING
 from jaxprompt.build.check import check_config
@@ -42,9 +39,12 @@ from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
+from jaxprompt.runs import record as records
+from jaxprompt.runs.running import Work, carry_out
+from jaxprompt.runs.running import facts as facts_of
+from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
-from jaxprompt.training.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 

@@ -1,19 +1,9 @@
-"""From a config to objects: the only reader of ConfigDict and of names in it."""
+"""A trained run, read from its folder."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.records import (
-    beside_training,
-    check_backbone,
-    check_origins,
-    check_shown,
-    check_start,
-    make_record,
-    other_splits,
-    read_trained,
-)
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
@@ -27,15 +17,17 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.runs.record import (
+    beside_training,
+    check_backbone,
+    check_origins,
+    check_shown,
+    check_start,
+    make_record,
+    other_splits,
+    read_trained,
+)
 from jaxprompt.training.checkpoint import Checkpoints
-
-# -- the config itself ---------------------------------------------------------------------------
-
-
-# -- data --------------------------------------------------------------------------------------
-
-
-# -- a trained run -------------------------------------------------------------------------------
 
 
 class Trained(NamedTuple):
@@ -113,6 +105,3 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.get("dev") or {})
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
-
-
-# -- optimization -------------------------------------------------------------------------------

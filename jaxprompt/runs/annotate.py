@@ -13,10 +13,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from jaxprompt import signals
-from jaxprompt.assembly import from_config, tune
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.ppt import thresholds_of
-from jaxprompt.assembly.running import facts
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import need_corpus, read_corpus, tell
@@ -41,6 +38,10 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.runs import train as tune
+from jaxprompt.runs.ppt import thresholds_of
+from jaxprompt.runs.restore import Trained, is_zero_shot, restore
+from jaxprompt.runs.running import facts
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
 from jaxprompt.training.pace import Pace
@@ -53,7 +54,7 @@ _AHEAD = 2  # such parts are held, the one in use among them
 class Annotator(NamedTuple):
     """A trained classifier that labels units."""
 
-    trained: from_config.Trained
+    trained: Trained
     classes: tuple[str, ...]  # from worst to best
     max_len: int
     mark: str  # tells it from others
@@ -118,7 +119,7 @@ def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
 
     Raises InputError where its classes are not those of the thresholds of `c`.
     """
-    trained = from_config.restore(classifier, workdir)
+    trained = restore(classifier, workdir)
     scorer = trained.scorer
     check_thresholds(scorer.task.labels, thresholds_of(c))
     mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
@@ -128,7 +129,7 @@ def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
     return Annotator(trained, scorer.task.labels, max_len, mark)
 
 
-def _digest(trained: from_config.Trained) -> str:
+def _digest(trained: Trained) -> str:
     """Sums up what a classifier has learned: its numbers, its labels and its template.
 
     Not the files of its checkpoint: they hold times and the order in which threads wrote.
@@ -200,7 +201,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     # -- text and classifier ----------------------------------------------------------------------
     check_annotator(c)
     keep_programs(c.train.compilation_cache)
-    trained = from_config.is_zero_shot(classifier) or read_result(workdir) is not None
+    trained = is_zero_shot(classifier) or read_result(workdir) is not None
     if not trained:  # whether these are its own annotations could be told after the training only
         check_unfinished(output)
     check_saved(classifier, workdir, trained)

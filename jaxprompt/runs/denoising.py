@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.fill_report import make_fill_step, render
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.backbones import for_words
 from jaxprompt.build import new_backbone
@@ -33,16 +32,11 @@ from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within
 from jaxprompt.prompts import make_prompt
+from jaxprompt.runs.fill_report import make_fill_step, render
+from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.evaluation import ahead
-from jaxprompt.training.replaced_tokens import (
-    Pair,
-    generator_config,
-    make_objectives,
-    make_pair,
-    untie,
-)
 from jaxprompt.training.steps import make_count_step
 from jaxprompt.types import Batch, Objective
 

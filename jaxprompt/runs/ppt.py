@@ -9,8 +9,6 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config, records
-from jaxprompt.assembly.denoising import Sums, spelt_out
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import need_corpus
@@ -49,6 +47,9 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
+from jaxprompt.runs import record as records
+from jaxprompt.runs.denoising import Sums, spelt_out
+from jaxprompt.runs.restore import Trained
 from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.steps import make_train_step
@@ -354,7 +355,7 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def restore(c: Any, workdir: str) -> from_config.Trained:
+def restore(c: Any, workdir: str) -> Trained:
     """Reads the best prompt of a workdir, no text. Raises InputError as from_config.restore."""
     check_config(c)
     record, step = records.read_trained(workdir, c, (*FREE, *FREE_TRAINED))
@@ -364,12 +365,10 @@ def restore(c: Any, workdir: str) -> from_config.Trained:
     with records.beside_training(workdir):
         trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
     weights = Weights(trainable, learned.frozen, learned.report)
-    return from_config.Trained(
-        placement, asked.scorer, {}, weights, best, asked.backbone.family, record
-    )
+    return Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)
 
 
-def read_about(trained: from_config.Trained) -> dict[str, Any]:
+def read_about(trained: Trained) -> dict[str, Any]:
     """Tells what a prompt is pre-trained on, and how well it does."""
     best = trained.best
     return trained.record["about"] | {"steps": best["step"], "held_out": best["dev"]}

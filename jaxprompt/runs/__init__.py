@@ -1,0 +1,1 @@
+"""The kinds of runs, and what each leaves in its folder."""
