@@ -146,8 +146,8 @@ def _command(argv: list[str]) -> int:
 
 def _what_to_lower(argv: Sequence[str]) -> str:
     """Says of a command that ran out of memory which fields to lower, and how to plan it."""
-    from jaxprompt.assembly.grid import is_grid
     from jaxprompt.config.load import fields, load_config
+    from jaxprompt.runs.grid.expand import is_grid
 
     try:
         own, args = _config_words(argv)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from paper_figures import Point
 from paper_table import Cell, Paper, Published, read_object
 
-from jaxprompt.assembly.grid import SEEDS
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.config.load import fields
 from jaxprompt.data.tasks.registry import get_task
+from jaxprompt.runs.grid.expand import SEEDS
 from jaxprompt.training.run_folder import RESULT, read_result
 
 
@@ -67,7 +67,7 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
     Where the cell has no cross-validation these are all `runs`. A seed whose folds have no result
     is missing.
     """
-    from jaxprompt.assembly.grid import select
+    from jaxprompt.runs.grid.expand import select
 
     if not cell.folds:
         return list(runs)
@@ -81,7 +81,7 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
 
 def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     """Reads what the runs of a cell gave; `best` seeds count where the paper reports so."""
-    from jaxprompt.assembly.grid import select
+    from jaxprompt.runs.grid.expand import select
 
     found, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
     for run in chosen_by_folds(cell, runs):

@@ -29,6 +29,7 @@ from jaxprompt.planning.compilers import standing_in
 from jaxprompt.prompts import make_prompt
 from jaxprompt.rng import key_for
 from jaxprompt.runs import replaced_tokens
+from jaxprompt.runs.grid.batched_steps import PerRun, RunsPlacement, make_group_step
 from jaxprompt.scoring.losses import (
     count_classes,
     count_hits,
@@ -37,7 +38,6 @@ from jaxprompt.scoring.losses import (
     full_vocabulary,
     on_targets,
 )
-from jaxprompt.sweeps.batched_steps import PerRun, RunsPlacement, make_group_step
 from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step

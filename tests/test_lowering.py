@@ -41,14 +41,14 @@ from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
 from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, within
 from jaxprompt.planning.compilers import standing_in
-from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
-from jaxprompt.sweeps.batched_steps import (
+from jaxprompt.runs.grid.batched_steps import (
     PerRun,
     RunsPlacement,
     make_group_fronts,
     make_group_scores,
     make_group_step,
 )
+from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
 from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step

@@ -10,7 +10,7 @@ from jaxprompt.errors import InputError, escape
 
 def train_grid(c: Any, workdir: str, command: str = "train") -> int:
     """Trains the runs as few programs, as a command does, and prints their table. -> exit code"""
-    from jaxprompt.sweeps import runner
+    from jaxprompt.runs.grid import runner
 
     grid, outcome = runner.train_grid(c, workdir, command, heard=signals.heard)
     if outcome is None:

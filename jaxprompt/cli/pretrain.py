@@ -23,8 +23,8 @@ def main(argv: Sequence[str]) -> int:
     overrides += profile_of(args)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    from jaxprompt.assembly.grid import is_grid
     from jaxprompt.runs import pretrain  # only here, so that a bad flag is answered at once
+    from jaxprompt.runs.grid.expand import is_grid
 
     with several_hosts(args) as is_first:
         if is_grid(c):

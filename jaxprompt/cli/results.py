@@ -186,7 +186,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
     """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
-    from jaxprompt.assembly.grid import select
+    from jaxprompt.runs.grid.expand import select
 
     found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}
     for run in runs:

@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError where a result is of another config than the sweep has for its run."""
-    from jaxprompt.assembly.grid import take_size
     from jaxprompt.config.settings import FREE
+    from jaxprompt.runs.grid.expand import take_size
     from jaxprompt.training import run_folder
 
     for run in runs:
@@ -92,12 +92,12 @@ def execute(
     Returns the errors of runs that failed, by name; None where a signal ended it early, and the
     same call goes on.
     """
-    from jaxprompt.assembly.grid import GridRun, take_size
     from jaxprompt.build.check import check_config
     from jaxprompt.config.settings import FREE, programs_folder
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
-    from jaxprompt.sweeps import runner
+    from jaxprompt.runs.grid import runner
+    from jaxprompt.runs.grid.expand import GridRun, take_size
     from jaxprompt.training import run_folder
     from jaxprompt.training.tables import failures
 
@@ -146,7 +146,7 @@ def execute(
 
 def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
-    from jaxprompt.assembly.grid import is_grid
+    from jaxprompt.runs.grid.expand import is_grid
 
     # As one command has them, which the sweep prints.
     c = load_config(run.config, [*overrides, *run.changes.items()])
@@ -160,7 +160,7 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
 
     A run that was begun alone goes on alone, and so does one that no grid takes.
     """
-    from jaxprompt.assembly.grid import GridRun, by_config, why_alone
+    from jaxprompt.runs.grid.expand import GridRun, by_config, why_alone
     from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))

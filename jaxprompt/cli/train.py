@@ -17,9 +17,9 @@ def main(argv: Sequence[str]) -> int:
     overrides += profile_of(args)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    from jaxprompt.assembly.grid import is_grid
     from jaxprompt.runs import multitask as shared_tuning  # here: a bad flag is answered at once
     from jaxprompt.runs import train as tune
+    from jaxprompt.runs.grid.expand import is_grid
 
     with several_hosts(args) as is_first:
         is_shared = shared_tuning.is_shared(c)

@@ -13,7 +13,6 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from jaxprompt import signals
-from jaxprompt.assembly.grid import is_grid
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import need_corpus, read_corpus, tell
@@ -39,6 +38,7 @@ from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import train as tune
+from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.ppt import thresholds_of
 from jaxprompt.runs.restore import Trained, is_zero_shot, restore
 from jaxprompt.runs.running import facts

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.grid import is_grid
 from jaxprompt.backbones import for_words
 from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
@@ -33,6 +32,7 @@ from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.fill_report import make_fill_step, render
+from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets

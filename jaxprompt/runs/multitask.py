@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.grid import is_grid
 from jaxprompt.build import initial_params
 from jaxprompt.build.backbone import NOTHING
 from jaxprompt.build.check import check_config
@@ -40,6 +39,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.runs import record as records
+from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.running import Work, carry_out
 from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly.grid import is_grid, list_runs
 from jaxprompt.build.check import check_config
 from jaxprompt.build.inheritance import tell_init
 from jaxprompt.build.initial_params import check_start, count_tokens, divide
@@ -24,6 +23,7 @@ from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.runs import multitask as shared_tuning
+from jaxprompt.runs.grid.expand import is_grid, list_runs
 from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch
 

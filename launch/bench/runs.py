@@ -190,10 +190,10 @@ def answer(results: list[dict], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
-    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.cli.grid import train_grid
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.runs.grid.expand import list_runs
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
@@ -206,10 +206,10 @@ def train_together(args: argparse.Namespace) -> None:
 
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
-    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
+    from jaxprompt.runs.grid.expand import list_runs
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
@@ -227,11 +227,11 @@ def train_in_turn(args: argparse.Namespace) -> None:
 
 def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
-    from jaxprompt.assembly.grid import list_runs
     from jaxprompt.build.examples import read_examples
     from jaxprompt.build.placement import build_placement
     from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config, train_batches
     from jaxprompt.config.load import load_config
+    from jaxprompt.runs.grid.expand import list_runs
 
     c, runs = load_config(args.config), []
     length = c.prompt.length

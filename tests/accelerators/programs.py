@@ -22,9 +22,9 @@ from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.denoising import NEEDS
+from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step
 from jaxprompt.runs.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring.losses import count_hits, on_targets
-from jaxprompt.sweeps.batched_steps import PerRun, make_group_step
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, make_backbone, read_lines, write_rows
 
-from jaxprompt.assembly.grid import select
 from jaxprompt.cli.sweep import list_runs
+from jaxprompt.runs.grid.expand import select
 
 CONFIG = ROOT / "configs/p_tuning_lama.py"
 OUT = {"sub_label": "cat", "obj_label": "Paris", "predicate_id": "P31"}  # no word of the list

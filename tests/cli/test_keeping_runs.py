@@ -9,11 +9,11 @@ import pytest
 from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
-from jaxprompt.assembly.grid import list_runs
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import resolved
+from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import run
-from jaxprompt.sweeps.batched_loop import BatchedRuns
 from jaxprompt.training.features import cache as feature_cache
 
 COMMON = dict(

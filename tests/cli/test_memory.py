@@ -7,7 +7,7 @@ import jax
 from tiny_run import make_config
 
 from jaxprompt.runs import train as tune
-from jaxprompt.sweeps import batched_loop, runner
+from jaxprompt.runs.grid import batched_loop, runner
 from jaxprompt.training.checkpoint import Checkpoints
 
 SHORT = dict(

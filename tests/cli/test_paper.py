@@ -14,7 +14,7 @@ from configs.parts import ppt
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
-from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.batched_loop import BatchedRuns
 
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402

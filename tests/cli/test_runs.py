@@ -19,13 +19,13 @@ from tiny_run import (
 )
 
 from jaxprompt import errors
-from jaxprompt.assembly.grid import list_runs
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import load_config, resolved
 from jaxprompt.errors import InputError
+from jaxprompt.runs.grid import batched_loop, runner
+from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import run
-from jaxprompt.sweeps import batched_loop, runner
-from jaxprompt.sweeps.batched_loop import BatchedRuns
 from jaxprompt.training import run_folder
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)

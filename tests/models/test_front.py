@@ -18,7 +18,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
-from jaxprompt.sweeps.batched_steps import PerRun, make_group_fronts, make_group_scores
+from jaxprompt.runs.grid.batched_steps import PerRun, make_group_fronts, make_group_scores
 from jaxprompt.training.evaluation import make_writer, predict_scores, scoring_step
 from jaxprompt.tree import merge, split, trainable_mask
 from jaxprompt.types import Front, Role

@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.batched_loop import BatchedRuns
 from jaxprompt.training.progress import Progress
 
 

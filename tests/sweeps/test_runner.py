@@ -10,7 +10,6 @@ import optax
 import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
-from jaxprompt.assembly.grid import GridRun, select
 from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
@@ -18,11 +17,12 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.hlo import read_work
 from jaxprompt.parallel.sharding import make_placement, put
 from jaxprompt.prompts import make_prompt
+from jaxprompt.runs.grid import memory
+from jaxprompt.runs.grid.batched_loop import halves
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs, make_group_scores, make_group_step
+from jaxprompt.runs.grid.expand import GridRun, select
+from jaxprompt.runs.grid.group import Member, varying_words
 from jaxprompt.scoring.losses import cross_entropy
-from jaxprompt.sweeps import memory
-from jaxprompt.sweeps.batched_loop import halves
-from jaxprompt.sweeps.batched_steps import PerRun, Programs, make_group_scores, make_group_step
-from jaxprompt.sweeps.runs import Member, varying_words
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.progress import Progress
 from jaxprompt.training.state import make_state

@@ -19,7 +19,7 @@ from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import DATA, Placement, like, within
 from jaxprompt.prompts import Method
-from jaxprompt.sweeps.runs import Words, with_words
+from jaxprompt.runs.grid.group import Words, with_words
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import Flat, merge

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxprompt import rng
-from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.initial_params import count_tokens, start
@@ -27,8 +26,9 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import ppt
 from jaxprompt.runs import record as records
-from jaxprompt.sweeps.batched_steps import PerRun, Programs
-from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.expand import GridRun
+from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.run_folder import read_record

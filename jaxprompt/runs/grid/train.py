@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.examples import examples_key
@@ -36,8 +35,9 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import with_task
 from jaxprompt.runs import record as records
-from jaxprompt.sweeps.batched_steps import PerRun, Programs
-from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.expand import GridRun
+from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.features.cache import KeepingPlan
 from jaxprompt.types import Asks

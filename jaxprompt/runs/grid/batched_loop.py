@@ -14,8 +14,8 @@ from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
-from jaxprompt.sweeps.batched_steps import PerRun, Programs
-from jaxprompt.sweeps.runs import Member, Shared, same_batches
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.group import Member, Shared, same_batches
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import LookAhead

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.grid import GridRun
 from jaxprompt.build import initial_params
 from jaxprompt.build.initial_params import check_all
 from jaxprompt.build.optimizer import build_optimizer
@@ -23,6 +22,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE
+from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.training.features.cache import FeatureCache
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.state import TrainState, make_state

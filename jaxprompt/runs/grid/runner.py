@@ -17,19 +17,18 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.build.examples import check_tunes
 from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs.ppt import check_ppt
-from jaxprompt.sweeps import pretrain, tune
-from jaxprompt.sweeps.batched_loop import BatchedRuns, count_runs
-from jaxprompt.sweeps.batched_steps import PerRun, Programs
-from jaxprompt.sweeps.memory import available, fitting
-from jaxprompt.sweeps.runs import (
+from jaxprompt.runs.grid import pretrain
+from jaxprompt.runs.grid import train as tune
+from jaxprompt.runs.grid.batched_loop import BatchedRuns, count_runs
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.expand import GridRun, by_config, is_grid, list_runs, select
+from jaxprompt.runs.grid.group import (
     Member,
     Shared,
     Words,
@@ -41,6 +40,8 @@ from jaxprompt.sweeps.runs import (
     start,
     varying_words,
 )
+from jaxprompt.runs.grid.memory import available, fitting
+from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.run_folder import (

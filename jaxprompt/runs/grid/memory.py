@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.sweeps.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 

@@ -1,0 +1,1 @@
+"""Many runs trained as one program."""
