@@ -7,7 +7,10 @@ from typing import Any
 
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, read_rows
-from jaxprompt.assembly.bank import (
+from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.data.sources.records import Record, from_rows
+from jaxprompt.errors import InputError, check_type
+from jaxprompt.serving.bank import (
     Export,
     PromptBank,
     answer,
@@ -17,9 +20,6 @@ from jaxprompt.assembly.bank import (
     name_of,
     read_asked,
 )
-from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.data.sources.records import Record, from_rows
-from jaxprompt.errors import InputError, check_type
 
 _HOW = "a dict, as in {'first': prompt}"
 

@@ -11,8 +11,6 @@ import jax
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
-from jaxprompt.assembly.adapters import Adopted, card_of_adopted, scale_slots
-from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, check_choice, make_config, writing
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
@@ -22,6 +20,8 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.serving.adapters import Adopted, card_of_adopted, scale_slots
+from jaxprompt.serving.answers import Answered, make_answers
 from jaxprompt.types import Batch
 
 

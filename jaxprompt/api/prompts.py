@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.api.backbones import load_backbone
-from jaxprompt.assembly.adapters import Adopted, adopt, as_peft, is_adapter
 from jaxprompt.build.backbone import LoadedBackbone, open_backbone
 from jaxprompt.build.prompt_artifact import block_of_card, plain_tokens, read_export, scorer_of_card
 from jaxprompt.build.tuned_backbone import as_delta
@@ -20,6 +19,7 @@ from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import outputs_of, write_peft
 from jaxprompt.errors import InputError, check_type, choose
 from jaxprompt.files import user_path
+from jaxprompt.serving.adapters import Adopted, adopt, as_peft, is_adapter
 
 FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 

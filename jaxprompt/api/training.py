@@ -11,13 +11,13 @@ from jaxprompt import signals
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.assembly.choices import Choice, check_choice, make_config
-from jaxprompt.assembly.export import pack_run
 from jaxprompt.build.backbone import Given, LoadedBackbone
 from jaxprompt.build.examples import asked_task
 from jaxprompt.errors import InputError, check_type
 from jaxprompt.files import user_path
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
+from jaxprompt.serving.export import pack_run
 from jaxprompt.training.log import read_metrics
 
 

@@ -44,10 +44,10 @@ def check_serving(args: Any) -> None:
 
 def open_bank(args: Any) -> Any:
     """Loads the backbone and the prompts of a command line. -> a PromptBank"""
-    from jaxprompt.assembly import bank
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
     from jaxprompt.build.prompt_artifact import block_of_card, read_export
     from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.serving import bank
 
     paths, names = [], []
     for given in args.prompt:
@@ -127,8 +127,8 @@ def answer_asked(
 
     How many examples were cut, and which labels are unknown, goes to stderr.
     """
-    from jaxprompt.assembly.bank import answer
     from jaxprompt.data.sources import records
+    from jaxprompt.serving.bank import answer
 
     answers = answer(bank, asked)
     measured = {}

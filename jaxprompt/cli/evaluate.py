@@ -108,7 +108,7 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
-    from jaxprompt.assembly.bank import read_asked
+    from jaxprompt.serving.bank import read_asked
 
     prompts = bank.open_bank(args)
     asked = read_asked(prompts, given, args.column)
@@ -118,9 +118,9 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
-    from jaxprompt.assembly.answers import make_answers, mark_errors
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources.records import tell_unknown, with_examples
+    from jaxprompt.serving.answers import make_answers, mark_errors
 
     (where,) = args.prompt
     card = read_export(where)[1]

@@ -36,8 +36,6 @@ def main(argv: Sequence[str]) -> int:
     c = load_run(args, overrides)
 
     from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
-    from jaxprompt.assembly.adapters import as_peft
-    from jaxprompt.assembly.export import pack_run
     from jaxprompt.build.prompt_artifact import plain_tokens
     from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.config.settings import settings_of
@@ -45,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.convert.hub import check_name, push_prompt
     from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
     from jaxprompt.convert.peft import outputs_of, write_peft
+    from jaxprompt.serving.adapters import as_peft
+    from jaxprompt.serving.export import pack_run
 
     folder = args.output or Path(args.workdir) / "export"
     if args.npy and Path(args.npy).suffix != ".npy":

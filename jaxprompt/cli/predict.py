@@ -69,13 +69,13 @@ def main(argv: Sequence[str]) -> int:
     if args.column:
         return _predict_by_bank(args)
 
-    from jaxprompt.assembly.answers import make_answers, mark_errors
-    from jaxprompt.assembly.export import check_newest
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder
     from jaxprompt.heads import make_head, writer
+    from jaxprompt.serving.answers import make_answers, mark_errors
+    from jaxprompt.serving.export import check_newest
 
     choose("--format", args.format, submissions.formats())
     if not args.prompt:
@@ -154,8 +154,8 @@ def _predict_by_bank(args: Any) -> int:
     if args.format != "jsonl":
         raise InputError(f"--format={args.format} is of one task; predict it by itself")
 
-    from jaxprompt.assembly.bank import in_order, mark_asked, read_asked
     from jaxprompt.data.sources import records
+    from jaxprompt.serving.bank import in_order, mark_asked, read_asked
 
     place = _check_output(args)
     given = _read_texts(args, ())

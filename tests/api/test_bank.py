@@ -10,8 +10,8 @@ from test_token_heads import tagged
 from tiny_run import TOPICS, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
-from jaxprompt.assembly.bank import PromptBank
 from jaxprompt.errors import InputError
+from jaxprompt.serving.bank import PromptBank
 
 WORDS = "cat bread saw".split()
 CLASSES = {"fields": "text", "label": "label"}

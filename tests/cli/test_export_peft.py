@@ -10,7 +10,6 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_ro
 
 from configs.base import get_config
 from jaxprompt.__main__ import main
-from jaxprompt.assembly.adapters import as_peft
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import read_examples
@@ -21,6 +20,7 @@ from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.serving.adapters import as_peft
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -117,7 +117,7 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
     def compute(*_):
         raise AssertionError("read before the folder was checked")
 
-    monkeypatch.setattr("jaxprompt.assembly.export.pack_run", compute)
+    monkeypatch.setattr("jaxprompt.serving.export.pack_run", compute)
     for given in (folder, backbone):
         line = refused("export", place, f"--peft={given}")
         assert line.startswith(f"{given} holds ") and line.endswith("or give another folder")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxprompt.assembly.answers import Answered, mark_errors
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.prompt_artifact import join, scorer_of_card
 from jaxprompt.build.tuned_backbone import tuned_names
@@ -23,6 +22,7 @@ from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, wit
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.serving.answers import Answered, mark_errors
 from jaxprompt.training.evaluation import Step, ahead, place_step
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
