@@ -154,7 +154,7 @@ def make_run():
     from configs.base import get_config
     from configs.parts import methods
     from configs.parts.heads import HEADS
-    from jaxprompt.assembly.abstract_run import open_run
+    from jaxprompt.planning.abstract_run import open_run
 
     def make(path, method="soft", **fields):
         c = get_config()

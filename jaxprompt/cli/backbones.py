@@ -9,7 +9,7 @@ from jaxprompt.cli.listing import choose_name, columns, module_line, pairs, read
 def main(argv: Sequence[str]) -> int:
     """Prints what there is: all families, one of them, or one published checkpoint."""
     from jaxprompt.config.open_blocks import PACKAGE
-    from jaxprompt.convert.published import published
+    from jaxprompt.planning.published import published
 
     folder = PACKAGE / "backbones"
     families = sorted(path.stem for path in folder.glob("[!_]*.py"))

@@ -69,7 +69,7 @@ def find_plans(
     simulate(max(count, limit if device else 1))
 
     # Imported here: JAX reads the number of simulated devices once.
-    from jaxprompt.assembly.abstract_run import open_run
+    from jaxprompt.planning.abstract_run import open_run
     from jaxprompt.planning.report import describe
     from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
 

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.abstract_run import AbstractRun
 from jaxprompt.build.initial_params import divide
 from jaxprompt.build.optimizer import build_optimizer, plan_of
 from jaxprompt.models.generation import read_input
@@ -23,6 +22,7 @@ from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
+from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.evaluation import make_writing
 from jaxprompt.training.state import make_state

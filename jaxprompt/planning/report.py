@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxprompt.assembly.abstract_run import AbstractRun
+from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 

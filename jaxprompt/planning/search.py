@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxprompt.assembly.abstract_run import AbstractRun, may_fuse
 from jaxprompt.build.placement import build_placement
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
+from jaxprompt.planning.abstract_run import AbstractRun, may_fuse
 from jaxprompt.planning.compilers import Compiled, find_devices
 from jaxprompt.planning.cost import (
     Cost,

@@ -61,9 +61,9 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
     import jax
     import jax.numpy as jnp
 
-    from jaxprompt.assembly.abstract_run import open_run
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.sharding import make_placement
+    from jaxprompt.planning.abstract_run import open_run
     from jaxprompt.planning.cost import make_shapes
     from jaxprompt.planning.cost import measure as measure_cost
 

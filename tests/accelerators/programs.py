@@ -7,19 +7,19 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.build.backbone import shape_backbone
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
-from jaxprompt.convert.published import published
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Placement, like, make_placement, within
+from jaxprompt.planning.abstract_run import open_run
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
+from jaxprompt.planning.published import published
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.denoising import NEEDS
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step

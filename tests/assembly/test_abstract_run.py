@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxprompt.assembly.abstract_run import OnePiece, open_run
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.planning.abstract_run import OnePiece, open_run
 
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
 

@@ -8,8 +8,8 @@ import pytest
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.build.backbone import family_of
-from jaxprompt.convert.published import published
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.planning.published import published
 from jaxprompt.tree import count, flatten
 from jaxprompt.types import Batch, Tokens
 

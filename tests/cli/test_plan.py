@@ -12,13 +12,13 @@ from processes import PYTHON_PATH, quick_env
 from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
-from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.cli.plan import in_child_process
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import DeviceWork
 from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.planning.abstract_run import open_run
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.cost import make_shapes, weigh
 from jaxprompt.runs import ppt

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from jaxprompt.assembly.abstract_run import find_backbone
-from jaxprompt.convert.published import published
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.planning.abstract_run import find_backbone
+from jaxprompt.planning.published import published
 
 BLOCK = dict(
     revision="", family="", dtype="float32", stack="scan", remat="none", attention="auto",

@@ -6,7 +6,7 @@ Hub id -> the fields of its config.json that shapes depend on, and the heads tha
 import functools
 from typing import Any, NamedTuple
 
-from jaxprompt.convert.published_llama import list_llamas
+from jaxprompt.planning.published_llama import list_llamas
 
 
 class Published(NamedTuple):

@@ -17,7 +17,6 @@ from jaxprompt.build.scorer import check_fit
 from jaxprompt.build.task import build_objectives, scorer_from_config, share_front
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.convert.folder import is_hub_id
-from jaxprompt.convert.published import published
 from jaxprompt.data.tasks.readers.reading import with_labels
 from jaxprompt.data.tasks.tags import labels_of
 from jaxprompt.data.tasks.task import Example, Task
@@ -32,6 +31,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
+from jaxprompt.planning.published import published
 from jaxprompt.runs import ppt
 from jaxprompt.types import Batch, Objective
 
