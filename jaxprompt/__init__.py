@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxprompt.api.backbones import load_backbone
     from jaxprompt.api.banks import BankedModel
+    from jaxprompt.api.choices import Choice, task
     from jaxprompt.api.models import (
         PromptedModel,
         attach,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     )
     from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
     from jaxprompt.api.training import TrainedPrompt, train
-    from jaxprompt.assembly.choices import Choice, task
     from jaxprompt.build.backbone import LoadedBackbone
     from jaxprompt.errors import InputError
 

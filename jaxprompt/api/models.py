@@ -9,9 +9,9 @@ from typing import Any, overload
 import jax
 
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
+from jaxprompt.api.choices import Choice, check_choice, make_config, writing
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
-from jaxprompt.assembly.choices import Choice, check_choice, make_config, writing
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
 from jaxprompt.build.prompt_artifact import join, scorer_of_card, with_base

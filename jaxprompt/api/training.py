@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
+from jaxprompt.api.choices import Choice, check_choice, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
-from jaxprompt.assembly.choices import Choice, check_choice, make_config
 from jaxprompt.build.backbone import Given, LoadedBackbone
 from jaxprompt.build.examples import asked_task
 from jaxprompt.errors import InputError, check_type

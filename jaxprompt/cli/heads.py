@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.assembly.choices import known
+from jaxprompt.api.choices import known
 from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.assembly.choices import known
+from jaxprompt.api.choices import known
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_block, part_of
 from jaxprompt.config.load import load_config

@@ -13,7 +13,7 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
-from jaxprompt.assembly.choices import known
+from jaxprompt.api.choices import known
 from jaxprompt.data.tasks.registry import task_names
 
 
