@@ -35,7 +35,7 @@ from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
 from jaxprompt.config.load import override  # noqa: E402
 from jaxprompt.errors import InputError, at_least, choose, nearest  # noqa: E402
-from jaxprompt.training.tables import table  # noqa: E402
+from jaxprompt.inspection.tables import table  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
 

@@ -51,13 +51,13 @@ from jaxprompt.config.load import fields, resolved  # noqa: E402
 from jaxprompt.config.settings import FREE
 from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
+from jaxprompt.inspection.tables import failures  # noqa: E402
 from jaxprompt.training.run_folder import (  # noqa: E402
     RESULT,
     guard_workdir,
     read_result,
     write_result,
 )
-from jaxprompt.training.tables import failures  # noqa: E402
 
 PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT, PTUNING_V2)}
 FLAGS = {

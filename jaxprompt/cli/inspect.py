@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     c = load_run(args, overrides)
 
-    from jaxprompt.assembly.inspection import Asked, inspect
-    from jaxprompt.assembly.inspection_report import list_instances, list_words, write_report
+    from jaxprompt.inspection.findings import Asked, inspect
+    from jaxprompt.inspection.report import list_instances, list_words, write_report
     from jaxprompt.training.pictures import need_matplotlib
 
     need_matplotlib("inspect")
@@ -68,7 +68,7 @@ def _compare(args: argparse.Namespace) -> int:
     from jaxprompt.training.pictures import need_matplotlib
 
     need_matplotlib("inspect --exports")
-    from jaxprompt.assembly.similarity import compare_exports, table_of, write_similarity
+    from jaxprompt.inspection.similarity import compare_exports, table_of, write_similarity
 
     found = compare_exports(args.exports)
     print(escape(table_of(found)), end="")

@@ -143,8 +143,8 @@ def tell(
 
     With `best` a row of more runs has one beside it of so many that are best on dev.
     """
+    from jaxprompt.inspection.tables import table
     from jaxprompt.training.pictures import draw_table
-    from jaxprompt.training.tables import table
 
     rows = collect(runs)
     if rows:

@@ -94,12 +94,12 @@ def execute(
     """
     from jaxprompt.build.check import check_config
     from jaxprompt.config.settings import FREE, programs_folder
+    from jaxprompt.inspection.tables import failures
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
     from jaxprompt.runs.grid.expand import GridRun, take_size
     from jaxprompt.training import run_folder
-    from jaxprompt.training.tables import failures
 
     loaded = [load(run, overrides) for run in runs]
     keep_programs(programs_folder(loaded[0]))

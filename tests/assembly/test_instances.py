@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxprompt.assembly.instances import _look_at
+from jaxprompt.inspection.instances import _look_at
 from jaxprompt.types import Injection, Role, Stream
 
 # Words 0 to 5 lie at these degrees on a circle, and soft tokens too: a cosine is of a difference.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxprompt.assembly.learned_rows import LABEL, SOFT, nearest_words
+from jaxprompt.inspection.learned_rows import LABEL, SOFT, nearest_words
 
 WORDS = np.array([[1, 0], [0, 1], [-1, 0]], np.float32)
 OUTPUT = np.array([[0, 1], [-1, 0], [1, 0]], np.float32)

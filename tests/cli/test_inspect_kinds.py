@@ -23,13 +23,13 @@ from tiny_run import (
 )
 
 from configs.base import get_config
-from jaxprompt.assembly.inspection_report import list_instances
-from jaxprompt.assembly.instances import Instance
-from jaxprompt.assembly.learned_rows import find_rows
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.inspection.instances import Instance
+from jaxprompt.inspection.learned_rows import find_rows
+from jaxprompt.inspection.report import list_instances
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import run
 

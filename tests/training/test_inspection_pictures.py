@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from jaxprompt.training import inspection_pictures as draw
-from jaxprompt.training.inspection_page import Page, with_note
+from jaxprompt.inspection import pictures as draw
+from jaxprompt.inspection.page import Page, with_note
 
 pytest.importorskip("matplotlib")
 ODD = ("_hidden", "$x^{", "a$b$c", "好书", "<b>&", "a name that is longer than any axis has room")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.learned_rows import show_tokens, unit_rows
 from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
+from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role

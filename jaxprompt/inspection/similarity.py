@@ -12,7 +12,7 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.artifact import CARD
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path, write_atomic
-from jaxprompt.training.inspection_pictures import draw_similarity
+from jaxprompt.inspection.pictures import draw_similarity
 
 
 class Similarity(NamedTuple):

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxprompt.assembly.inspection import START, Findings
-from jaxprompt.assembly.learned_rows import LearnedRow
 from jaxprompt.errors import escape
 from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.inspection import pictures as draw
+from jaxprompt.inspection.findings import START, Findings
+from jaxprompt.inspection.learned_rows import LearnedRow
+from jaxprompt.inspection.page import Page, with_marks, with_note
 from jaxprompt.scoring.separation import embed, project, separate
-from jaxprompt.training import inspection_pictures as draw
-from jaxprompt.training.inspection_page import Page, with_marks, with_note
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.assembly.instances import Instances, find_instances
-from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.build.evaluation import build_judge
 from jaxprompt.build.examples import SPLITS
 from jaxprompt.build.method import starts_of
@@ -20,6 +18,8 @@ from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.files import dumps
+from jaxprompt.inspection.instances import Instances, find_instances
+from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.runs.restore import restore
 from jaxprompt.scoring.metrics import right_classes
