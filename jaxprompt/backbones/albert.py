@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
 from jaxprompt.convert.hf_config import read_share, read_size
-from jaxprompt.convert.names_albert import EMBED
+from jaxprompt.convert.names.albert import EMBED
 from jaxprompt.errors import InputError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxprompt.backbones import deberta_v2
 from jaxprompt.convert.hf_config import refuse
-from jaxprompt.convert.names_deberta import as_v1
+from jaxprompt.convert.names.deberta import as_v1
 
 Backbone = deberta_v2.Backbone
 

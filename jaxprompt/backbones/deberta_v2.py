@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
-from jaxprompt.convert.names_deberta import (
+from jaxprompt.convert.names.deberta import (
     conv_width,
     distance_limit,
     distance_span,

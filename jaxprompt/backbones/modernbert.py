@@ -23,7 +23,7 @@ from jaxprompt.convert.hf_config import (
     read_word,
     refuse,
 )
-from jaxprompt.convert.names_modernbert import read_biases
+from jaxprompt.convert.names.modernbert import read_biases
 from jaxprompt.errors import InputError, brief
 from jaxprompt.layers.attention import put_in_front, read_at, seen_of
 from jaxprompt.layers.dropout import Dropout

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.convert.gguf_config import read_gguf_config
+from jaxprompt.convert.gguf.config import read_gguf_config
 from jaxprompt.convert.hub import asking
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.tokenizer import is_unnamed_bert

@@ -14,7 +14,7 @@ from jaxprompt import rng
 from jaxprompt.convert.hf_config import read_id, read_positive, read_tied
 from jaxprompt.convert.llama_fields import read_type
 from jaxprompt.convert.load import DTYPES, Loaded, Report
-from jaxprompt.convert.names import FAMILIES
+from jaxprompt.convert.names.tables import FAMILIES
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.convert.tensor_reader import digest
 from jaxprompt.convert.tensors import Family, Tensor

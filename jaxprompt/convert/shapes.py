@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxprompt.convert.hf_config import read_size
-from jaxprompt.convert.names import FAMILIES
+from jaxprompt.convert.names.tables import FAMILIES
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, nearest
 

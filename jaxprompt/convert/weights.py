@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxprompt import hidden
 from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
-from jaxprompt.convert.gguf import open_gguf
+from jaxprompt.convert.gguf.tensors import open_gguf
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.errors import InputError

@@ -62,7 +62,7 @@ def write(args: argparse.Namespace) -> None:
 
 def draw(layers: int, sizes: dict[str, int]):
     """Yields the tensors of file after file."""
-    from jaxprompt.convert.names import FAMILIES
+    from jaxprompt.convert.names.tables import FAMILIES
 
     draws, tensors, size = np.random.default_rng(SEED), {}, 0
     for tensor in FAMILIES["t5"].trunk:

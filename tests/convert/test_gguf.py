@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from jaxprompt.convert.folder import read_config, resolve
-from jaxprompt.convert.gguf_config import _EVERY
+from jaxprompt.convert.gguf.config import _EVERY
 from jaxprompt.convert.save import _tokenizer_files
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.errors import InputError

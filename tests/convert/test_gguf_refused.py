@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.gguf import _quantized
+from jaxprompt.convert.gguf.tensors import _quantized
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.data.text.gguf_header import read_header

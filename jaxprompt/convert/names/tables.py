@@ -1,10 +1,10 @@
 """Tables of names, one a family: what transformers calls each of our parameters, see tensors.py."""
 
-from jaxprompt.convert.names_albert import ALBERT
-from jaxprompt.convert.names_deberta import DEBERTA, DEBERTA_V2
-from jaxprompt.convert.names_glm import GLM
-from jaxprompt.convert.names_llama import LLAMA
-from jaxprompt.convert.names_modernbert import MODERNBERT
+from jaxprompt.convert.names.albert import ALBERT
+from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2
+from jaxprompt.convert.names.glm import GLM
+from jaxprompt.convert.names.llama import LLAMA
+from jaxprompt.convert.names.modernbert import MODERNBERT
 from jaxprompt.convert.tensors import (
     Family,
     Tensor,

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxprompt.convert.blocks import Entry, Read, as_matrix, make_reader, unreadable
-from jaxprompt.convert.gguf_config import CURE, GEMMAS, read_gguf_config
+from jaxprompt.convert.gguf.config import CURE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.text.gguf_header import Header, Place, read_header
 from jaxprompt.errors import InputError

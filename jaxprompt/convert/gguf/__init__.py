@@ -1,0 +1,1 @@
+"""GGUF files: their tensors, and the config of the model in one."""

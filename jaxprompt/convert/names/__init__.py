@@ -1,0 +1,1 @@
+"""What transformers calls each of our parameters, by family."""
