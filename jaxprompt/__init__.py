@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         predict,
         scores,
     )
-    from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
+    from jaxprompt.api.prompts import Prompt, load_prompt
+    from jaxprompt.api.saving import save_prompt
     from jaxprompt.api.training import TrainedPrompt, train
     from jaxprompt.build.backbone import LoadedBackbone
     from jaxprompt.errors import InputError

@@ -8,20 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.api.backbones import load_backbone
-from jaxprompt.build.backbone import LoadedBackbone, open_backbone
-from jaxprompt.build.prompt_artifact import block_of_card, plain_tokens, read_export, scorer_of_card
-from jaxprompt.build.tuned_backbone import as_delta
-from jaxprompt.config.schema import make_defaults
-from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
+from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
-from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
-from jaxprompt.convert.peft import outputs_of, write_peft
-from jaxprompt.errors import InputError, check_type, choose
-from jaxprompt.files import user_path
-from jaxprompt.serving.adapters import Adopted, adopt, as_peft, is_adapter
-
-FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
+from jaxprompt.errors import check_type
+from jaxprompt.serving.adapters import Adopted, adopt, is_adapter
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,72 +54,3 @@ def load_prompt(path: str | Path) -> Prompt:
         return Prompt(adopted.tensors, {}, path, adopted)
     tensors, card = read_export(path)
     return Prompt(tensors, card, path)
-
-
-def save_prompt(
-    prompt: Prompt, path: str | Path, format: str = "jaxprompt",
-    *, backbone: LoadedBackbone | None = None,
-) -> tuple[Path, ...]:  # fmt: skip
-    """Writes a prompt. -> the files
-
-    Args:
-        prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
-        path: the folder, or the .npy file, to write.
-        format: "jaxprompt" = prompt.safetensors and its card, "delta" = the same with tuned weights
-            of the backbone as float16 differences, "peft" = a folder that PEFT loads, "npy" = the
-            soft tokens [S, E] alone; these two as the unmodified backbone takes them. "stablehlo" =
-            a folder that scores texts without jaxprompt, the backbone included.
-        backbone: for "delta", "peft" and "stablehlo", the one that it belongs to; by default the
-            card's, in float32.
-
-    Raises InputError for a prompt that the format cannot hold, and for a PEFT folder that holds
-    other files.
-    """
-    choose("format", format, FORMATS)
-    check_type("prompt", prompt, Prompt, "what train or load_prompt gives, or attach(...).prompt")
-    if backbone is not None:
-        check_type("backbone", backbone, LoadedBackbone, "what load_backbone gives")
-    path = user_path(path)
-    if format == "npy":
-        # What has no card is as the unmodified backbone takes it.
-        rows = plain_tokens(prompt.tensors, prompt.card or {"backbone": {"rescale": 1.0}})
-        if rows is None:
-            raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
-        write_npy(path, rows)
-        return (Path(path),)
-    if not prompt.card:
-        raise InputError(
-            f"{prompt.path} says nothing of its task; save what `attach` gives: "
-            "jp.attach(backbone, prompt, task=...).prompt"
-        )
-    if format == "jaxprompt":
-        return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
-    if format == "delta":
-        whole = backbone or load_own_backbone(prompt)
-        # Differences from other weights would add up to other numbers.
-        check_fingerprint(prompt.card, whole.loaded.report.fingerprint, force=False)
-        own = as_delta(prompt.tensors, whole, "format='delta'").tensors
-        return write_artifact(path, own, dict(prompt.card))
-    if format == "stablehlo":
-        # These modules import this one.
-        from jaxprompt.api.models import attach
-        from jaxprompt.api.stablehlo import write_stablehlo
-
-        return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
-    check_peft_folder(path, path)
-    opened = backbone.backbone if backbone else open_backbone(
-        block_of_card(prompt.card, make_defaults().backbone.to_dict())
-    )  # fmt: skip
-    scorer = scorer_of_card(opened, prompt.card, batch=1)
-    adapter = as_peft(scorer, prompt.tensors, prompt.card)
-    paths = write_peft(path, **adapter)
-    return (*paths, write_peft_card(path, prompt.card, outputs_of(adapter)))
-
-
-def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
-    """Loads the backbone that a prompt's card names."""
-    known = prompt.card["backbone"]
-    return load_backbone(
-        known["id"], revision=known["revision"], rescale=known["rescale"],
-        quantize=known["quantize"], dtype=dtype,
-    )  # fmt: skip

@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
     c = load_run(args, overrides)
 
-    from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
+    from jaxprompt.api.prompts import Prompt
+    from jaxprompt.api.saving import load_own_backbone, save_prompt
     from jaxprompt.build.prompt_artifact import plain_tokens
     from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.config.settings import settings_of
@@ -99,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
 def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
     from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.prompts import load_own_backbone
+    from jaxprompt.api.saving import load_own_backbone
     from jaxprompt.build.tuned_backbone import as_delta, save_tuned
     from jaxprompt.convert.artifact import check_fingerprint
 
