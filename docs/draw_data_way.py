@@ -12,8 +12,15 @@ FROZEN, TRAINED, DATA = "#dbe9f6", "#fde3c8", "#f2f2f2"
 # name, second line, x, y, width, fill
 BOXES = {
     "source": ("JSONL, CSV, Parquet, hub, TFDS", "data/sources", 20, 60, 230, DATA),
-    "template": ("{sentence} It was [mask].", "data/template", 20, 150, 230, DATA),
-    "encode": ("ids, mask, slots, positions", "data/encode: a padded batch", 300, 105, 220, DATA),
+    "template": ("{sentence} It was [mask].", "data/text/template", 20, 150, 230, DATA),
+    "encode": (
+        "ids, mask, slots, positions",
+        "data/text/encode: a padded batch",
+        300,
+        105,
+        220,
+        DATA,
+    ),
     "prompt": ("prompt: soft tokens, or keys", "and values in every layer", 300, 240, 220, TRAINED),
     "backbone": ("BERT, RoBERTa, ELECTRA,", "T5, GPT-2: frozen, sharded", 570, 150, 200, FROZEN),
     "head": ("head: class, word,", "text, tags, span", 810, 150, 130, TRAINED),

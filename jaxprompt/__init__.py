@@ -30,9 +30,9 @@ __version__ = "0.1.0"
 # Where each public name lives.
 _PLACES = {
     "load_backbone": "api.backbones",
-    "LoadedBackbone": "assembly.pipeline",
-    "Choice": "assembly.choices",
-    "task": "assembly.choices",
+    "LoadedBackbone": "build.backbone",
+    "Choice": "api.choices",
+    "task": "api.choices",
     "PromptedModel": "api.models",
     "BankedModel": "api.banks",
     "attach": "api.models",
@@ -42,7 +42,7 @@ _PLACES = {
     "scores": "api.models",
     "Prompt": "api.prompts",
     "load_prompt": "api.prompts",
-    "save_prompt": "api.prompts",
+    "save_prompt": "api.saving",
     "TrainedPrompt": "api.training",
     "train": "api.training",
     "InputError": "errors",
@@ -81,12 +81,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    known = importlib.import_module(f"{__name__}.assembly.choices").known
+    known = importlib.import_module(f"{__name__}.api.choices").known
     return sorted({*__all__, *known("prompt"), *known("head"), "__version__"})
 
 
 def _choice(name: str) -> Any:
-    choices = importlib.import_module(f"{__name__}.assembly.choices")
+    choices = importlib.import_module(f"{__name__}.api.choices")
     found = choices.find(name)
     if found is None:
         known = sorted({*__all__, *choices.known("prompt"), *choices.known("head")})

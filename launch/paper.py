@@ -46,9 +46,9 @@ from jaxprompt.build.check import check_config  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
-from jaxprompt.cli.results import SweepRun
+from jaxprompt.cli.results import SweepRun  # noqa: E402
 from jaxprompt.config.load import fields, resolved  # noqa: E402
-from jaxprompt.config.settings import FREE
+from jaxprompt.config.settings import FREE  # noqa: E402
 from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
 from jaxprompt.inspection.tables import failures  # noqa: E402

@@ -51,10 +51,10 @@ collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["ac
 # Folders and files whose tests run whole commands, start processes or compile much: `slow`, all.
 SLOW = (
     "api", "backbones", "cli", "convert", "docs/test_commands.py", "docs/test_notebook.py",
-    "launch", "layers/test_stack.py", "models", "planning", "sweeps",
+    "launch", "layers/test_stack.py", "models", "planning", "runs/grid",
     "parallel/test_processes.py", "parallel/test_sharding.py",
-    "training/test_feature_store.py", "training/test_packed.py",
-    "training/test_replaced_tokens.py", "training/test_steps.py",
+    "training/features/test_feature_store.py", "training/test_packed.py",
+    "runs/test_replaced_tokens.py", "training/test_steps.py",
     "test_fuzz.py", "test_lowering.py", "test_package.py",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A module imports only modules of lower rank; the folders listed are packages of one rank."""
+"""What may import what: packages in one order, and no cycle of modules."""
 
 import ast
 import functools
@@ -8,57 +8,57 @@ from pathlib import Path
 import pytest
 from rules import label, report
 
-from jaxprompt.config.fields import Block
-from jaxprompt.config.schema import FIELDS, OPEN
-
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
-ROOMS = (  # from the ground up
-    "errors signals hidden",
-    "types files tree rng",
+LAYERS = (  # from the ground up; a package imports those above it in this list
+    "errors",
+    "signals hidden types rng",
+    "files tree",
+    "config",  # every field of a run
+    "data",  # rows of numpy arrays
+    "corpus",
     "parallel",
     "layers",
-    "data",
-    "corpus",
     "scoring",
     "convert",
     "backbones prompts heads",  # none knows another
     "models",
     "training",
-    "assembly",
-    "sweeps",
-    "planning",
+    "build",
+    "runs",
+    "serving",
+    "inspection planning",
     "api",
     "cli",
     "__main__",
 )
-RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms.split()}
-HOST_ONLY = ("data", "corpus", "types", "errors", "files", "signals", "hidden")
+DATA = ("rows", "tasks", "sources", "sampling", "text", "batches")  # the same inside of data/
+HOST_ONLY = ("config", "data", "corpus", "types", "errors", "files", "signals", "hidden")
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """Gives the dotted name under jaxprompt: "prompts.soft", "data", ""."""
+    """Returns the dotted name under jaxprompt: "prompts.soft", "data", ""."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @functools.cache
 def imports(path: Path) -> dict[str, int]:
-    """Finds every import of a file, inside functions too. -> {dotted name: first line}"""
-    found = {}
+    """Finds every import of a file, inside functions too. Returns {dotted name: first line}."""
+    lines: dict[str, int] = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # A relative import keeps its dots, and so is of no known package.
+            # A relative import keeps its dots, and so is of no package that is listed.
             module = "." * node.level + (node.module or "")
             names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
-            found[name] = min(node.lineno, found.get(name, node.lineno))
-    return found
+            lines[name] = min(node.lineno, lines.get(name, node.lineno))
+    return lines
 
 
 @functools.cache
@@ -72,40 +72,56 @@ def for_checkers(path: Path) -> set[int]:
 NAMES = {name_of(path): path for path in MODULES}
 
 
+@functools.cache
 def inner(path: Path) -> dict[str, int]:
-    """Finds the modules of jaxprompt that a file imports. -> {name under jaxprompt: first line}"""
-    found = {}
+    """Finds the modules of jaxprompt that a file imports. Returns {dotted name: first line}."""
+    lines: dict[str, int] = {}
     for full, line in imports(path).items():
         package, _, rest = full.partition(".")
-        if package == "jaxprompt":
+        if package == "jaxprompt" and line not in for_checkers(path):
             name = rest if rest in NAMES else rest.rpartition(".")[0]
-            found[name] = min(line, found.get(name, line))
-    return found
-
-
-def misplaced(path: Path) -> list[str]:
-    """Lists the imports of a file that its rank forbids, and the names without a rank."""
-    own, lines = name_of(path).split(".")[0], []
-    if own and own not in RANKS:
-        return [f"{label(path, 1)}: add {own!r} to RANKS, above all that it imports"]
-    for name, line in inner(path).items():
-        other = name.split(".")[0]
-        if not own:
-            if line not in for_checkers(path):
-                lines.append(f"{label(path, line)}: jaxprompt itself imports {name}")
-        elif other not in RANKS:
-            lines.append(f"{label(path, line)}: add {other!r} to RANKS, above all that it imports")
-        elif other == own and (ROOT / own).is_dir():
-            continue  # of the same folder
-        elif RANKS[other] >= RANKS[own]:
-            ranks = f"{own} (rank {RANKS[own]}) imports {name} (rank {RANKS[other]})"
-            lines.append(f"{label(path, line)}: {ranks}")
+            lines[name] = min(line, lines.get(name, line))
     return lines
 
 
-def test_imports_only_lower_ranks():
+def ranks_of(layers: tuple[str, ...]) -> dict[str, int]:
+    """Numbers the names of layers from the ground up."""
+    return {name: rank for rank, names in enumerate(layers) for name in names.split()}
+
+
+RANKS, DATA_RANKS = ranks_of(LAYERS), ranks_of(DATA)
+
+
+def upward(path: Path) -> Iterator[str]:
+    """Yields the imports of a file that the order of packages forbids."""
+    package, _, rest = name_of(path).partition(".")
+    for name, line in inner(path).items():
+        other, _, below = name.partition(".")
+        if not package:
+            yield f"{label(path, line)}: jaxprompt itself imports {name}"
+        elif package == "data" == other:
+            ranks = [DATA_RANKS.get(part.split(".")[0], -1) for part in (rest, below)]
+            if ranks[1] > ranks[0]:
+                yield f"{label(path, line)}: data/ imports {below} in {rest}, which comes later"
+        elif package != other and RANKS[other] >= RANKS[package]:
+            yield f"{label(path, line)}: {package} imports {name}, which is not below it"
+
+
+def test_packages_import_those_below_them():
     assert len(MODULES) > 100
-    report([line for path in MODULES for line in misplaced(path)])
+    packages = {name.split(".")[0] for name in NAMES if name}
+    assert packages == set(RANKS), "list a new package in LAYERS, above all that import it"
+    report([line for path in MODULES for line in upward(path)])
+
+
+def test_no_modules_import_each_other():
+    """Also where an import stands in a function: it only hides the cycle."""
+    imported = {name: set(inner(path)) & NAMES.keys() - {name} for name, path in NAMES.items()}
+    # What imports nothing that is left is taken away, until only cycles are left.
+    while free := [name for name, others in imported.items() if not others & imported.keys()]:
+        for name in free:
+            del imported[name]
+    report([f"{name} imports {sorted(imported[name] & imported.keys())}" for name in imported])
 
 
 def test_no_import_is_relative():
@@ -117,10 +133,6 @@ def test_no_import_is_relative():
             if name.startswith(".")
         ]
     )
-
-
-def test_nothing_listed_is_missing():
-    assert {name.split(".")[0] for name in NAMES if name} == set(RANKS)
 
 
 @pytest.mark.parametrize("start", HOST_ONLY)
@@ -146,33 +158,33 @@ def test_methods_know_nothing_of_backbones_and_config():
         [
             f"{label(path, line)}: imports {name}"
             for path in sorted((ROOT / "prompts").glob("*.py"))
-            for found, forbidden in (
-                (inner(path), {"backbones", "heads", "losses"}),
+            for lines, forbidden in (
+                (inner(path), {"backbones", "heads", "config"}),
                 (imports(path), {"ml_collections"}),
             )
-            for name, line in found.items()
+            for name, line in lines.items()
             if name.split(".")[0] in forbidden
         ]
     )
 
 
-def test_only_assembly_and_the_command_line_make_configs():
+def test_configs_are_made_in_config_and_where_users_enter():
     report(
         [
             f"{label(path, line)}: imports {full}"
             for name, path in NAMES.items()
             for full, line in imports(path).items()
-            if "ml_collections" in full and name.split(".")[0] not in ("assembly", "cli")
+            if "ml_collections" in full and name.split(".")[0] not in ("config", "api", "cli")
         ]
     )
 
 
 def named_outside(path: Path, folder: str, word: str) -> list[str]:
-    """Lists the branches of a file on the name of what stands in an open room, as a file each.
+    """Lists the branches of a file on the name of a file in an open package.
 
     These are comparisons of something called `word` with a name, and keys of a table by name.
     """
-    known = {p.stem for p in (ROOT / folder).glob("[!_]*.py")}
+    names = {p.stem for p in (ROOT / folder).glob("[!_]*.py")}
     if path.parent == ROOT / folder:
         return []
     lines = []
@@ -183,13 +195,13 @@ def named_outside(path: Path, folder: str, word: str) -> list[str]:
             about = any(word in ast.unparse(side) for side in others)
         elif isinstance(node, ast.Dict):
             sides, about = [k for k in node.keys if k], True
-            if not {getattr(k, "value", None) for k in sides} >= known:
+            if not {getattr(k, "value", None) for k in sides} >= names:
                 continue
         else:
             continue
-        named = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
-        if about and named & known:
-            lines.append(f"{label(path, node.lineno)}: names {', '.join(sorted(named & known))}")
+        texts = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
+        if about and texts & names:
+            lines.append(f"{label(path, node.lineno)}: names {', '.join(sorted(texts & names))}")
     return lines
 
 
@@ -199,35 +211,3 @@ def test_no_branch_on_a_kind_of_answer_outside_its_file():
 
 def test_no_branch_on_a_method_outside_its_file():
     report([line for path in MODULES for line in named_outside(path, "prompts", "prompt")])
-
-
-def reads_of_configs(path: Path) -> Iterator[tuple[int, str]]:
-    """Finds `c.data`, `run.config.optim`, `x.train.log_steps`: where a field of a config is read.
-
-    A block that another thing has too, as the `task` of a scorer, counts behind a config's name.
-    """
-    shared = {"task", "runs", *OPEN}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Attribute):
-            continue
-        inner = node.value
-        named = isinstance(inner, ast.Name) and inner.id in ("c", "config")
-        named = named or (isinstance(inner, ast.Attribute) and inner.attr == "config")
-        block = inner.attr if isinstance(inner, ast.Attribute) else ""
-        known = FIELDS.get(block) if block not in shared else None
-        if (named and node.attr in (*FIELDS, *OPEN)) or (
-            isinstance(known, Block) and node.attr in known
-        ):
-            yield node.lineno, ast.unparse(node)
-
-
-def test_a_config_is_read_in_assembly_alone():
-    report(
-        [
-            f"{label(path, line)}: {text}; let assembly read it, as in config/settings.py"
-            for name, path in NAMES.items()
-            if name.split(".")[0] != "assembly"
-            for line, text in reads_of_configs(path)
-        ]
-    )
-    assert len(list(reads_of_configs(NAMES["assembly.settings"]))) > 10

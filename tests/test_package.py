@@ -109,8 +109,8 @@ def test_configs_of_a_wheel_are_found_from_any_folder(wheel, tmp_path):
         "def get_config():\n    c = base()\n    methods.soft(c, length=7)\n    return c\n"
     )
     code = """
-from jaxprompt.assembly import config_files as configs
-from jaxprompt.assembly.load_config import load_config
+from jaxprompt.config import files as configs
+from jaxprompt.config.load import load_config
 for name in ("quickstart:soft", "configs/quickstart.py:soft"):
     assert load_config(name).prompt.name == "soft"
 assert load_config("ppt/t5_xxl:boolq,ppt").prompt.init == "prompts/nsp"

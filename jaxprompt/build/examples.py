@@ -11,7 +11,6 @@ from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
-from jaxprompt.data import rows
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
@@ -201,7 +200,7 @@ def read_examples(
         task, notes = with_words(task, known), [*notes, known.tell()]
 
     # It sees the task as that is by then: dev and test are read by the labels of train.
-    def read(split: str) -> rows.Rows:
+    def read(split: str) -> Rows:
         rows = sources.read_split(task, source_split(c, split, given), only=data.only, **place)
         if rows.left_out:
             left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")

@@ -1,6 +1,6 @@
 """The weights that pre-training starts from: a checkpoint's, with the heads that it lacks, or none.
 
-What follows goes on from `pipeline.open_backbone` and `pipeline.load_weights`.
+What follows goes on from `build.backbone.open_backbone` and `build.backbone.load_weights`.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def with_heads(
 def as_electra(backbone: Backbone) -> Backbone:
     """Makes a loaded BERT one half of an ELECTRA: the trunks are the same, names and heads differ.
 
-    Call it behind `pipeline.load_weights`, before `with_heads`.
+    Call it behind `build.backbone.load_weights`, before `with_heads`.
     """
     if backbone.family == "electra":
         return backbone

@@ -46,7 +46,7 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
     """Makes the numbers that a run started from once more. -> them, or None and why not
 
     They are those of its first step: drawn from its seed, or read from where prompt.init or
-    prompt.start says. `trained` is what `from_config.restore` gives, with the training examples
+    prompt.start says. `trained` is what `runs.restore.restore` gives, with the training examples
     where prompt.start=task.
     """
     scorer, weights = trained.scorer, trained.weights

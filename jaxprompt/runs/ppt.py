@@ -174,7 +174,7 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 
 
 def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTask:
-    """Opens the backbone and lays the task out; `restored` as in from_config.open_fitting."""
+    """Opens the backbone and lays the task out; `restored` as in build.task.open_fitting."""
     backbone = open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
@@ -356,7 +356,7 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 
 
 def restore(c: Any, workdir: str) -> Trained:
-    """Reads the best prompt of a workdir, no text. Raises InputError as from_config.restore."""
+    """Reads the best prompt of a workdir, no text. Raises InputError as runs.restore.restore."""
     check_config(c)
     record, step = records.read_trained(workdir, c, (*FREE, *FREE_TRAINED))
     placement = build_placement(c)

@@ -109,7 +109,7 @@ def no_reading(monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in ("data.sources.read_split", "assembly.pipeline.load_weights"):
+    for name in ("data.sources.splits.read_split", "build.backbone.load_weights"):
         monkeypatch.setattr(f"jaxprompt.{name}", forbid)
-    monkeypatch.setattr("jaxprompt.assembly.pipeline.load_tokenizer", forbid)
-    return lambda: monkeypatch.setattr("jaxprompt.assembly.pipeline.folder.resolve", forbid)
+    monkeypatch.setattr("jaxprompt.build.scorer.load_tokenizer", forbid)
+    return lambda: monkeypatch.setattr("jaxprompt.build.backbone.folder.resolve", forbid)

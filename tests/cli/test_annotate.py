@@ -278,8 +278,8 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in ("pipeline.folder.resolve", "denoising.index_corpus", "from_config.read_examples"):
-        monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
+    for name in ("backbone.folder.resolve", "corpus.index_corpus", "task.read_examples"):
+        monkeypatch.setattr(f"jaxprompt.build.{name}", forbid)
     for changes, said in (
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),

@@ -3,7 +3,7 @@
 import pytest
 from tiny_run import make_config
 
-from jaxprompt.assembly import from_config
+from jaxprompt.build import evaluation
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.runs.train import run
 
@@ -11,7 +11,7 @@ from jaxprompt.runs.train import run
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])
 def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path, monkeypatch):
     fold, folds, results = fold_flat, [], []
-    monkeypatch.setattr(from_config, "fold_flat", lambda *args: folds.append(1) or fold(*args))
+    monkeypatch.setattr(evaluation, "fold_flat", lambda *args: folds.append(1) or fold(*args))
     for computed in (True, False):
         if not computed:
             monkeypatch.setattr("jaxprompt.prompts.prefix.Prompt.is_computed", lambda _: False)
@@ -26,5 +26,5 @@ def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path,
 
 
 def test_a_table_is_not_folded(backbone, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(from_config, "fold_flat", None)
+    monkeypatch.setattr(evaluation, "fold_flat", None)
     run(make_config(backbone, data, "prefix", train__total_steps=2), str(tmp_path / "run"))

@@ -5,9 +5,9 @@ import pytest
 from test_resume import arrays
 from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt.assembly import from_config
 from jaxprompt.build import task
 from jaxprompt.errors import InputError
+from jaxprompt.runs import train
 from jaxprompt.runs.train import run
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
@@ -40,7 +40,8 @@ def spoil(monkeypatch):
             batches.__class__ = Spoilt
             return batches
 
-        monkeypatch.setattr(from_config, "train_batches", train_batches)
+        monkeypatch.setattr(train, "train_batches", train_batches)
+        monkeypatch.setattr("jaxprompt.runs.grid.train.train_batches", train_batches)
 
     return call
 

@@ -44,8 +44,12 @@ def forbidden(monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in ("pipeline.folder.resolve", "denoising.index_corpus", "ppt.load_weights"):
-        monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
+    for name in (
+        "build.backbone.folder.resolve",
+        "build.corpus.index_corpus",
+        "runs.ppt.load_weights",
+    ):
+        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
 
 
 # -- the config -----------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
 @pytest.mark.parametrize(
     "place, number, said",
     [
-        ("assembly.from_config.read_examples", signal.SIGTERM, FIRST),
-        ("assembly.from_config.start", signal.SIGINT, FIRST),
+        ("build.task.read_examples", signal.SIGTERM, FIRST),
+        ("runs.train.start", signal.SIGINT, FIRST),
         ("training.loop.jit", signal.SIGINT, FIRST),
         ("training.run_folder.write_result", signal.SIGTERM, LAST),
     ],

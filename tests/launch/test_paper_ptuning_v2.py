@@ -69,7 +69,7 @@ def test_every_cell_has_its_runs(name):
         c = paper.sweep.load(runs[0], ())
         task = cell.task.removesuffix("_brown")
         file, system, *_ = cell.method.split(",")
-        paper.from_config.check_config(c)
+        paper.check_config(c)
         assert c.task.name == task and c.prompt.name == KINDS.get(system, "prefix")
         assert {run.changes["seed"] for run in runs} == {1, 2}
         known = get_task(task)

@@ -16,10 +16,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import folder_checksums
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training import checkpoint
+from jaxprompt.training import checkpoint, checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 
 SPECS = {
@@ -116,10 +115,10 @@ def save(folder: Path) -> dict:
     room, checkpoint._check_room = checkpoint._check_room, full
     found["full"] = refusal(checkpoints.save, 3, first, {})
     checkpoint._check_room = room
-    sums, folder_checksums = folder_checksums, full
+    sums, checkpoint_folders.folder_checksums = checkpoint_folders.folder_checksums, full
     checkpoints.save(3, first, {})
     found["unsealed"] = refusal(checkpoints.settle)
-    folder_checksums = sums
+    checkpoint_folders.folder_checksums = sums
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
         files = sorted((folder / "one/checkpoints/5").rglob("*"))

@@ -274,7 +274,7 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     if where == "inside orbax":
         monkeypatch.setattr("jaxprompt.training.checkpoint._check_room", lambda folder, tree: None)
     if where == "at the seal":
-        monkeypatch.setattr("jaxprompt.files.folder_checksums", fill)
+        monkeypatch.setattr("jaxprompt.training.checkpoint_folders.folder_checksums", fill)
     else:
         file_size_limit()
     if where != "before":  # in the background

@@ -97,11 +97,11 @@ def custom_task(
     [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
     the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
     or that found ("none": each tag is of one word, and the metric is accuracy); with `predicate`,
-    the column of the index of a word, they are the roles of that word (data/tasks/readers/predicates.py).
+    the column of the index of a word, they are the roles of that word (readers/predicates.py).
     With `entities`, which stand in the first field as `offsets` says, the classes are relations
-    between them (data/tasks/readers/entities.py); without `words` a relation has those of its name, and
+    between them (readers/entities.py); without `words` a relation has those of its name, and
     without `plain` and `template` words stand around the entities. With `question` examples are
-    answers of questions (data/tasks/readers/candidates.py). With `number`, a column of numbers, the task is
+    answers of questions (readers/candidates.py). With `number`, a column of numbers, the task is
     to predict it; it lies within `limits`, the least and the greatest, if any. `positive` is the
     positive class of f1 and of the metrics of questions, the second by default.
     """

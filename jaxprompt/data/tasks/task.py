@@ -94,7 +94,7 @@ class Task:
     limits: tuple[float, ...] = ()  # the least and the greatest that it can be
     tags: str = ""  # column of the tags of the words of the one field
     scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
-    # Column of the word whose roles these are, its index from 0 on; see data/tasks/readers/predicates.py
+    # Column of the word whose roles these are, its index from 0 on; see readers/predicates.py
     predicate: str = ""
     # Where each entity of the first field stands, in one of OFFSETS, and the words around one where
     # a template has |marked; see data/tasks/readers/entities.py

@@ -628,7 +628,8 @@ def test_unknown_task():
 
 def test_import_is_light():
     code = (
-        "import sys, jaxprompt.data.tasks.registry, jaxprompt.data.sources.splits, jaxprompt.data.sampling.fewshot;"
+        "import sys, jaxprompt.data.tasks.registry, jaxprompt.data.sources.splits;"
+        "import jaxprompt.data.sampling.fewshot;"
         "heavy = {'jax', 'datasets', 'tensorflow_datasets', 'pyarrow', 'torch'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

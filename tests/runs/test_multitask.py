@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxprompt.assembly import from_config
+from jaxprompt.runs import multitask
 from jaxprompt.runs import multitask as shared_tuning
 from jaxprompt.runs.multitask import SharedTuning
 
@@ -28,7 +28,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
         built[scorer.name] = config, scorer.head
         return f"fitted {scorer.name}"
 
-    monkeypatch.setattr(from_config, "build_measure", build_measure)
+    monkeypatch.setattr(multitask, "build_measure", build_measure)
     scored = []
     work = SimpleNamespace(
         config=SimpleNamespace(

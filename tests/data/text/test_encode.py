@@ -316,7 +316,7 @@ def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
     )

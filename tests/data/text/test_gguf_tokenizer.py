@@ -243,7 +243,7 @@ def test_one_that_is_damaged_is_made_again(tmp_path, cache):
 
 def test_it_is_made_without_torch_and_gguf(tmp_path):
     path = write_vocabulary(tmp_path / "model.gguf")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     code = (
         "import sys; sys.modules['gguf'] = None\n"
         "from jaxprompt.data.text.tokenizer import load_tokenizer\n"
@@ -260,7 +260,7 @@ def test_two_processes_may_make_it_at_once(smollm, cache):
     code = (
         f"from jaxprompt.data.text.tokenizer import load_tokenizer; load_tokenizer({str(smollm)!r})"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=root) for _ in range(2)]
     assert [process.wait(timeout=300) for process in both] == [0, 0]
     assert len(list(cache.iterdir())) == 1

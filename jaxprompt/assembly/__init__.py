@@ -1,1 +1,0 @@
-"""From a config to objects: the only reader of configs."""

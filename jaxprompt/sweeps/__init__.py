@@ -1,1 +1,0 @@
-"""Many runs trained as one program."""
