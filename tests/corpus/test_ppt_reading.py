@@ -346,17 +346,17 @@ def test_a_text_that_is_whole_needs_no_other(bert):
 
 
 def test_units_within_the_limits_are_read(t5):
-    """Of 6 tokens or more, above 10 characters and up to 10,000, as the released code of PPT."""
+    """Of 6 tokens or more, </s> counted, and above 10 characters, as the released code of PPT."""
     texts = {
-        "word word word word word": False,  # 5 tokens
-        "word word word word word.": True,  # 6
+        "word word word word": False,  # 4 tokens
+        "word word word word word": True,  # 5
         "a b c de!?": False,  # 10 characters
         "a b c def!?": True,  # 11
         "word " * 1999 + "words": True,  # 10,000
-        "word " * 1999 + "words.": False,
+        "word " * 1999 + "words.": True,  # cut, as any text that is longer than data.max_len
     }
     ids = [np.array(own, np.int32) for own in pieces(t5, *texts)]
-    assert [len(own) for own in ids[:2]] == [5, 6] and min(map(len, ids[2:])) > 6
+    assert [len(own) for own in ids[:2]] == [4, 5] and min(map(len, ids[2:])) > 5
     corpus = SimpleNamespace(unit=ids.__getitem__)
     task = custom_task(fields=["text"], labels=["a", "b"], template="{text} [mask]")
     reader = Reader(corpus, t5, make_encoder(t5, "seq2seq", task), parse(task.template), 512)

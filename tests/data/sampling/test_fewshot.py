@@ -145,10 +145,12 @@ def test_fraction_of_sst2_is_the_released_sample(shared):
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_fraction_draws_train_then_dev_from_the_shuffle_of_the_seed(seed):
-    """Seed 0 shuffles as any other does, and dev is what follows train."""
-    shuffled = {label: [row for row, x in enumerate(TEN) if x == label] for label in (0, 1)}
+    """Seed 0 shuffles as any other does, class after class, and dev is what follows train."""
+    labels = dict.fromkeys(TEN)  # in the order of each one's first row
+    shuffled = {label: [row for row, x in enumerate(TEN) if x == label] for label in labels}
+    generator = random.Random(seed)
     for rows in shuffled.values():
-        random.Random(seed).shuffle(rows)
+        generator.shuffle(rows)
         assert rows != sorted(rows)
     found = fewshot.split("fraction", TEN, seed, ratio=0.4, holdout=0.2)
     assert found.train.tolist() == sorted(shuffled[0][:2] + shuffled[1][:2])
