@@ -119,12 +119,13 @@ def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
 
     "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
     """
-    held, given = fields(c), {}
+    named: dict[str, str] = {}  # field -> how it was given
+    held = fields(c)
     for name in overrides:
-        other = given.setdefault(_field(name, held), name)
+        other = named.setdefault(_field(name, held), name)
         if other != name:
             raise InputError(f"{other} and {name} are the same field; give one of them")
-    apply(c, [(field, _plain(overrides[name])) for field, name in given.items()])
+    apply(c, [(field, _plain(overrides[name])) for field, name in named.items()])
 
 
 def _field(name: str, held: Mapping[str, Any]) -> str:
