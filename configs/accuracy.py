@@ -4,7 +4,7 @@ The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:tre
 trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; on all data
 alone cola, mrpc, rte, wic, copa, boolq, conll2003 (tags) and squad (spans). Length and learning
 rate of each method were found on trec's dev. prefix_as_peft starts from N(0, 1) and takes batches
-in random order, as PEFT's side of launch/accuracy.py does.
+in random order, as PEFT's side of launch/accuracy does.
 """
 
 from configs.base import get_config as base

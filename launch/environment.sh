@@ -19,6 +19,11 @@ environment() {
     # That of Python 3.11 takes twice as long to install what follows.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=26"
   fi
+  # Programs of launch/ import this checkout, from wherever they are called.
+  "$venv/bin/python" - <<'EOF'
+import pathlib, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(f"{pathlib.Path.cwd()}\n")
+EOF
   local file mark
   for file in "$@"; do
     mark="$venv/installed-$(cksum <"$file" | tr ' ' '-')"

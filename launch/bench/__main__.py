@@ -12,11 +12,10 @@ import pkgutil
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path[0] = str(FOLDER.parents[1])  # of `launch` and of the product
+from jaxprompt.errors import InputError
+from launch.bench.process import Found, SideEnded, report
 
-from jaxprompt.errors import InputError  # noqa: E402
-from launch.bench.process import Found, SideEnded, report  # noqa: E402
+FOLDER = Path(__file__).resolve().parent
 
 SHARED = ("models", "process")  # what cases share
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
 from jaxprompt.runs.grid.batched_loop import BatchedRuns
-
-sys.path.insert(0, str(ROOT / "launch"))
-import paper  # noqa: E402
+from launch.papers import core as paper
 
 SMALL = {
     "data.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,

@@ -1,4 +1,4 @@
-"""`launch/accuracy.py examples`: a task of pre-training as texts with labels."""
+"""`launch/accuracy examples`: a task of pre-training as texts with labels."""
 
 import json
 

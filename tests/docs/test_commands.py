@@ -302,7 +302,7 @@ def files(backbones, tmp_path_factory):
         "DATA/sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "DATA/trec": lambda *at: draw(*at, "text", coarse_label=range(6)),
         "DATA/mpqa": lambda *at: draw(*at, "text", label=(0, 1)),
-        # What `launch/accuracy.py examples` writes.
+        # What `launch/accuracy examples` writes.
         "runs/probe/nsp": lambda *at: draw(*at, "text", label=range(3)),
         "DATA/rte": lambda *at: draw(*at, "premise", "hypothesis", label=(0, 1)),
         "DATA/sst5": lambda *at: draw(*at, "text", label=range(5)),

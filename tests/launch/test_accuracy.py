@@ -1,4 +1,4 @@
-"""launch/accuracy.py: what is mistyped, or fails, is told."""
+"""launch/accuracy: what is mistyped, or fails, is told."""
 
 import os
 import subprocess
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from jaxprompt.errors import InputError
+from launch.accuracy import __main__ as accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "launch"))
-import accuracy  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ import accuracy  # noqa: E402
 def test_bad_input_is_one_line(words, told, tmp_path, monkeypatch):
     if words[0] != "run":
         pytest.importorskip("peft")
-    given = ["accuracy.py", *words, "--data=none", f"--workdir={tmp_path}"]
+    given = ["accuracy", *words, "--data=none", f"--workdir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", given)
     with pytest.raises(InputError) as error:
         accuracy.main()
@@ -36,7 +35,7 @@ def test_bad_input_is_one_line(words, told, tmp_path, monkeypatch):
 
 
 def test_runs_that_fail_are_counted_and_end_with_an_exit_code(tmp_path):
-    command = [sys.executable, ROOT / "launch" / "accuracy.py", "run", "--only=boolq-full"]
+    command = [sys.executable, ROOT / "launch" / "accuracy", "run", "--only=boolq-full"]
     done = subprocess.run(
         [*command, "--jobs=3", "--data=none", f"--workdir={tmp_path}"], capture_output=True,
         text=True, timeout=300, env=os.environ | {"JAX_PLATFORMS": "cpu"},

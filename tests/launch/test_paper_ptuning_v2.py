@@ -2,21 +2,19 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "launch"))
-import paper  # noqa: E402
-import paper_ptuning_v2 as tables  # noqa: E402
+from configs import ptuning_v2
+from configs.ptuning_v2 import multi_task
+from jaxprompt.data.tasks.registry import get_task
+from jaxprompt.errors import InputError
+from launch.papers import core as paper
+from launch.papers import ptuning_v2 as tables
 
-from configs import ptuning_v2  # noqa: E402
-from configs.ptuning_v2 import multi_task  # noqa: E402
-from jaxprompt.data.tasks.registry import get_task  # noqa: E402
-from jaxprompt.errors import InputError  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 SYSTEMS = {"full": "full", "pt": "pt", "prefix": "prefix", "multi_task_prefix": "multi_task"}
 TASKS = {
@@ -36,7 +34,7 @@ def arguments(**given):
 
 def test_published_numbers_are_the_papers(shared):
     found = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/published/ptuning_v2.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/ptuning_v2.csv", newline="") as file:
         ours = list(csv.DictReader(file))
     assert len(ours) == len(found) == 224
     for line, cell in zip(ours, found, strict=True):

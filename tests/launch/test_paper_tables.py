@@ -11,23 +11,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "launch"))
-import paper  # noqa: E402
-import paper_dart  # noqa: E402
-import paper_dpt  # noqa: E402
-import paper_figures  # noqa: E402
-import paper_ipt  # noqa: E402
-import paper_ppt  # noqa: E402
-from paper_table import read_published  # noqa: E402
+from configs import ipt
+from configs.ipt import utilization
+from configs.parts import ppt
+from jaxprompt.config.load import load_config
+from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.errors import InputError
+from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS
+from launch.papers import core as paper
+from launch.papers import dart as paper_dart
+from launch.papers import dpt as paper_dpt
+from launch.papers import figures as paper_figures
+from launch.papers import ipt as paper_ipt
+from launch.papers import ppt as paper_ppt
+from launch.papers.table import read_published
 
-from configs import ipt  # noqa: E402
-from configs.ipt import utilization  # noqa: E402
-from configs.parts import ppt  # noqa: E402
-from jaxprompt.config.load import load_config  # noqa: E402
-from jaxprompt.data.text.tokenizer import encode_texts  # noqa: E402
-from jaxprompt.errors import InputError  # noqa: E402
-from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 SEEDS, RATES = (10, 20), ("0.01", "0.1")
 
@@ -74,7 +73,7 @@ def arguments(**given):
 
 def read_all():
     """Reads the published numbers as the product has them, in their order."""
-    with open(ROOT / "launch/published/ppt.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/ppt.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -202,7 +201,7 @@ def test_the_precision_is_that_of_the_size():
 def test_published_numbers_are_darts(shared):
     """Cell by cell; rows of relation extraction say how many examples there are."""
     theirs = json.loads((shared / "papers/dart_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/published/dart.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/dart.csv", newline="") as file:
         ours = list(csv.DictReader(file))
     assert len(ours) == len(theirs) == 188
     known = {"semeval": "sem_eval_2010_task_8", "tacrev": "tacred_revisited"}
@@ -268,7 +267,7 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
 def test_darts_heading_names_the_metric_that_is_measured(name):
     args = arguments(paper="dart", table=name, backbone="x")
     cells = paper.pick(paper_dart.TABLES[name], args)
-    with open(ROOT / "launch/published/dart.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/dart.csv", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["table"] == name]
     theirs = {(line["row"], line["task"]): line["metric"] for line in lines}
     for cell in cells:
@@ -366,7 +365,7 @@ def test_published_numbers_are_dpts(shared):
     """Cell by cell, without the rows of differences."""
     theirs = json.loads((shared / "papers/dpt_tables.json").read_text())["cells"]
     theirs = [cell for cell in theirs if "delta" not in cell["row"]]
-    with open(ROOT / "launch/published/dpt.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/dpt.csv", newline="") as file:
         ours = list(csv.DictReader(file))
     assert len(ours) == len(theirs) == 92
     for line, cell in zip(ours, theirs, strict=True):
@@ -476,7 +475,7 @@ def test_published_numbers_are_ipts(shared):
     names = found["table3_rows"]["names"]
     pictured = {("CNN", "1.3"): 61.6, ("MLP", "26"): 64.3}
     more = {"1.3": 61.9, "3": 62.3, "5": 62.7, "10": 63.3, "21": 64.4, "30": 64.3}  # of the MLP
-    with open(ROOT / "launch/published/ipt.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
         ours = list(csv.DictReader(file))
     lost = [f"Encoder IPT (MLP), {rate}%" for rate in more]
     lines = [line for line in ours if line["row"] not in lost]
@@ -504,7 +503,7 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
     cells = paper.pick(table, args)
     flat = [run for cell in cells for run in paper.list_runs(cell, args)]
     assert len({run.workdir for run in flat}) == len(flat)
-    with open(ROOT / "launch/published/ipt.csv", newline="") as file:
+    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["table"] == name]
     printed = {(line["row"], line["task"]) for line in lines}
     own = {(cell.row, cell.task) for cell in cells}
@@ -782,10 +781,10 @@ def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
 
 
 def test_an_error_is_one_line_and_exit_code_2(tmp_path):
-    words = [sys.executable, ROOT / "launch/paper.py", "ppt", "table3", f"--workdir={tmp_path}"]
+    words = [sys.executable, ROOT / "launch/papers", "ppt", "table3", f"--workdir={tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("paper.py: table3 is no table") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("papers: table3 is no table") and done.stderr.count("\n") == 1
 
 
 # -- what is shown -------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paper_results import list_folds
-from paper_table import Cell
-
 from jaxprompt.cli import sweep
 from jaxprompt.cli.results import SweepRun
+from launch.papers.results import list_folds
+from launch.papers.table import Cell
 
 # Searched, or of a row, they cost more.
 SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch", "backbone.dtype")

@@ -1,13 +1,13 @@
 """Runs and tabulates configs/accuracy.py, and sets its counterparts in torch beside them.
 
-usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
-       python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N [--only METHOD]
+usage: python launch/accuracy run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
+       python launch/accuracy peft  --workdir DIR --data DIR --task TASK --seed N [--only METHOD]
                                        [--set FIELD=VALUE ...]
-       python launch/accuracy.py torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
-       python launch/accuracy.py zero_shot --workdir DIR --data DIR --task TASK
-       python launch/accuracy.py examples --workdir DIR --task nsp|nss|cls|unified
+       python launch/accuracy torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
+       python launch/accuracy zero_shot --workdir DIR --data DIR --task TASK
+       python launch/accuracy examples --workdir DIR --task nsp|nss|cls|unified
                                           --set corpus.path=TEXT backbone.path=BACKBONE [...]
-       python launch/accuracy.py table --workdir DIR
+       python launch/accuracy table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains prefix (the default) or
 soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
@@ -27,15 +27,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from configs.accuracy import SEEDS, get_config
+from jaxprompt.cli.results import collect
+from jaxprompt.cli.sweep import list_runs
+from jaxprompt.config.load import override
+from jaxprompt.errors import InputError, at_least, choose, nearest
+from jaxprompt.inspection.tables import table
 
-from configs.accuracy import SEEDS, get_config  # noqa: E402
-from jaxprompt.cli.results import collect  # noqa: E402
-from jaxprompt.cli.sweep import list_runs  # noqa: E402
-from jaxprompt.config.load import override  # noqa: E402
-from jaxprompt.errors import InputError, at_least, choose, nearest  # noqa: E402
-from jaxprompt.inspection.tables import table  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
 
@@ -111,7 +110,7 @@ def peft_run(args: argparse.Namespace) -> None:
     if c.head.name != "linear":
         if method != "prefix":
             sys.exit(f"--only {method!r}: of {args.task} PEFT's side trains prefix alone")
-        from accuracy_tokens import train
+        from launch.accuracy.tokens import train
 
         write(args, train(c, args.seed))
         return
@@ -189,9 +188,8 @@ def peft_run(args: argparse.Namespace) -> None:
 
 def torch_run(args: argparse.Namespace) -> None:
     """Trains SST-2 in torch alone, as the config's own run with the flags of docs/results.md."""
-    from accuracy_torch import train_listed, train_words
-
     from configs import dart, dpt, lm_bff
+    from launch.accuracy.torch_runs import train_listed, train_words
 
     if not args.mlm:
         raise InputError("torch needs --mlm, a folder with a BERT and its head")
@@ -214,14 +212,14 @@ def torch_run(args: argparse.Namespace) -> None:
 
 def zero_shot(args: argparse.Namespace) -> None:
     """Prints what ours and torch have of a task's examples, nothing of which is trained."""
-    from accuracy_zero_shot import compare
+    from launch.accuracy.zero_shot import compare
 
     print(json.dumps(compare(args.task, args.data, args.workdir, args.split)))
 
 
 def examples(args: argparse.Namespace) -> None:
     """Writes examples of a pre-training task; prints how many."""
-    from accuracy_examples import write_examples
+    from launch.accuracy.examples import write_examples
 
     print(json.dumps(write_examples(args.task, args.set, args.workdir)))
 
@@ -270,5 +268,5 @@ if __name__ == "__main__":
     try:
         main()
     except InputError as error:
-        print(f"accuracy.py: {error}", file=sys.stderr)
+        print(f"accuracy: {error}", file=sys.stderr)
         sys.exit(2)

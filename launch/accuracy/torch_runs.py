@@ -1,6 +1,6 @@
 """DART, LM-BFF and DPT in torch alone, on the examples of our runs.
 
-launch/accuracy.py calls it. Tokens, rows, losses and optimizer are written here, from the papers'
+launch/accuracy calls it. Tokens, rows, losses and optimizer are written here, from the papers'
 equations; of ours it takes the examples, the label words and the numbers of configs/.
 """
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paper_figures import draw_spread
-from paper_table import ROOT, Cell, Paper, Table
-
 from configs import dpt
+from launch.papers.figures import draw_spread
+from launch.papers.table import ROOT, Cell, Paper, Table
 
 MODELS = {"bert": "BERT", "roberta": "RoBERTa", "electra": "ELECTRA"}  # by system
 HUB = {

@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paper_figures import Point
-from paper_table import Cell, Paper, Published, read_object
-
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.config.load import fields
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.runs.grid.expand import SEEDS
 from jaxprompt.training.run_folder import RESULT, read_result
+from launch.papers.figures import Point
+from launch.papers.table import Cell, Paper, Published, read_object
 
 
 class Measured(NamedTuple):

@@ -1,6 +1,6 @@
 """Examples of a pre-training task as texts with labels: does a backbone carry the task at all?
 
-launch/accuracy.py calls it. A linear head on the frozen backbone, or the whole backbone, is then
+launch/accuracy calls it. A linear head on the frozen backbone, or the whole backbone, is then
 trained on them as on any classification task.
 """
 

@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paper_figures import draw_lines
-from paper_table import ROOT, Cell, Paper, Table
-
 from configs import ptuning_v2
 from configs.ptuning_v2 import depth, prompt_length, verbalizer
 from jaxprompt.errors import InputError
+from launch.papers.figures import draw_lines
+from launch.papers.table import ROOT, Cell, Paper, Table
 
 SYSTEMS = {
     "full": "Fine-tuning", "pt": "Prompt tuning", "p_tuning": "P-tuning", "prefix": "P-tuning v2",

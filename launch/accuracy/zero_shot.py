@@ -1,6 +1,6 @@
 """Label words of a decoder without training, by ours and by torch, example by example.
 
-launch/accuracy.py calls it. Torch has the whole vocabulary's scores at the last token of the text
+launch/accuracy calls it. Torch has the whole vocabulary's scores at the last token of the text
 and takes the largest of the label words'; of ours it takes examples, template and words.
 """
 

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paper_figures import draw_lines
-from paper_table import ROOT, Cell, Paper, Table
-
 from configs import ipt
 from configs.ipt import knowledge, prompt_length, utilization
+from launch.papers.figures import draw_lines
+from launch.papers.table import ROOT, Cell, Paper, Table
 
 ROBERTA = "RoBERTa-large"
 BASES = {"prompt": "Prompt Tuning", "prefix": "Prefix Tuning"}

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paper_table import ROOT, Cell, Paper, Table
-
 from configs import dart, dart_relations, lm_bff
 from jaxprompt.errors import choose
+from launch.papers.table import ROOT, Cell, Paper, Table
 
 ROBERTA, BERT, SCIBERT = "RoBERTa-large", "BERT-large-uncased", "SciBERT"
 HUB = {

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paper_figures import draw_bars, draw_lines
-from paper_table import ROOT, Cell, Paper, Table
-
 from configs.parts import ppt
 from configs.ppt import dtype_of, has_cell, learning_rates
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.errors import InputError, choose
+from launch.papers.figures import draw_bars, draw_lines
+from launch.papers.table import ROOT, Cell, Paper, Table
 
 SIZES = ("Small", "Base", "Large", "XL", "XXL")
 ADAPTED = "T5-XXL after 10K steps of LM adaptation"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from paper_figures import Point
-
 from jaxprompt.cli.results import SweepRun
 from jaxprompt.errors import InputError
+from launch.papers.figures import Point
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Cell(NamedTuple):

@@ -1,6 +1,6 @@
 """PEFT's prefix tuning of tags and spans, on the rows, the loss and the decisions of ours.
 
-launch/accuracy.py calls it. What differs is the model, its prefix and its optimizer: torch's.
+launch/accuracy calls it. What differs is the model, its prefix and its optimizer: torch's.
 """
 
 import os

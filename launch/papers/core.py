@@ -1,6 +1,6 @@
 """Reproduces a table or figure of a paper and prints it beside the published numbers.
 
-usage: python launch/paper.py PAPER TABLE --workdir DIR [--backbone PATH] [--config.FIELD=VALUE ...]
+usage: python launch/papers PAPER TABLE --workdir DIR [--backbone PATH] [--config.FIELD=VALUE ...]
 
 {tables}
 
@@ -21,17 +21,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
-
-import paper_figures as figures  # noqa: E402
-from paper_dart import PAPER as DART  # noqa: E402
-from paper_dpt import PAPER as DPT  # noqa: E402
-from paper_estimate import estimate  # noqa: E402
-from paper_ipt import PAPER as IPT  # noqa: E402
-from paper_ppt import PAPER as PPT  # noqa: E402
-from paper_ptuning_v2 import PAPER as PTUNING_V2  # noqa: E402
-from paper_results import (  # noqa: E402
+from jaxprompt.build.check import check_config
+from jaxprompt.cli import sweep
+from jaxprompt.cli.evaluate import evaluate, majority
+from jaxprompt.cli.options import Parser
+from jaxprompt.cli.results import SweepRun
+from jaxprompt.config.load import fields, resolved
+from jaxprompt.config.settings import FREE
+from jaxprompt.errors import InputError, choose, escape
+from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.inspection.tables import failures
+from jaxprompt.training.run_folder import (
+    RESULT,
+    guard_workdir,
+    read_result,
+    write_result,
+)
+from launch.papers import figures
+from launch.papers.dart import PAPER as DART
+from launch.papers.dpt import PAPER as DPT
+from launch.papers.estimate import estimate
+from launch.papers.ipt import PAPER as IPT
+from launch.papers.ppt import PAPER as PPT
+from launch.papers.ptuning_v2 import PAPER as PTUNING_V2
+from launch.papers.results import (
     Measured,
     chosen_by_folds,
     list_folds,
@@ -40,24 +53,7 @@ from paper_results import (  # noqa: E402
     metric_of,
     show,
 )
-from paper_table import Cell, Paper, Table, read_object, read_published  # noqa: E402
-
-from jaxprompt.build.check import check_config  # noqa: E402
-from jaxprompt.cli import sweep  # noqa: E402
-from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
-from jaxprompt.cli.options import Parser  # noqa: E402
-from jaxprompt.cli.results import SweepRun  # noqa: E402
-from jaxprompt.config.load import fields, resolved  # noqa: E402
-from jaxprompt.config.settings import FREE  # noqa: E402
-from jaxprompt.errors import InputError, choose, escape  # noqa: E402
-from jaxprompt.files import make_folder, write_atomic  # noqa: E402
-from jaxprompt.inspection.tables import failures  # noqa: E402
-from jaxprompt.training.run_folder import (  # noqa: E402
-    RESULT,
-    guard_workdir,
-    read_result,
-    write_result,
-)
+from launch.papers.table import Cell, Paper, Table, read_object, read_published
 
 PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT, PTUNING_V2)}
 FLAGS = {
@@ -194,7 +190,7 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
             except InputError as error:
                 failed[run.workdir.name] = str(error)
     for line in failures(failed):
-        print(escape(f"paper.py: {line}"), file=sys.stderr)
+        print(escape(f"papers: {line}"), file=sys.stderr)
     own = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
     if own is None:
         return None
@@ -291,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     doc = (__doc__ or "").replace("{tables}", "\n\n".join(known))
     parser = Parser("paper", doc, config=False)
-    parser.prog = "paper.py"
+    parser.prog = "python launch/papers"
     parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
     parser.add_argument("table", help="one of those above")
     parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")
@@ -363,11 +359,3 @@ def main(argv: Sequence[str]) -> int:
     if failed:
         raise InputError(f"{len(failed)} runs failed; the lines above the table say why")
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except InputError as error:
-        print(f"paper.py: {error}", file=sys.stderr)
-        sys.exit(2)
