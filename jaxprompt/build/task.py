@@ -117,8 +117,8 @@ def build_objectives(c: Any, model: Model) -> list[Objective]:
 
 
 def share_front(c: Any, scorer: Scorer) -> Scorer:
-    """Does so where a config asks for it."""
-    # States that are kept are of whole rows.
+    """Has the model run once what all rows begin with, where a config asks for it."""
+    # Cached states are of whole rows.
     return with_front(scorer) if c.backbone.once and not c.cache.where else scorer
 
 
