@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.relations import judge
 from jaxprompt.types import Batch
-
-if TYPE_CHECKING:
-    pass
 
 
 def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
