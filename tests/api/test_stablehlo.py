@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from jaxprompt.api.stablehlo import write_stablehlo
 from jaxprompt.cli import export as export_command
 
 pytest.importorskip("flatbuffers")
+WITHOUT_CHECKOUT = Path(__file__).resolve().parents[1] / "without_checkout"
 LABELS = ("beast", "food", "tool")
 FILES = ["scorer.stablehlo", "scorer.safetensors", "example.npz", "run.py", "scorer.json"]
 # GPT-2 is fed the tokens of the last word, which has several.
@@ -113,8 +115,8 @@ def written(models, tmp_path_factory):
 
 def alone(folder, *words):
     """Runs Python where jaxprompt cannot be imported."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
-    env["JAX_PLATFORMS"] = "cpu"
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(WITHOUT_CHECKOUT)}
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 

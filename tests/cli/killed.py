@@ -11,7 +11,7 @@ import sys
 import threading
 
 from jaxprompt.__main__ import main
-from jaxprompt.files import folder_checksums
+from jaxprompt.training import checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 
@@ -73,6 +73,6 @@ if __name__ == "__main__":
             RunLog.progress = announced(RunLog.progress, step + 1, ready)
         else:
             ready.set()
-        sums = folder_checksums
-        folder_checksums = half(sums, step, moment == "best", ready)
+        sums = checkpoint_folders.folder_checksums
+        checkpoint_folders.folder_checksums = half(sums, step, moment == "best", ready)
     sys.exit(main(sys.argv[3:]))

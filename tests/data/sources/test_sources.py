@@ -275,8 +275,9 @@ def test_no_permission(tmp_path, monkeypatch, kind):
 
 
 HUB = """
-from jaxprompt.data.sources import has_split, read_split
-from jaxprompt.data.tasks import custom_task, get_task, read_example
+from jaxprompt.data.sources.splits import has_split, read_split
+from jaxprompt.data.tasks.readers.reading import read_example
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 
 def message(*args, **kwargs):
