@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RUNNER = str(Path(__file__).resolve().parent)
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = str(ROOT / "launch" / "bench")
 
 
 class SideEnded(Exception):
@@ -43,6 +44,9 @@ def environment(cores: str) -> dict[str, str]:
     """
     number = len(cores.split(",") if cores else os.sched_getaffinity(0))
     own = {"OMP_NUM_THREADS": str(number), "HF_HUB_OFFLINE": "1"}
+    # Sides import this checkout too where `python -m launch.bench` was called beside it.
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own["PYTHONPATH"] = os.pathsep.join(paths)
     return os.environ | own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
