@@ -294,8 +294,11 @@ class Backbone(nn.Module):
         columns = jnp.arange(tokens.ids.shape[1])[None]
         bias = self.bias(columns, columns)  # [1, N, T, T]
         places = tokens.positions
-        if prefix is not None and tokens.lengths is not None and batch.prompt is None:
-            # The text's positions, the same for all rows; those of padding do not matter.
+        # Those of a text are the same for all rows, unless a row has several documents or prompts.
+        is_packed = tokens.segments is not None
+        shares_positions = tokens.lengths is not None and not is_packed and batch.prompt is None
+        if prefix is not None and shares_positions:
+            # Those of padding do not matter.
             places = columns + prefix.k.shape[2]
         bias = self._with_front(self.bias, bias, places, prefix)
         return run_stack(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Dims, Prefix
 
@@ -50,10 +50,15 @@ def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int
     """
     if not text:
         return 0, total
-    first, dash, last = text.partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, as in 17-24, or empty")
-    low, high = int(first), int(last or first)
+    ends = text.split("-")
+    try:
+        if len(ends) > 2 or not all(map(str.isdecimal, ends)):
+            raise ValueError(text)
+        low, high = int(ends[0]), int(ends[-1])  # which raises ValueError for thousands of digits
+    except ValueError as error:
+        raise InputError(
+            f"prompt.{field}={brief(text)} must be FIRST-LAST, as in 17-24, or empty"
+        ) from error
     if not 1 <= low <= high:
         raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, from 1 on and in this order")
     if high > total:

@@ -202,8 +202,8 @@ INPUTS = {
     "bert-soft-full": {"ids", "mask", "positions", "types", "label_pos", "slot"},
     "gpt2-soft-verbalizer": {"ids", "mask", "positions", "types", "label_pos", "slot"},
     "t5-prefix-verbalizer": {
-        "ids", "mask", "positions", "label_pos", "decoder_ids", "decoder_mask",
-        "decoder_positions", "decoder_types",
+        "ids", "mask", "label_pos", "decoder_ids", "decoder_mask", "decoder_positions",
+        "decoder_types",
     },
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from tiny_run import ROOT, write_rows
 
 from jaxprompt.config.files import load_module
 
-module = load_module(str(ROOT / "launch" / "accuracy_examples.py"))
+module = load_module(str(ROOT / "launch" / "accuracy" / "examples.py"))
 
 
 def test_examples_are_those_of_the_task(tmp_path, monkeypatch):
