@@ -188,14 +188,15 @@ def peft_run(args: argparse.Namespace) -> None:
 
 def torch_run(args: argparse.Namespace) -> None:
     """Trains SST-2 in torch alone, as the config's own run with the flags of docs/results.md."""
-    from configs import dart, dpt, lm_bff
+    from configs.dart import few_shot, lm_bff
+    from configs.dpt import tasks as dpt
     from launch.accuracy.torch_runs import train_listed, train_words
 
     if not args.mlm:
         raise InputError("torch needs --mlm, a folder with a BERT and its head")
     few = {"data.batch": 8, "data.seed": args.seed, "train.total_steps": 80, "optim.lr": 3e-4}
     sides = {
-        "dart": (dart.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=True)),
+        "dart": (few_shot.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=True)),
         "lm_bff": (lm_bff.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=False)),
         "dpt": (
             dpt.get_config("sst2,low,dpt"), {"train.total_epochs": 4, "optim.lr": 2e-4},

@@ -44,7 +44,7 @@ class Rows:
 
 
 def train_words(c, seed: int, *, dart: bool) -> dict:
-    """Trains by configs/dart.py:sst2 or configs/lm_bff.py:sst2 (Zhang et al. 2022). -> the result
+    """Trains by configs/dart/few_shot.py:sst2 or lm_bff.py:sst2 (Zhang et al. 2022). -> the result
 
     Without `dart` the words of template and labels stay words, and there is no fluency objective.
     """
@@ -102,7 +102,7 @@ def train_words(c, seed: int, *, dart: bool) -> dict:
 
 
 def train_listed(c, seed: int) -> dict:
-    """Trains by configs/dpt.py:sst2,low,dpt (Yao et al. 2022, eq. 1 to 3). -> the result"""
+    """Trains by configs/dpt/tasks.py:sst2,low,dpt (Yao et al. 2022, eq. 1 to 3). -> the result"""
     examples, tokenizer, model = _open(c, seed, AutoModelForPreTraining)
     ask = tokenizer("Class:", add_special_tokens=False).input_ids
     comma, stop = tokenizer(", .", add_special_tokens=False).input_ids

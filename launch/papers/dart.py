@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from configs import dart, dart_relations, lm_bff
+from configs.dart import few_shot, lm_bff, relations
 from jaxprompt.errors import choose
 from launch.papers.table import ROOT, Cell, Paper, Table
 
@@ -16,8 +16,9 @@ HUB = {
 SEMEVAL = "sem_eval_2010_task_8"
 SINGLE = ("sst2", "mr", "cr", "subj", "trec")
 TASKS = (*SINGLE, "mnli", "snli", "qnli", "mrpc", "qqp")
-# Of configs/lm_bff.py. The paper's numbers of fine-tuning are those of Gao et al. (2021) too: table
-# 1, whose other rows say so in its caption, has them digit by digit, and table 5 names its source.
+# Of configs/dart/lm_bff.py. The paper's numbers of fine-tuning are those of Gao et al. (2021) too:
+# table 1, whose other rows say so in its caption, has them digit by digit, and table 5 names its
+# source.
 BESIDE = ("zero_shot", "in_context", "lm_bff", "full")
 SEARCHED = ("lm_bff", "full")  # with LM-BFF's grid of batches
 # Table 4. The paper gives the words of length 3 alone; the others are ours.
@@ -66,8 +67,8 @@ def table3(tasks: Sequence[str]) -> Iterable[Cell]:
 def _relations(row: str, method: str, tasks: Sequence[str]) -> Iterable[Cell]:
     for task in tasks:
         backbone = SCIBERT if task == "chemprot" else BERT
-        metric = dart_relations.TASKS[task].metric
-        for shots in dart_relations.SHOTS:
+        metric = relations.TASKS[task].metric
+        for shots in relations.SHOTS:
             examples = "all examples" if shots == "full" else f"K={shots}"
             yield Cell(f"{row}, {examples}", task, f"{shots},{method}", backbone, metric=metric)
 
@@ -102,11 +103,11 @@ TABLES = {
         "the methods with 16 examples per class", table1, TASKS, TASKS, named_by=_SHOTS
     ),
     "table2": Table(
-        "relations between entities", table2, dart_relations.TABLES, dart_relations.TABLES,
+        "relations between entities", table2, relations.TABLES, relations.TABLES,
         named_by=(*_SHOTS, "task.metric"),
     ),
     "table3": Table(
-        "DART without its parts", table3, (SEMEVAL,), dart_relations.TABLES,
+        "DART without its parts", table3, (SEMEVAL,), relations.TABLES,
         named_by=(*_SHOTS, "task.metric", "prompt.fluency", "prompt.labels", "trainable"),
     ),
     "table4": Table(
@@ -130,28 +131,29 @@ class Dart(Paper):
     TITLE = "DART (Zhang et al. 2022)"
     TABLES = TABLES
     HUB = HUB
-    SEEDS = dart.SEEDS
+    SEEDS = few_shot.SEEDS
 
     def config_of(self, cell: Cell, args: Any) -> str:
-        """Names the run of configs/dart.py or configs/dart_relations.py."""
-        if cell.task in dart_relations.TASKS:
-            return f"{ROOT / 'configs/dart_relations.py'}:{cell.task},{cell.method}"
+        """Names the run of configs/dart/few_shot.py or configs/dart/relations.py."""
+        if cell.task in relations.TASKS:
+            return f"{ROOT / 'configs/dart/relations.py'}:{cell.task},{cell.method}"
         if cell.method in BESIDE:
-            return f"{ROOT / 'configs/lm_bff.py'}:{cell.task},{cell.method}"
+            return f"{ROOT / 'configs/dart/lm_bff.py'}:{cell.task},{cell.method}"
         more = "" if cell.method == "dart" else f",{cell.method}"
-        return f"{ROOT / 'configs/dart.py'}:{choose('the task', cell.task, dart.TASKS)}{more}"
+        task = choose("the task", cell.task, few_shot.TASKS)
+        return f"{ROOT / 'configs/dart/few_shot.py'}:{task}{more}"
 
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
         """Lists the learning rates of the paper's grids, or of LM-BFF's."""
-        if cell.task in dart_relations.TASKS:
-            return dart_relations.TASKS[cell.task].rates
+        if cell.task in relations.TASKS:
+            return relations.TASKS[cell.task].rates
         if cell.method in BESIDE:
             return lm_bff.RATES
-        return dart.RATES
+        return few_shot.RATES
 
     def searched(self, cell: Cell) -> Mapping[str, Sequence[Any]]:
         """Lists the batches of LM-BFF's grid."""
-        few = cell.method in SEARCHED and cell.task in dart.TASKS and not cell.changes
+        few = cell.method in SEARCHED and cell.task in few_shot.TASKS and not cell.changes
         return {"data.batch": lm_bff.BATCHES} if few else {}
 
     def remarks(self, args: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from configs import dpt
+from configs.dpt import tasks as dpt
 from launch.papers.figures import draw_spread
 from launch.papers.table import ROOT, Cell, Paper, Table
 
@@ -94,8 +94,8 @@ class Dpt(Paper):
         return ""
 
     def config_of(self, cell: Cell, args: Any) -> str:
-        """Names the run of configs/dpt.py."""
-        return f"{ROOT / 'configs/dpt.py'}:{cell.task},{cell.method}"
+        """Names the run of configs/dpt/tasks.py."""
+        return f"{ROOT / 'configs/dpt/tasks.py'}:{cell.task},{cell.method}"
 
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
         """Gives the one learning rate of appendix A."""

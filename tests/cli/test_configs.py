@@ -36,6 +36,10 @@ FILES = sorted(path for path in CONFIGS.rglob("*.py") if path.stem != "__init__"
 RUNNABLE = [path for path in FILES if path.parent.name != "parts"]
 
 
+def name_of(path) -> str:
+    return path.relative_to(CONFIGS).with_suffix("").as_posix()
+
+
 def arguments(path) -> list[str]:
     """Lists the arguments that a config's own sweep gives, "" = none."""
     module = load_module(str(path))
@@ -46,7 +50,9 @@ def arguments(path) -> list[str]:
 RUNS = [(path, argument) for path in RUNNABLE for argument in arguments(path)]
 # Of each file the first arguments; the others differ in a word.
 LOADS = [
-    pytest.param(path, argument, id=f"{path.stem}-{argument}", marks=[pytest.mark.long] * (n > 5))
+    pytest.param(
+        path, argument, id=f"{name_of(path)}-{argument}", marks=[pytest.mark.long] * (n > 5)
+    )
     for path in RUNNABLE
     for n, argument in enumerate(arguments(path))
 ]
@@ -105,12 +111,12 @@ def differs(path, argument) -> bool:
     if path.parent.name == "adapt":
         return False  # pre-training builds in its own way
     if path.parent.name == "ppt":
-        return path.stem == "t5_small"
+        return path.stem in ("t5_small", "prompt_tuning")
     if path.stem == "lm_bff":
         return argument.startswith(("sst2", "trec", "mnli"))
-    if path.stem == "p_tuning_lama":
+    if path.stem == "lama":
         return argument != "masked"  # which is the default
-    if path.stem == "dart_relations":  # the number of examples changes no program
+    if path.stem == "relations":  # the number of examples changes no program
         return not argument or ",8," in argument
     if path.parent.name == "ipt":  # a length, a share or a fold changes no program
         if path.stem == "knowledge":
@@ -118,7 +124,7 @@ def differs(path, argument) -> bool:
         return path.stem in ("end_to_end", "topics") and argument[:2] not in ("bo", "cb", "mu")
     if path.parent.name == "ptuning_v2":  # others have rows of tags or more layers
         return path.stem in ("superglue", "verbalizer") and argument[:2] not in ("mu", "re")
-    if path.stem == "dpt":
+    if path.parent.name == "dpt":
         return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
 
@@ -127,12 +133,12 @@ OTHERS = ("sst2,full,released", "ag_news,low,dpt,large")  # which no sweep has
 TABLE_2 = ("rte,ppt,prompt", "rte,full,prompt")  # baselines that its sweep has not
 RUNS += [(CONFIGS / "ipt/end_to_end.py", argument) for argument in TABLE_2]
 SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
-RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
+RUNS += [(CONFIGS / "dpt/tasks.py", argument) for argument in (*OTHERS, *SPANS)]
 # Label words of several subwords each, beside the fluency objective.
-RUNS += [(CONFIGS / "dart_relations.py", "sem_eval_2010_task_8,8,fixed_labels")]
-RUNS += [(CONFIGS / "dart_relations.py", "sem_eval_2010_task_8,8,frozen")]
+RUNS += [(CONFIGS / "dart/relations.py", "sem_eval_2010_task_8,8,fixed_labels")]
+RUNS += [(CONFIGS / "dart/relations.py", "sem_eval_2010_task_8,8,frozen")]
 BUILDS = [
-    pytest.param(path, own, id=f"{path.stem}-{own}", marks=[pytest.mark.long] * (number > 0))
+    pytest.param(path, own, id=f"{name_of(path)}-{own}", marks=[pytest.mark.long] * (number > 0))
     for _, group in groupby(sorted(RUNS), key=lambda run: run[0])
     for number, (path, own) in enumerate(run for run in group if differs(*run))
 ]
@@ -159,7 +165,7 @@ def electra(tmp_path_factory):
 @pytest.mark.parametrize("path, argument", BUILDS)
 def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, rows_of):
     c = load(path, argument)
-    long = path.stem == "p_tuning" or path.parent.name == "ptuning_v2"
+    long = path.parent.name == "p_tuning" or path.parent.name == "ptuning_v2"
     c.data.max_len, c.data.protocol = 56 if long else 24, ""
     if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
@@ -183,7 +189,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
         c.data.source = str(rows_of(c.task.name))
     if c.task.vocabulary:
         c.task.vocabulary = f"{c.data.source}/words.txt"
-    if path.stem == "dart_relations":  # words that the tiny one has, and few examples
+    if path.stem == "relations":  # words that the tiny one has, and few examples
         c.prompt.update({"text": "a a an an is the this"} if "text" in c.prompt else {})
         c.optim.warmup_steps = 1
         c.data.max_len = 64 if "fixed_labels" in argument else 24  # words of many masks
@@ -211,7 +217,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
 
 @pytest.mark.parametrize("row", ["in_context", "zero_shot"])
 def test_rows_of_lm_bff_that_train_nothing(row):
-    c = load(CONFIGS / "lm_bff.py", f"sst2,{row}")
+    c = load(CONFIGS / "dart/lm_bff.py", f"sst2,{row}")
     check_config(c)
     assert is_zero_shot(c) and c.data.protocol == "kshot"
     assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
@@ -222,7 +228,7 @@ def test_rows_of_lm_bff_that_train_nothing(row):
 )
 def test_the_released_template_of_dpt_has_the_word_of_each_task(task, word):
     """METHODS.md 6.1: the script has that of SST-2, its comments those of the others."""
-    c = load(CONFIGS / "dpt.py", f"{task},full,released")
+    c = load(CONFIGS / "dpt/tasks.py", f"{task},full,released")
     (field,) = get_task(task).fields
     assert c.task.template == f"{{{field}}} [sep] {word} : _ [classes]"
     # Its BCELoss is a mean, of scores with a bias, at copies of "negative ," and the like.
@@ -351,7 +357,7 @@ def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, ca
 
 def test_dart_decays_all_but_biases():
     """As appendix A of Zhang et al. 2022 has it: norms too."""
-    decays = decay_mask(load(CONFIGS / "dart.py", "sst2").optim.no_decay)
+    decays = decay_mask(load(CONFIGS / "dart/few_shot.py", "sst2").optim.no_decay)
     own = ["backbone/layers/mlp/in/kernel", "backbone/layers/mlp/norm/scale", "prompt/table"]
     assert all(decays(dict.fromkeys(own)).values())
     assert not any(decays({"backbone/layers/mlp/in/bias": None, "head/bias": None}).values())

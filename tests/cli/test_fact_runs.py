@@ -10,7 +10,7 @@ from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, make_backbone, read_
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.runs.grid.expand import select
 
-CONFIG = ROOT / "configs/p_tuning_lama.py"
+CONFIG = ROOT / "configs/p_tuning/lama.py"
 OUT = {"sub_label": "cat", "obj_label": "Paris", "predicate_id": "P31"}  # no word of the list
 
 

@@ -62,7 +62,7 @@ def test_dev_is_that_of_the_protocol(skewed, capsys):
 def test_real_sst2(shared, capsys):
     """50.9 in table 3 of LM-BFF, whose test split is the dev split of GLUE."""
     folder = shared / "data/sst2"
-    words = ["--majority", "--config=lm_bff:sst2", f"--config.data.source={folder}"]
+    words = ["--majority", "--config=dart/lm_bff:sst2", f"--config.data.source={folder}"]
     found = json.loads(jaxprompt(capsys, "evaluate", "--split=test", *words)[1])
     gold = [row["label"] for row in read_file(folder / "test.jsonl.gz")]
     assert found["examples"] == len(gold) and found["majority"] == "positive"

@@ -104,7 +104,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
         + [f"lm_bff-sst2,lr=0.001,batch={n},seed=10" for n in (2, 4, 8)]
     )
     assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
-    shot = f"--config={ROOT}/configs/lm_bff.py:sst2,zero_shot"
+    shot = f"--config={ROOT}/configs/dart/lm_bff.py:sst2,zero_shot"
     changed = own | {"backbone.path": backbone, "data.source": folder.parent / "sst2"}
     changed |= {"data.seed": 10}  # of what demos.total shows here in every row
     code, out, err = jaxprompt(capsys, "evaluate", shot, *flags(changed), "--split=test")

@@ -248,7 +248,9 @@ def test_what_fits_nowhere_is_said(capsys):
 def test_bad_input_gets_one_line(refused, monkeypatch, words, line):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: False)
-    soft = f"--config={ROOT}/configs/prompt_tuning.py" if "prompt.length" in words[0] else SMALL[0]
+    soft = SMALL[0]
+    if "prompt.length" in words[0]:
+        soft = f"--config={ROOT}/configs/ppt/prompt_tuning.py"
     assert line in refused("plan", soft, *SMALL[1:], *words)
 
 

@@ -17,7 +17,7 @@ from tiny_run import (
     write_rows,
 )
 
-from configs import dart_relations
+from configs.dart import relations as dart_relations
 from jaxprompt.config.load import apply, load_config
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.words import template_ids
@@ -154,7 +154,7 @@ def semeval(shared, tmp_path_factory):
     return folder
 
 
-FIGURE_2_B = "dart_relations:sem_eval_2010_task_8,8,gpt2"
+FIGURE_2_B = "dart/relations:sem_eval_2010_task_8,8,gpt2"
 
 
 def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
@@ -165,7 +165,7 @@ def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
         "{sentence|soft} [soft*3] {entity1} [soft*1] {entity2} [soft*1] [mask]"
     )
     for task in dart_relations.TASKS:
-        other = load_config(f"dart_relations:{task},8,gpt2").task.template
+        other = load_config(f"dart/relations:{task},8,gpt2").task.template
         assert re.sub(r"\{\w+\|soft\}", "{sentence|soft}", other) == c.task.template
 
 
@@ -191,9 +191,9 @@ def test_fine_tuning_of_figure_2_b_reads_the_same_words():
 
 
 def test_four_examples_per_class_are_of_events_alone():
-    assert load_config("dart_relations:event_arguments,4").data.k == 4
+    assert load_config("dart/relations:event_arguments,4").data.k == 4
     with pytest.raises(InputError, match="number of examples per class '4' is unknown"):
-        load_config("dart_relations:wiki80,4")
+        load_config("dart/relations:wiki80,4")
 
 
 @pytest.mark.parametrize("method", ["dart", "full"])

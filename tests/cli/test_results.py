@@ -115,7 +115,7 @@ def test_a_searched_batch_size_is_chosen_on_dev(tmp_path, capsys):
         for number, dev in enumerate(devs):
             point = dict(optim__lr=(1e-5, 5e-5)[number % 2], data__batch=(2, 8)[number // 2])
             write_run(
-                tmp_path / f"{seed}-{number}", "lm_bff:sst2", dev=dev, test=dev - 0.1,
+                tmp_path / f"{seed}-{number}", "dart/lm_bff:sst2", dev=dev, test=dev - 0.1,
                 data__seed=seed, **point,
             )  # fmt: skip
     _, rows = rows_of(capsys, f"--table={tmp_path}")

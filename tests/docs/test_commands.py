@@ -50,8 +50,8 @@ SKIPPED = {
     ),
     **dict.fromkeys(
         (
-            "train --config=dart_relations:sem_eval_2010_task_8,8",
-            "train --config=configs/dart_relations.py:sem_eval_2010_task_8,8,dart",
+            "train --config=dart/relations:sem_eval_2010_task_8,8",
+            "train --config=configs/dart/relations.py:sem_eval_2010_task_8,8,dart",
             "export --workdir=runs/semeval",
             "predict --workdir=runs/semeval",
             "validate --config=base:dart --config.backbone.path=google-bert/bert-base-uncased "
@@ -68,7 +68,7 @@ SKIPPED = {
         ),
         "needs files of roles; tests/cli/test_role_runs.py trains on such",
     ),
-    "train --config=configs/dpt.py:quoref,full,dpt": (
+    "train --config=configs/dpt/tasks.py:quoref,full,dpt": (
         "needs QUOREF's files; of the guide on DPT a command on such runs"
     ),
     "evaluate --config=base:zero_shot --split=test --config.data.source=DATA/trec": (
@@ -408,7 +408,7 @@ def check_run(words, out):
 
 
 # Four methods with three seeds; two models on 41 relations.
-SWEEPS = {"configs/quickstart.py": 12, "p_tuning_lama": 82}
+SWEEPS = {"configs/quickstart.py": 12, "p_tuning/lama": 82}
 
 
 def check_sweep(words, out):
@@ -452,7 +452,7 @@ def check_evaluate(words, out):
     if flag(words, "column"):  # of a bank, by prompt
         assert scores and all(0 <= own["accuracy"] <= 1 for own in scores.values())
         return
-    metric = "hit_at_1" if flag(words, "config") == "p_tuning_lama" else "accuracy"
+    metric = "hit_at_1" if flag(words, "config") == "p_tuning/lama" else "accuracy"
     assert scores["split"] == flag(words, "split") and 0 <= scores[metric] <= 1
 
 

@@ -248,7 +248,7 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
             assert c.data.protocol == ("fraction" if every else "kshot")
-        if cell.task in paper_dart.dart.TASKS and learns in ("lm_bff", "full"):
+        if cell.task in paper_dart.few_shot.TASKS and learns in ("lm_bff", "full"):
             # Gao et al. (2021), appendix A, whose numbers the paper prints of both.
             batches = sorted({run.changes.get("data.batch", c.data.batch) for run in own})
             few = name in ("table1", "table4") and cell.row != "full_data_full"
@@ -302,9 +302,9 @@ def test_darts_settings_are_those_of_appendix_a_1(shared):
             grids.setdefault(name, {})[found[1]] = numbers
     assert grids.keys() == set(A_1.values())
     for name, grid in grids.items():
-        related = name in paper_dart.dart_relations.TASKS
-        file, argument = ("dart_relations", f"{name},8") if related else ("dart", name)
-        c = paper.sweep.load_config(f"{ROOT}/configs/{file}.py:{argument}")
+        related = name in paper_dart.relations.TASKS
+        file, argument = ("relations", f"{name},8") if related else ("few_shot", name)
+        c = paper.sweep.load_config(f"{ROOT}/configs/dart/{file}.py:{argument}")
         parts = c.optim.accumulate
         assert c.data.max_len in grid["max seq length"] and len(grid["max seq length"]) == 1
         assert c.train.total_epochs == grid["epochs"][0], name
@@ -319,7 +319,7 @@ def test_darts_settings_are_those_of_appendix_a_1(shared):
 
 @pytest.mark.parametrize("task", ["mnli", "snli", "qnli", "mrpc", "qqp"])
 def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
-    c = paper.sweep.load_config(f"{ROOT}/configs/dart.py:{task}")
+    c = paper.sweep.load_config(f"{ROOT}/configs/dart/few_shot.py:{task}")
     assert (c.prompt.length, c.prompt.text) == (2, "? ,")
     assert re.fullmatch(
         r"\{\w+\|chop\} \[soft\*1\] \[mask\] \[soft\*1\] \{\w+\|lower\}", c.task.template
@@ -862,7 +862,7 @@ def test_the_estimate_keeps_apart_what_costs_more(capsys):
     for batch, said, command in zip((2, 4, 8), lines[0:6:2], lines[1:6:2], strict=True):
         assert f"{batch} a step" in said and "prompt.name=none" in said
         assert f"lm_bff.py:sst2,full --config.data.batch={batch}" in command
-    assert ["prompt.name=dart" in lines[6], "dart.py:sst2 " in lines[7]] == [True, True]
+    assert ["prompt.name=dart" in lines[6], "few_shot.py:sst2 " in lines[7]] == [True, True]
     rows = "--rows=Prompt tuning, BERT-large"
     assert paper.main(["ptuning_v2", "table2", "--tasks=rte", rows, *words]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -10,7 +10,8 @@ import torch
 from peft.tuners.p_tuning import PromptEncoder, PromptEncoderConfig
 from tiny import assert_close, assert_equal, make_batch
 
-from configs import base, p_tuning
+from configs import base
+from configs.p_tuning import superglue
 from jaxprompt import tree
 from jaxprompt.errors import InputError
 from jaxprompt.layers.recurrent import BiLstm
@@ -162,10 +163,10 @@ def test_bad_fields_are_named(fields, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("task", p_tuning.TASKS)
+@pytest.mark.parametrize("task", superglue.TASKS)
 def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     """The released code has an optimizer for each; that of the encoder has no decay."""
-    c = p_tuning.get_config(task)
+    c = superglue.get_config(task)
     _, params, _ = start(length=c.prompt.length)
     encoder = [f"prompt/{name}" for name in tree.flatten(params)]
     weights = ["backbone/layers/attention/q/kernel", "backbone/embed/word/table"]
@@ -175,11 +176,11 @@ def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     assert len(encoder) > 4 and c.optim.weight_decay == 0.1
 
 
-@pytest.mark.parametrize("task", p_tuning.TASKS)
+@pytest.mark.parametrize("task", superglue.TASKS)
 def test_the_recipe_has_a_rate_for_the_backbone(task):
     """Section 4.3 and the released code: both are tuned, or the pseudo tokens alone."""
-    both, alone = p_tuning.get_config(task), p_tuning.get_config(f"{task},frozen")
-    own = p_tuning.TASKS[task]
+    both, alone = superglue.get_config(task), superglue.get_config(f"{task},frozen")
+    own = superglue.TASKS[task]
     assert (both.optim.lr, both.optim.lr_backbone) == (own.rate, 1e-5)
     assert both.optim.schedule == {0: "linear", 150: "warmup_linear"}[both.optim.warmup_steps]
     assert alone.optim.lr_backbone == base.get_config().optim.lr_backbone

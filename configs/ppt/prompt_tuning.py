@@ -1,6 +1,6 @@
 """Prompt tuning of LM-adapted T5 as published, but for its z-loss (Lester et al. 2021, section 3).
 
-The argument is a task: `--config=configs/prompt_tuning.py:boolq`. The target is the label's text
+The argument is a task: `--config=ppt/prompt_tuning:boolq`. The target is the label's text
 and </s>, the loss is over all of it, and any word of the vocabulary may win.
 """
 

@@ -1,7 +1,7 @@
 """DART on relations between entities (Zhang et al. 2022, tables 2 and 3, figure 2, appendix A).
 
-The argument is TASK,K or TASK,K,METHOD: `--config=dart_relations:sem_eval_2010_task_8,8`,
-`--config=dart_relations:wiki80,full,fine_tuning`. K is the number of training examples per class,
+The argument is TASK,K or TASK,K,METHOD: `--config=dart/relations:sem_eval_2010_task_8,8`,
+`--config=dart/relations:wiki80,full,fine_tuning`. K is the number of training examples per class,
 or full. The methods gpt2 and gpt2_fine_tuning are those of figure 2 (b), on GPT-2-medium. The rows
 around the entities start from @ and #, the others from the words of the template, and label rows
 from the names of the relations. Most tasks have no public files: give data.source.

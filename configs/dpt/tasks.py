@@ -1,11 +1,11 @@
 """DPT and the fine-tuning that it is measured against (Yao et al. 2022, tables 1 to 3).
 
-The argument is TASK,SETTING,SYSTEM,SIZE, of which the last may be left out: `--config=dpt:sst2`,
-`--config=dpt:trec,low,sigma`, `--config=dpt:sst5,full,electra,large`,
-`--config=dpt:quoref,low,dpt,large`. Ten seeds train as one program by
---config.runs.seeds=0,1,2,3,4,5,6,7,8,9; `sweep --table=WORKDIR --best=3` shows the mean of the best
-3, which the paper reports, beside that of all. Of sst2 and sst5 the paper takes whole sentences
-(6,920 and 8,544 for training), which data.source gives.
+The argument is TASK,SETTING,SYSTEM,SIZE, of which the last may be left out:
+`--config=dpt/tasks:sst2`, `--config=dpt/tasks:trec,low,sigma`,
+`--config=dpt/tasks:sst5,full,electra,large`, `--config=dpt/tasks:quoref,low,dpt,large`. Ten seeds
+train as one program by --config.runs.seeds=0,1,2,3,4,5,6,7,8,9; `sweep --table=WORKDIR --best=3`
+shows the mean of the best 3, which the paper reports, beside that of all. Of sst2 and sst5 the
+paper takes whole sentences (6,920 and 8,544 for training), which data.source gives.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 The argument is MODEL, masked, or causal for a GPT-2. Columns of other names than LAMA's follow as
 SUBJECT,OBJECT, and where the files hold several relations the one that is learned as
-COLUMN=RELATION: `--config=p_tuning_lama:masked,subject,object,relation=capital`. Give the train,
+COLUMN=RELATION: `--config=p_tuning/lama:masked,subject,object,relation=capital`. Give the train,
 dev and test files by data.source, and by task.vocabulary the words that are ranked: a row whose
 object is no word of it, or no single token, is left out, as the released code leaves it out.
 Numbers are those of that code. Its Adam adds weight decay to the gradient and drops the last batch
@@ -34,7 +34,7 @@ def get_config(name="masked"):
     only = columns.pop() if columns and "=" in columns[-1] else ""
     if len(columns) not in (0, 2):
         raise InputError(
-            f"p_tuning_lama:{name} must be MODEL or MODEL,SUBJECT,OBJECT, and behind these "
+            f"p_tuning/lama:{name} must be MODEL or MODEL,SUBJECT,OBJECT, and behind these "
             "COLUMN=RELATION where files hold several relations"
         )
     subject, label = columns or COLUMNS

@@ -1,14 +1,15 @@
 """DART with 16 examples per class (Zhang et al. 2022, section 5.2 and appendix A).
 
-The argument is TASK, or TASK,ABLATION: `--config=dart:sst2`, `--config=dart:trec,no_fluency`; the
-ablation `p_tuning` is what the paper compares with, and `full` is fine-tuning with DART's schedule;
-the paper's numbers of fine-tuning are of configs/lm_bff.py:TASK,full. The words of a
-task's template are trained rows, and so are its label words (appendix A.2). Subj's label words are
-those of Gao et al. 2021, table 1, subjective and objective; appendix A.2 has incorrect and correct.
-Between text and template eq. 1 has a [SEP], which appendix A.2, LM-BFF and the first released code
-have not; `[sep]` in task.template writes it. The paper's grid (appendix A.1) is of weight decay,
-epochs, batch size and accumulation too; a run has one value of each, and the best epoch on dev
-counts. The backbone is the paper's; give another by backbone.path.
+The argument is TASK, or TASK,ABLATION: `--config=dart/few_shot:sst2`,
+`--config=dart/few_shot:trec,no_fluency`; the ablation `p_tuning` is what the paper compares with,
+and `full` is fine-tuning with DART's schedule; the paper's numbers of fine-tuning are of
+configs/dart/lm_bff.py:TASK,full. The words of a task's template are trained rows, and so are its
+label words (appendix A.2). Subj's label words are those of Gao et al. 2021, table 1, subjective and
+objective; appendix A.2 has incorrect and correct. Between text and template eq. 1 has a [SEP],
+which appendix A.2, LM-BFF and the first released code have not; `[sep]` in task.template writes it.
+The paper's grid (appendix A.1) is of weight decay, epochs, batch size and accumulation too; a run
+has one value of each, and the best epoch on dev counts. The backbone is the paper's; give another
+by backbone.path.
 """
 
 from typing import NamedTuple

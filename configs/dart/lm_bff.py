@@ -1,11 +1,12 @@
 """LM-BFF with manual prompts, and its baselines, on 16 examples per class (Gao et al. 2021).
 
-The argument is TASK or TASK,ROW: `--config=lm_bff:sst2`, `--config=lm_bff:trec,lm_bff_demos`. Rows:
-lm_bff (prompt-based fine-tuning, section 4), lm_bff_demos (with demonstrations, section 6) and full
-(fine-tuning of a classification head); in_context and zero_shot (table 3) train nothing and are for
-`evaluate`. Templates and label words are the tasks' own, which are those of table 1. The backbone
-is the paper's; give another by backbone.path. Numbers without a section are those of the released
-run_experiment.sh, those of in_context of the released command for it.
+The argument is TASK or TASK,ROW: `--config=dart/lm_bff:sst2`,
+`--config=dart/lm_bff:trec,lm_bff_demos`. Rows: lm_bff (prompt-based fine-tuning, section 4),
+lm_bff_demos (with demonstrations, section 6) and full (fine-tuning of a classification head);
+in_context and zero_shot (table 3) train nothing and are for `evaluate`. Templates and label words
+are the tasks' own, which are those of table 1. The backbone is the paper's; give another by
+backbone.path. Numbers without a section are those of the released run_experiment.sh, those of
+in_context of the released command for it.
 """
 
 from configs.base import get_config as base

@@ -1,10 +1,10 @@
 """P-tuning on 32 examples of SuperGLUE's tasks (Liu et al. 2021, section 4.3; PT-Fewshot).
 
-The argument is TASK, or TASK,frozen: `--config=p_tuning:rte`. Backbone and pseudo tokens are tuned
-together, as published; `frozen` trains the pseudo tokens alone. Give another backbone than the
-paper's by backbone.path. The 32 examples of FewGLUE are given by data.files, with data.protocol='';
-without them as many are sampled from the task's own. Numbers without a section are those of the
-released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
+The argument is TASK, or TASK,frozen: `--config=p_tuning/superglue:rte`. Backbone and pseudo tokens
+are tuned together, as published; `frozen` trains the pseudo tokens alone. Give another backbone
+than the paper's by backbone.path. The 32 examples of FewGLUE are given by data.files, with
+data.protocol=''; without them as many are sampled from the task's own. Numbers without a section
+are those of the released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
 
 Two patterns end otherwise than there, where masks take the tokens of a row's own answer: label
 words here are the same for all rows. COPA names its choices A and B, and [mask] takes a name; WSC
