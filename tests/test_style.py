@@ -49,6 +49,28 @@ def test_what_is_public_is_documented():
     report([line for path in MODULES for line in undocumented(path)])
 
 
+MAIN_LOOPS = {"jaxprompt/training/loop.py:run"}
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Counts the lines of a function without its docstring."""
+    lines, first = node.end_lineno - node.lineno + 1, node.body[0]
+    return lines - (first.end_lineno - first.lineno + 1) * bool(
+        ast.get_docstring(node, clean=False)
+    )
+
+
+def test_functions_fit_on_a_screen():
+    report([
+        f"{label(path, node.lineno)}: {node.name} has {code_lines(node)} lines; at most {limit}"
+        for path in [*SHIPPED, *sorted((ROOT / "launch").rglob("*.py"))]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for limit in [120 if f"{path.relative_to(ROOT)}:{node.name}" in MAIN_LOOPS else 60]
+        if code_lines(node) > limit
+    ])  # fmt: skip
+
+
 def test_nothing_points_outside_the_repository():
     report(found(r"\.\./shared|/work/|/root/|/home/\w+", SHIPPED))
 

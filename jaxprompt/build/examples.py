@@ -28,9 +28,9 @@ from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
 _OF_CUSTOM = (
-    "fields", "label", "labels", "choices", "target", "answers", "number", "limits", "tags",
-    "scheme", "predicate", "entities", "offsets", "negative", "question", "candidate",
-    "candidates", "placeholder",
+    "label", "labels", "choices", "target", "answers", "number", "limits", "tags", "scheme",
+    "predicate", "entities", "offsets", "negative", "question", "candidate", "candidates",
+    "placeholder",
 )  # fmt: skip
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
@@ -44,17 +44,10 @@ def read_task(block: Mapping[str, Any]) -> Task:
     given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
     _check_vocabulary(block)
     if block["name"] == "custom":
-        return custom_task(
-            fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
-            choices=block["choices"], target=block["target"], tags=block["tags"],
-            predicate=block["predicate"], scheme=block["scheme"], answers=block["answers"],
-            entities=block["entities"], offsets=block["offsets"], markers=block["markers"],
-            negative=block["negative"], metric=block["metric"], option=block["option"],
-            spaced=block["spaced"] != "false", question=block["question"],
-            candidate=block["candidate"], candidates=block["candidates"],
-            placeholder=block["placeholder"], number=block["number"], limits=block["limits"],
-            positive=block["positive"],
-        )  # fmt: skip
+        names = (*_OF_CUSTOM, "markers", "metric", "option", "positive")
+        columns = {name: block[name] for name in names}
+        spaced = block["spaced"] != "false"
+        return custom_task(fields=block["fields"], words=given, spaced=spaced, **columns)
     task = get_task(block["name"])
     _check_known(block, task)
     if given and len(given) != len(task.labels):
@@ -95,7 +88,7 @@ def _check_vocabulary(block: Mapping[str, Any]) -> None:
 def _check_known(block: Mapping[str, Any], task: Task) -> None:
     """Raises InputError for a field that only a custom task has, and that would not be read."""
     read = ("fields",) * (block["form"] in TASKS) + ("labels",) * (task.kind == "tags")
-    for name in _OF_CUSTOM:
+    for name in ("fields", *_OF_CUSTOM):
         value = block[name]
         own = (FIELDS["task"][name].default, getattr(task, name))
         if name not in read and (tuple(value) if isinstance(value, list) else value) not in own:
@@ -173,6 +166,33 @@ class Examples(NamedTuple):
     notes: tuple[str, ...] = ()  # what was left out
 
 
+class _DataSet:
+    """The data set of a config, and what was left out of the splits that were read."""
+
+    def __init__(self, c: Any, in_memory: Mapping[str, Rows] | None):
+        files = {name: path for name, path in c.data.files.items() if path}
+        self.config, self.in_memory, self.left_out = c, in_memory, []
+        self.place = dict(
+            source=c.data.source, files=files, cache_dir=c.data.cache_dir or None, given=in_memory
+        )  # fmt: skip
+
+    def has(self, task: Task, split: str) -> bool:
+        """Tells whether it has a split of the run."""
+        is_other = source_split(self.config, split, self.in_memory) != split
+        return is_other or sources.has_split(task, split, **self.place)
+
+    def read(self, task: Task, split: str) -> Rows:
+        """Reads the rows of a split of the run whose labels are classes."""
+        c, name = self.config, source_split(self.config, split, self.in_memory)
+        rows = sources.read_split(task, name, only=c.data.only, **self.place)
+        if rows.left_out:
+            self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
+        if c.task.vocabulary:
+            rows, count = keep_known(task, rows)
+            self.left_out.append(f"{split} {count}")
+        return rows
+
+
 def read_examples(
     c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None,
     given: Mapping[str, Rows] | None = None,
@@ -184,37 +204,25 @@ def read_examples(
     Raises InputError where dev is wanted and there is none.
     """
     check_tunes(c)
-    data = c.data
+    data, data_set = c.data, _DataSet(c, given)
     if makes_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol} makes dev of the training examples, and "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(c.task) if record is None else task_from_json(record["task"])
-    files = {name: path for name, path in data.files.items() if path}
-    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)
     splits: dict[str, list[Example]] = {}
-    notes, left_out = tell_unread(c), []
+    notes = tell_unread(c)
     if c.task.vocabulary and record is None:
         known = _read_vocabulary(c, task)
         task, notes = with_words(task, known), [*notes, known.tell()]
-
-    # It sees the task as that is by then: dev and test are read by the labels of train.
-    def read(split: str) -> Rows:
-        rows = sources.read_split(task, source_split(c, split, given), only=data.only, **place)
-        if rows.left_out:
-            left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
-        if c.task.vocabulary:
-            rows, count = keep_known(task, rows)
-            left_out.append(f"{split} {count}")
-        return rows
-
     drawn = data.protocol and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
         has_labels = has_labels or task.labels or task.choices
     if drawn or "train" in wanted or not has_labels:
-        rows = read("train")
+        # Dev and test are read by the labels of train.
+        rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
     task = in_form(c, task) if record is None else task
     if c.task.positive and not task.positive_message:
@@ -222,20 +230,11 @@ def read_examples(
             f"task.positive={brief(c.task.positive)} is not read: task.metric is {task.metric}"
         )
     if rows is not None:
-        examples = read_all(task, rows, rows.origin)
-        notes += tell_moved(examples)
-        if not (c.task.labels or task.hub):
-            notes += tell_minus_one(task, examples)
-        split = _draw(data, task, examples, rows)
-        splits["train"] = examples if split is None else [examples[i] for i in split.train]
-        if split is not None and split.dev is not None:
-            splits["dev"] = scored_examples(
-                task, rows.take(split.dev), [examples[i] for i in split.dev]
-            )
+        splits, more = _train_splits(c, task, rows)
+        notes += more
     for name in wanted:
-        is_other = source_split(c, name, given) != name
-        if name not in splits and (is_other or sources.has_split(task, name, **place)):
-            rows = read(name)
+        if name not in splits and data_set.has(task, name):
+            rows = data_set.read(task, name)
             # Benchmarks hide the labels of their test files, which `predict --format` is for.
             if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
                 read_example(task, rows[0], rows.origin(0), need_label=False)  # has it the columns?
@@ -245,25 +244,51 @@ def read_examples(
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
             notes += tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
-    if "dev" in wanted and makes_dev(data) and not splits.get("dev"):
-        fields = {"path": "rows"}  # the others are called as the options are
-        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[data.protocol]]
-        raise InputError(
-            f"data.protocol={data.protocol} gives all {len(splits['train'])} examples to train and "
-            f"leaves none for dev; lower its share of them: {', '.join(options)}"
-        )
     if "dev" in wanted and not splits.get("dev"):
-        source = "data.files.dev" if given is None else "dev rows"
-        raise InputError(
-            f"task {task.name} has no dev split here; give {source}, or draw one from train: "
-            "data.protocol=holdout and data.size=N"
-        )
+        raise InputError(_no_dev_message(c, task, len(splits.get("train", ())), given))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     notes += tell_odd(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
-    if left_out:
-        notes.append(f"examples left out, whose {task.label} is no class: {', '.join(left_out)}")
+    if data_set.left_out:
+        left_out = ", ".join(data_set.left_out)
+        notes.append(f"examples left out, whose {task.label} is no class: {left_out}")
     return Examples(task, choices if record is None else record["choices"], splits, tuple(notes))
+
+
+def _train_splits(
+    c: Any, task: Task, rows: Rows
+) -> tuple[dict[str, list[Example]], list[str]]:  # fmt: skip
+    """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
+    examples = read_all(task, rows, rows.origin)
+    notes = tell_moved(examples)
+    if not (c.task.labels or task.hub):
+        notes += tell_minus_one(task, examples)
+    split = _draw(c.data, task, examples, rows)
+    if split is None:
+        return {"train": examples}, notes
+    splits = {"train": [examples[i] for i in split.train]}
+    if split.dev is not None:
+        dev = [examples[i] for i in split.dev]
+        splits["dev"] = scored_examples(task, rows.take(split.dev), dev)
+    return splits, notes
+
+
+def _no_dev_message(
+    c: Any, task: Task, train: int, in_memory: Mapping[str, Rows] | None
+) -> str:  # fmt: skip
+    """Says why a run has no dev examples; `train` is how many it trains on."""
+    if makes_dev(c.data):
+        fields = {"path": "rows"}  # the others are called as the options are
+        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[c.data.protocol]]
+        return (
+            f"data.protocol={c.data.protocol} gives all {train} examples to train and leaves none "
+            f"for dev; lower its share of them: {', '.join(options)}"
+        )
+    source = "data.files.dev" if in_memory is None else "dev rows"
+    return (
+        f"task {task.name} has no dev split here; give {source}, or draw one from train: "
+        "data.protocol=holdout and data.size=N"
+    )
 
 
 def _told(task: Task, rows: Rows) -> bool:

@@ -40,9 +40,10 @@ def find(file: str) -> Path:
         raise InputError(f"config {file!r} is a folder; give a file, as {path}/config.json")
     name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
     if name not in known:
+        inside = [other for other in known if other.startswith(f"{name}/")]
         raise InputError(
             f"config {file!r} does not exist; give a .py file, a saved config.json, or the name of "
-            f"a shipped one, {nearest(name, known)}"
+            f"a shipped one, {', '.join(inside) or nearest(name, known)}"
         )
     return known[name]
 

@@ -58,95 +58,63 @@ def _tuples(value: Any) -> Any:
 def custom_task(
     *,
     fields: Sequence[str],
-    label: str = "label",
-    labels: Sequence[str] = (),
-    template: str = "",
     words: Sequence[str | Sequence[str]] = (),
-    plain: str = "",
-    target: str = "",
-    tags: str = "",
-    predicate: str = "",
-    answers: str = "",
-    scheme: str = "",
-    metric: str = "",
-    positive: str = "",
-    choices: Sequence[str] = (),
-    option: str = "",
-    spaced: bool = True,
-    entities: Sequence[str] = (),
-    offsets: str = "tags",
-    markers: Sequence[str] = (),
-    negative: str = "",
-    question: Sequence[str] = (),
-    candidate: str = "",
-    candidates: Sequence[str] = (),
-    placeholder: str = "",
-    number: str = "",
-    limits: Sequence[float] = (),
     name: str = "custom",
+    **columns: Any,
 ) -> Task:
-    """A task from the user's own columns.
+    """Makes a task of the user's own columns.
 
-    Without `labels` the classes are found in the training rows (`with_labels`). Without `words`
-    a verbalizer uses the class names; the target text of a class is its first word. Without `plain`
-    the fields are joined by separators. With `choices` the answer is an index, a letter or the text
-    of a choice, and `words` name them, the letters where there are none; `option` says how one is
-    written. With `target`, the column of a text or of a list of equally good texts, the task is to
-    write it, and there are no classes. Without `metric` a task is measured by accuracy, or by
-    exact_match where it writes text. With `answers`, a column of {"text": [...], "answer_start":
-    [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
-    the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
-    or that found ("none": each tag is of one word, and the metric is accuracy); with `predicate`,
-    the column of the index of a word, they are the roles of that word (readers/predicates.py).
-    With `entities`, which stand in the first field as `offsets` says, the classes are relations
-    between them (readers/entities.py); without `words` a relation has those of its name, and
-    without `plain` and `template` words stand around the entities. With `question` examples are
-    answers of questions (readers/candidates.py). With `number`, a column of numbers, the task is
-    to predict it; it lies within `limits`, the least and the greatest, if any. `positive` is the
-    positive class of f1 and of the metrics of questions, the second by default.
+    Without `labels` the classes are found in the training rows (`with_labels`). With `choices` the
+    answer is an index, a letter or the text of a choice, and `words` name them, the letters where
+    there are none. A column `target` holds a text or a list of equally good texts. A column
+    `answers` holds {"text": [...], "answer_start": [...]}, spans of the last field. A column `tags`
+    has a tag for every word of the one field, in the given `scheme` or that found ("none": each tag
+    is of one word); with `predicate` they are the roles of that word (readers/predicates.py). With
+    `entities` the classes are relations between them (readers/entities.py), with `question`
+    examples are answers of questions (readers/candidates.py).
+
+    Args:
+      fields: columns of the texts.
+      words: label words of each class, one or several; without them a verbalizer uses the class
+        names. The target text of a class is its first word.
+      name: of the task.
+      **columns: fields of `Task`. Without `plain` the texts are joined by separators, without
+        `metric` it is that of the kind of answer.
+
+    Raises:
+      InputError: where these do not fit each other.
     """
+    columns = {key: tuple(x) if isinstance(x, list) else x for key, x in columns.items()}
+    columns["labels"] = tuple(str(x) for x in columns.get("labels", ()))
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
-    of_tags = "accuracy" if scheme == NO_SCHEME else "role_f1" if predicate else "entity_f1"
-    measured = ((target, "exact_match"), (tags, of_tags), (answers, "f1"), (number, "pearson"))
+    targets = tuple(group[0] for group in groups if group)
+    task = Task(name=name, fields=tuple(fields), words=groups, targets=targets, **columns)
     texts = [f"{{{column}}}" for column in fields]
-    if entities and texts:
+    if task.entities and texts:
         texts[0] = f"{{{fields[0]}|marked}}"
-    if answers:  # the last field alone is cut into windows
+    if task.answers:  # the last field alone is cut into windows
         texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
-    behind = ["{choice}"] * bool(choices) + [f"{{{PREDICATE}}}"] * bool(predicate)
+    behind = ["{choice}"] * bool(task.choices) + [f"{{{PREDICATE}}}"] * bool(task.predicate)
     named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
-    task = Task(
-        name=name,
-        fields=tuple(fields),
-        label=label,
-        labels=tuple(str(x) for x in labels),
-        choices=tuple(choices),
-        template=template or _relation_template(texts, entities),
-        words=groups,
-        option=option,
-        spaced=spaced,
-        text=" ".join(named + ["choices: {choices}"] * bool(choices)),
-        targets=tuple(group[0] for group in groups if group),
-        plain=plain or " [sep] ".join(texts + behind),
-        target=target,
-        tags=tags,
-        predicate=predicate,
-        answers=answers,
-        scheme=scheme,
-        entities=tuple(entities),
-        offsets=offsets,
-        markers=tuple(markers),
-        negative=negative,
-        question=tuple(question),
-        candidate=candidate,
-        candidates=tuple(candidates),
-        placeholder=placeholder,
-        number=number,
-        limits=tuple(limits),
-        positive=positive,
-        metric=metric or next((m for given, m in measured if given), "accuracy"),
+    task = dataclasses.replace(
+        task,
+        template=task.template or _relation_template(texts, task.entities),
+        text=" ".join(named + ["choices: {choices}"] * bool(task.choices)),
+        plain=task.plain or " [sep] ".join(texts + behind),
+        metric=columns.get("metric") or _default_metric(task),
     )
     return check_task(task)
+
+
+def _default_metric(task: Task) -> str:
+    """Returns what a task of the user's own is measured by."""
+    if task.target:
+        return "exact_match"
+    if task.tags and task.scheme != NO_SCHEME:
+        return "role_f1" if task.predicate else "entity_f1"
+    if task.answers:
+        return "f1"
+    return "pearson" if task.number else "accuracy"
 
 
 def _relation_template(texts: Sequence[str], entities: Sequence[str]) -> str:
