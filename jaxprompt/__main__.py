@@ -146,22 +146,23 @@ def _command(argv: list[str]) -> int:
 
 def _what_to_lower(argv: Sequence[str]) -> str:
     """Says of a command that ran out of memory which fields to lower, and how to plan it."""
-    from jaxprompt.config.load import fields, load_config
+    from jaxprompt.config.load import load_config
     from jaxprompt.runs.grid.expand import is_grid
 
     try:
         own, args = _config_words(argv)
-        c = load_config(*args)
+        config = load_config(*args)
     except InputError:  # predict has no config
         return "lower --batch"
-    now = lambda field: f"{field} (now {fields(c)[field]})"
+    fields = config.leaves()
+    now = lambda field: f"{field} (now {fields[field]})"
     lower = [now(field) for field in ("data.batch", "data.eval_batch", "data.max_len")]
-    if is_grid(c):
+    if is_grid(config):
         lower.insert(0, f"{now('runs.size')}: how many train at once, 0 means all that fit")
     cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
-    if fields(c)["backbone.remat"] != "full":
+    if config.backbone.remat != "full":
         cures.append("set backbone.remat=full")
-    if fields(c)["objective.name"]:  # of adapt, which plan does not weigh
+    if config.objective.name:  # of adapt, which plan does not weigh
         return ", ".join(cures)
     words = [word for word in own if not word.startswith("--config.runs.")]
     plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.config.schema import check_fields, make_defaults
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.errors import InputError, brief, check_type, nearest
 from jaxprompt.parallel.sharding import make_placement
 
@@ -26,18 +26,16 @@ def load_backbone(
     Raises InputError for a model that is not there, or whose family is unknown, and for fields
     that a backbone has not.
     """
-    block = make_defaults().backbone.to_dict()
     for name in fields:
-        if name not in block or name in _OWN:
-            known = [field for field in block if field not in _OWN]
+        if name not in BackboneConfig.declared() or name in _OWN:
+            known = [field for field in BackboneConfig.declared() if field not in _OWN]
             raise InputError(f"load_backbone has no {name}; {nearest(name, known)}")
     check_type("path", path, str | Path, "a folder, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER")
-    block |= {"path": str(path), **fields}
-    # Before anything is looked up: a wrong value is told without the hub.
-    check_fields(block, "backbone")
+    # Before anything is looked up: a wrong value is reported without the hub.
+    config = BackboneConfig.from_dict({**fields, "path": str(path)}, "backbone.")
     if not isinstance(mesh, tuple | list) or [type(n) for n in mesh] != [int, int]:
         raise InputError(f"mesh={brief(mesh)} must be two whole numbers, data and model: (-1, 1)")
-    opened = open_backbone(block)
+    opened = open_backbone(config)
     placement = make_placement(*mesh)
-    check_mesh(placement, opened.module, quantize=opened.block["quantize"])
+    check_mesh(placement, opened.module, quantize=opened.config.quantize)
     return LoadedBackbone(*load_weights(opened, placement), placement)

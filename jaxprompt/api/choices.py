@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxprompt.config.blocks import part_of
 from jaxprompt.config.load import apply, fields, load_config
 from jaxprompt.config.open_blocks import make_block, names, own_fields
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import check_fields
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
@@ -49,7 +50,7 @@ class Choice:
         own = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **own, **values})
 
-    def fill(self, c: ConfigDict) -> None:
+    def fill(self, config: RunConfig) -> None:
         """Puts it into a config. Raises InputError for a field that it has not."""
         part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
         known = set(own_fields(self.block, self.name)) if self.name in names(self.block) else set()
@@ -68,11 +69,11 @@ class Choice:
                 cure = nearest(name, sorted(known)) if known else "it has no fields"
                 raise InputError(f"jp.{self.name} has no {name}; {cure}")
         if part is not None:
-            part(c, **values)
+            part(config, **values)
             return
         if self.block == "prompt":
-            c.trainable, c.optim.lr = (), values.pop("lr", c.optim.lr)
-        c[self.block] = make_block(self.block, self.name, **values)
+            config.trainable, config.optim.lr = (), values.pop("lr", config.optim.lr)
+        config[self.block] = make_block(self.block, self.name, **values)
 
 
 def check_choice(argument: str, given: Any) -> None:
@@ -114,18 +115,18 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
+def fill_fields(config: RunConfig, overrides: Mapping[str, Any]) -> None:
     """Sets other fields of a config, by their last name where one field alone has it.
 
     "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
     """
     named: dict[str, str] = {}  # field -> how it was given
-    held = fields(c)
+    held = fields(config)
     for name in overrides:
         other = named.setdefault(_field(name, held), name)
         if other != name:
             raise InputError(f"{other} and {name} are the same field; give one of them")
-    apply(c, [(field, _plain(overrides[name])) for field, name in named.items()])
+    apply(config, [(field, _plain(overrides[name])) for field, name in named.items()])
 
 
 def _field(name: str, held: Mapping[str, Any]) -> str:
@@ -166,32 +167,32 @@ def make_config(
         block, _, field = name.replace("__", ".").partition(".")
         if field and block in _BACKBONES:
             raise InputError(f"{name} is of the backbone; give it to load_backbone")
-    c, shape = load_config("base"), backbone.placement.mesh.shape
-    with c.unlocked():
+    config, shape = load_config("base"), backbone.placement.mesh.shape
+    with config.unlocked():
         # What is loaded decides, and the run's record says so.
-        c.backbone.update(backbone.backbone.block)
-        c.mesh.data, c.mesh.model = shape["data"], shape["model"]
+        config.backbone.update(backbone.backbone.block)
+        config.mesh.data, config.mesh.model = shape["data"], shape["model"]
         if not isinstance(task, str | Mapping | None):
             raise InputError(
                 f"task={brief(task)} is a {type(task).__name__}; give the name of a task, or its "
                 "fields as a dict"
             )
         values = {"name": task} if isinstance(task, str) else task or _CUSTOM
-        apply(c, [(f"task.{name}", value) for name, value in values.items()])
+        apply(config, [(f"task.{name}", value) for name, value in values.items()])
         if not keeps:
-            c.train.tracker, c.train.plot = "none", False
+            config.train.tracker, config.train.plot = "none", False
         for choice in choices:
             if choice is not None:
-                choice.fill(c)
-    fill_fields(c, overrides)
-    return c
+                choice.fill(config)
+    fill_fields(config, overrides)
+    return config
 
 
 def writing(held: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
     """Sets fields of the block `generate`. Raises InputError for an unknown one, or its value."""
-    c = load_config("base")
+    config = load_config("base")
     # Fields of a config are texts where a word is one of their values.
     word = lambda value: str(value).lower() if isinstance(value, bool) else value
-    fill_fields(c, {f"generate__{name}": word(value) for name, value in how.items()})
-    check_fields(c.generate.to_dict(), "generate")
-    return dict(held) | {name: c.generate[name] for name in how}
+    fill_fields(config, {f"generate__{name}": word(value) for name, value in how.items()})
+    check_fields(config.generate.to_dict(), "generate")
+    return dict(held) | {name: config.generate[name] for name in how}

@@ -137,8 +137,8 @@ def attach(
             name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
             del fields_of_head["name"]
             head = Choice("head", name, fields_of_head)
-        c = make_config(backbone, task=task, choices=[head], overrides=fields)
-        made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
+        config = make_config(backbone, task=task, choices=[head], overrides=fields)
+        made = card_of_adopted(config, prompt.path, prompt.adopted, backbone)
         prompt = Prompt(scale_slots(prompt.tensors, made), made, prompt.path)
     elif task is not None or head is not None or fields:
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
@@ -147,13 +147,15 @@ def attach(
     card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
     # Soft tokens stand among the embeddings, which `rescale` divides.
-    held, known = backbone.backbone.block, card["backbone"]
-    if held["rescale"] != known["rescale"]:
+    config, known = backbone.backbone.config, card["backbone"]
+    if config.rescale != known["rescale"]:
         raise InputError(
             f"the prompt was learned with rescale={known['rescale']}, the backbone has "
-            f"{held['rescale']}; load_backbone(..., rescale={known['rescale']})"
+            f"{config.rescale}; load_backbone(..., rescale={known['rescale']})"
         )
-    opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
+    opened = backbone.backbone._replace(
+        config=dataclasses.replace(config, sentinel=known["sentinel"])
+    )
     scorer = scorer_of_card(opened, card, batch, force=force).with_backbone(opened)
     tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
     params = join(prompt.path, tensors, scorer, backbone)

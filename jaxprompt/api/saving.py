@@ -5,9 +5,9 @@ from pathlib import Path
 from jaxprompt.api.backbones import load_backbone
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.build.backbone import LoadedBackbone, open_backbone
-from jaxprompt.build.prompt_artifact import block_of_card, plain_tokens, scorer_of_card
+from jaxprompt.build.prompt_artifact import backbone_of_card, plain_tokens, scorer_of_card
 from jaxprompt.build.tuned_backbone import as_delta
-from jaxprompt.config.schema import make_defaults
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import outputs_of, write_peft
@@ -70,7 +70,7 @@ def save_prompt(
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     check_peft_folder(path, path)
     opened = backbone.backbone if backbone else open_backbone(
-        block_of_card(prompt.card, make_defaults().backbone.to_dict())
+        backbone_of_card(prompt.card, BackboneConfig())
     )  # fmt: skip
     scorer = scorer_of_card(opened, prompt.card, batch=1)
     adapter = as_peft(scorer, prompt.tensors, prompt.card)

@@ -59,24 +59,24 @@ def train(
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("method", method)
     check_choice("head", head)
-    c = make_config(
+    config = make_config(
         backbone, task=task, choices=(method, head), overrides=overrides, keeps=workdir is not None
     )
-    if is_grid(c):
+    if is_grid(config):
         raise InputError("train learns one run; call it once per run, or take the command sweep")
     # Not from the rows: which columns hold the label must be known to name its classes.
-    asked = asked_task(c)
+    asked = asked_task(config)
     parts = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
     given = Given(rows, backbone)
     keeps = workdir is not None
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keeps):
-        result = tune.run(c, str(folder), given)
+        result = tune.run(config, str(folder), given)
         if result is None:
             resumes = f"the same call resumes {folder}"
             nothing = "nothing is kept without a workdir"
             raise KeyboardInterrupt(f"stopped; {resumes if keeps else nothing}")
-        packed = pack_run(c, str(folder), given)
+        packed = pack_run(config, str(folder), given)
         prompt = Prompt(packed.tensors, packed.card, str(folder))
         history = read_metrics(folder)
     return TrainedPrompt(prompt, result, history, None if workdir is None else folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.backbones import families, make_backbone
-from jaxprompt.config.schema import check_fields
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.rows import Rows
@@ -29,26 +29,25 @@ def family_of(model_type: str) -> str:
     return _KIN.get(model_type, model_type)
 
 
-def open_backbone(block: Mapping[str, Any]) -> Backbone:
+def open_backbone(config: BackboneConfig) -> Backbone:
     """Finds a backbone and reads its config and the names of its heads."""
-    if not block["path"]:
+    if not config.path:
         raise InputError(
             "backbone.path is empty; give a folder, a .gguf file, a hub id or pkg:PACKAGE/FOLDER"
         )
-    check_fields(block, "backbone")
-    where = folder.resolve(block["path"], block["revision"] or None)
-    return shape_backbone(block, where, folder.read_config(where))
+    where = folder.resolve(config.path, config.revision or None)
+    return shape_backbone(config, where, folder.read_config(where))
 
 
 def shape_backbone(
-    block: Mapping[str, Any], where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
+    config: BackboneConfig, where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
 ) -> Backbone:
     """Makes the module of a transformers config; without `heads`, with those that `where` holds.
 
     `where` is the folder, or the file where the config alone is there.
     """
     kind = hf.get("model_type", "")
-    family = block["family"] or (family_of(kind) if isinstance(kind, str) else None)
+    family = config.family or (family_of(kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
         if not kind:
@@ -60,13 +59,13 @@ def shape_backbone(
         if heads is None:
             heads = load.present_heads(where, family, hf)
         module = make_backbone(
-            family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
-            attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
+            family, hf, heads, dtype=config.dtype, stack=config.stack, remat=config.remat,
+            attention=config.attention, dropout=config.dropout, rescale=config.rescale,
         )  # fmt: skip
     except InputError as error:
         shown = where if os.path.isfile(where) else where / "config.json"
         raise InputError(f"{shown}: {error}") from error
-    return Backbone(block, where, family, hf, module)
+    return Backbone(config, where, family, hf, module)
 
 
 def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
@@ -76,8 +75,8 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
     tables are padded to the mesh.
     """
     loaded = load.load_backbone(
-        backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
-        rescale=backbone.block["rescale"], quantize=backbone.block["quantize"],
+        backbone.folder, backbone.family, backbone.hf, dtype=backbone.config.dtype,
+        rescale=backbone.config.rescale, quantize=backbone.config.quantize,
         placement=placement,
     )  # fmt: skip
     cfg = backbone.module.cfg
@@ -96,10 +95,10 @@ class LoadedBackbone(NamedTuple):
 
     def __repr__(self) -> str:
         """Says what it is in one line."""
-        block, report, mesh = self.backbone.block, self.loaded.report, self.placement.mesh.shape
+        config, report, mesh = self.backbone.config, self.loaded.report, self.placement.mesh.shape
         held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
         where = f"{mesh['data']}x{mesh['model']} devices"
-        return f"LoadedBackbone({self.backbone.family} {block['path']}, {held} on {where})"
+        return f"LoadedBackbone({self.backbone.family} {config.path}, {held} on {where})"
 
 
 class Given(NamedTuple):
@@ -123,7 +122,7 @@ def facts_of(backbone: Backbone) -> BackboneFacts:
     module = backbone.module
     return BackboneFacts(
         backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
-        module.cfg.types, getattr(module.cfg, "start", 0), backbone.block["sentinel"],
+        module.cfg.types, getattr(module.cfg, "start", 0), backbone.config.sentinel,
     )  # fmt: skip
 
 

@@ -8,23 +8,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxprompt.build.demonstrations import check_demos_card
-from jaxprompt.config.fields import Field, check_value, count, size, text
-from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.kinds import Field, check_value
+from jaxprompt.config.run import BackboneConfig, DataConfig, GenerateConfig, TaskConfig
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.heads import make_head
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims
 
-_DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
-_PLACE = count(0, "a size of the backbone")
+_DATA, _TASK, _BACKBONE = (
+    block.declared() for block in (DataConfig, TaskConfig, BackboneConfig)
+)  # fmt: skip
+_PLACE = Field(int, 0, "a size of the backbone", "at least 0")
 BLOCKS = {
     "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale", "quantize")}
-    | {"id": _BACKBONE["path"], "family": text("", "found"), "fingerprint": text("", "SHA-256")},
+    | {
+        "id": _BACKBONE["path"],
+        "family": Field(str, "", "found"),
+        "fingerprint": Field(str, "", "SHA-256"),
+    },
     "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
     | {name: _TASK[name] for name in ("form", "answer", "eos")}
-    | {"choices": size(1, "of an example")},
-    "generate": FIELDS["generate"],
+    | {"choices": Field(int, 1, "of an example", "at least 1")},
+    "generate": GenerateConfig.declared(),
 }
 TOP = {
     "method": str, "hyper": dict, "template": str, "label_words": list | None, "metrics": dict,

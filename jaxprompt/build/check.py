@@ -6,42 +6,44 @@ from jaxprompt.build.demonstrations import check_demos
 from jaxprompt.build.examples import in_form, read_task
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.scorer import check_template, choose_template
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import check_fields
 from jaxprompt.data.text.target import read_answer
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.training import optim
 
 
-def check_config(c: Any) -> None:
+def check_config(config: RunConfig) -> None:
     """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
-    check_fields(c.to_dict())
-    check_totals(c.train)
-    optim.check_warmup(c.optim.schedule, c.optim.warmup_steps, c.optim.warmup_ratio)
-    if c.data.batch % c.optim.accumulate:
+    check_fields(config.to_dict())
+    check_totals(config.train)
+    optim.check_warmup(config.optim.schedule, config.optim.warmup_steps, config.optim.warmup_ratio)
+    if config.data.batch % config.optim.accumulate:
         raise InputError(
-            f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"
+            f"data.batch={config.data.batch} must divide by "
+            f"optim.accumulate={config.optim.accumulate}"
         )
     for field in ("data", "model"):
-        if c.mesh[field] != -1:
-            at_least(f"mesh.{field}", c.mesh[field], 1)
-    if c.cache.folder and c.cache.where != "disk":
-        raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
-    prompt, head = method_of(c), head_of(c)
-    if "frequent" in starts_of(c) and not c.corpus.path:
+        if config.mesh[field] != -1:
+            at_least(f"mesh.{field}", config.mesh[field], 1)
+    if config.cache.folder and config.cache.where != "disk":
+        raise InputError(f"cache.folder={config.cache.folder!r} needs cache.where=disk")
+    prompt, head = method_of(config), head_of(config)
+    if "frequent" in starts_of(config) and not config.corpus.path:
         raise InputError(
             "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
             "is empty; give the text (PPT takes that of pre-training), or take start=task or vocab"
         )
-    if c.ppt.task:  # its texts and words are those of a pattern
+    if config.ppt.task:  # its texts and words are those of a pattern
         return
-    task = in_form(c, read_task(c.task))
+    task = in_form(config, read_task(config.task))
     head.check_task(task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
-    text = choose_template(task, head, style, c.task.form, c.task.template)
-    parsed = check_template(task, text, head, c.task.form, prompt.num_slots())
-    check_demos(c, head, task, parsed)
-    read_answer(c.task.answer or "{label}")
-    head.objectives(c.optim.smoothing)
+    text = choose_template(task, head, style, config.task.form, config.task.template)
+    parsed = check_template(task, text, head, config.task.form, prompt.num_slots())
+    check_demos(config, head, task, parsed)
+    read_answer(config.task.answer or "{label}")
+    head.objectives(config.optim.smoothing)
 
 
 def check_totals(train: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.fields import check_value
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
@@ -16,16 +17,16 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Kind
 
 
-def shows_demos(c: Any) -> bool:
+def shows_demos(config: RunConfig) -> bool:
     """Tells whether a config lays demonstrations beside its examples."""
-    return any(c.demos[name] > 0 for name in COUNTS)
+    return any(config.demos[name] > 0 for name in COUNTS)
 
 
-def check_demos(c: Any, head: Kind, task: Task, template: Template) -> None:
+def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -> None:
     """Raises InputError where a config's demonstrations fit neither its head nor its task."""
-    if not shows_demos(c):
+    if not shows_demos(config):
         return
-    own = c.demos
+    own = config.demos
     field, *more = [name for name in COUNTS if own[name]]
     shown = f"demos.{field}={own[field]}"
     if more:
@@ -62,11 +63,13 @@ def check_demos(c: Any, head: Kind, task: Task, template: Template) -> None:
         )
 
 
-def demos_of(c: Any, task: Task, splits: Mapping[str, Sequence[Example]]) -> Demonstrations | None:
+def demos_of(
+    config: RunConfig, task: Task, splits: Mapping[str, Sequence[Example]]
+) -> Demonstrations | None:
     """Makes the demonstrations of a config from its training examples, None where it shows none."""
-    if not shows_demos(c):
+    if not shows_demos(config):
         return None
-    settings = DemoSettings(**c.demos.to_dict(), seed=c.data.seed)
+    settings = DemoSettings(**config.demos.to_dict(), seed=config.data.seed)
     if not splits.get("train"):
         raise InputError(
             f"{settings.shown} shows training examples, and there are none here; set it to 0"

@@ -7,6 +7,7 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
@@ -16,15 +17,15 @@ from jaxprompt.training.features.cache import FeatureCache
 
 
 def build_measure(
-    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+    config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[..., dict[str, float]]:
     """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
-    judge = build_judge(c, scorer, placement, kept)
+    judge = build_judge(config, scorer, placement, kept)
     return lambda *given: judge(*given)[0]
 
 
 def build_judge(
-    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+    config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[..., tuple[dict[str, float], Any]]:
     """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
 
@@ -43,7 +44,7 @@ def build_judge(
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
         if goes_on not in steps:  # of equal shapes in every pass
             steps[goes_on] = make_answering(
-                scorer.head, placement, model, c.generate, scorer.tokenizer, scorer.layout
+                scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
         batches = kept.read(split) if goes_on else eval_batches(scorer, split)
         found = steps[goes_on](trainable, frozen, batches, len(split.rows))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
 from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -98,35 +99,35 @@ def _check_known(block: Mapping[str, Any], task: Task) -> None:
             )
 
 
-def asked_task(c: Any) -> Task:
+def asked_task(config: RunConfig) -> Task:
     """Makes the task of a config, see `read_task`."""
-    return read_task(c.task)
+    return read_task(config.task)
 
 
-def in_form(c: Any, task: Task) -> Task:
+def in_form(config: RunConfig, task: Task) -> Task:
     """Lays the task out as a pre-training task where task.form names one.
 
     Raises InputError where it cannot be.
     """
-    block = c.task
+    block = config.task
     if block.form not in TASKS:
-        if c.ppt.hard:
+        if config.ppt.hard:
             raise InputError(
                 f"ppt.hard=True adds the hard prompt of a pre-training task, and task.form="
                 f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
             )
         return task
-    if not make_head(**c.head.to_dict()).READS_WORDS:
+    if not make_head(**config.head.to_dict()).READS_WORDS:
         raise InputError(
-            f"task.form={block.form} answers by label words, which head.name={c.head.name} does "
-            "not read; set head.name=verbalizer"
+            f"task.form={block.form} answers by label words, which head.name={config.head.name} "
+            "does not read; set head.name=verbalizer"
         )
     if task.choices and block.words:
         raise InputError(
             f"task.words name the choices, which task.form={block.form} does by the names of "
             "ppt.patterns; empty it, or take task.form=cloze"
         )
-    pattern = get_pattern(block.form, c.ppt.patterns, hard=c.ppt.hard)
+    pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
     made = ask(task, block.form, pattern, texts=texts, query=block.template)
     return _as_written(made, block)
@@ -138,19 +139,19 @@ def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
     return dataclasses.replace(task, option=block["option"] or task.option, spaced=spaced)
 
 
-def check_tunes(c: Any) -> None:
+def check_tunes(config: RunConfig) -> None:
     """Raises InputError where a config is for pre-training, or of several tasks."""
-    if c.objective.name:
+    if config.objective.name:
         raise InputError(
-            f"objective.name={c.objective.name} pre-trains a backbone, which only adapt takes; "
-            "give another config, or set objective.name=''"
+            f"objective.name={config.objective.name} pre-trains a backbone, which only adapt "
+            "takes; give another config, or set objective.name=''"
         )
-    if c.ppt.task:
+    if config.ppt.task:
         raise InputError(
-            f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
+            f"ppt.task={config.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
             "take; give another config, or set ppt.task=''"
         )
-    if c.shared.tasks:
+    if config.shared.tasks:
         raise InputError(
             "shared.tasks is of `train` alone, which exports each task's prompt into "
             "WORKDIR/export/NAME; give that by --prompt, or empty shared.tasks"
@@ -169,12 +170,15 @@ class Examples(NamedTuple):
 class _DataSet:
     """The data set of a config, and what was left out of the splits that were read."""
 
-    def __init__(self, c: Any, in_memory: Mapping[str, Rows] | None):
-        files = {name: path for name, path in c.data.files.items() if path}
-        self.config, self.in_memory, self.left_out = c, in_memory, []
+    def __init__(self, config: RunConfig, in_memory: Mapping[str, Rows] | None):
+        files = {name: path for name, path in config.data.files.items() if path}
+        self.config, self.in_memory, self.left_out = config, in_memory, []
         self.place = dict(
-            source=c.data.source, files=files, cache_dir=c.data.cache_dir or None, given=in_memory
-        )  # fmt: skip
+            source=config.data.source,
+            files=files,
+            cache_dir=config.data.cache_dir or None,
+            given=in_memory,
+        )
 
     def has(self, task: Task, split: str) -> bool:
         """Tells whether it has a split of the run."""
@@ -183,18 +187,18 @@ class _DataSet:
 
     def read(self, task: Task, split: str) -> Rows:
         """Reads the rows of a split of the run whose labels are classes."""
-        c, name = self.config, source_split(self.config, split, self.in_memory)
-        rows = sources.read_split(task, name, only=c.data.only, **self.place)
+        config, name = self.config, source_split(self.config, split, self.in_memory)
+        rows = sources.read_split(task, name, only=config.data.only, **self.place)
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
-        if c.task.vocabulary:
+        if config.task.vocabulary:
             rows, count = keep_known(task, rows)
             self.left_out.append(f"{split} {count}")
         return rows
 
 
 def read_examples(
-    c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None,
+    config: RunConfig, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None,
     given: Mapping[str, Rows] | None = None,
 ) -> Examples:  # fmt: skip
     """Reads the splits that are there, and draws train and dev by the protocol.
@@ -203,18 +207,18 @@ def read_examples(
     `given` rows take the place of those that the config names.
     Raises InputError where dev is wanted and there is none.
     """
-    check_tunes(c)
-    data, data_set = c.data, _DataSet(c, given)
+    check_tunes(config)
+    data, data_set = config.data, _DataSet(config, given)
     if makes_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol} makes dev of the training examples, and "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
-    task = read_task(c.task) if record is None else task_from_json(record["task"])
+    task = read_task(config.task) if record is None else task_from_json(record["task"])
     splits: dict[str, list[Example]] = {}
-    notes = tell_unread(c)
-    if c.task.vocabulary and record is None:
-        known = _read_vocabulary(c, task)
+    notes = tell_unread(config)
+    if config.task.vocabulary and record is None:
+        known = _read_vocabulary(config, task)
         task, notes = with_words(task, known), [*notes, known.tell()]
     drawn = data.protocol and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
@@ -224,13 +228,13 @@ def read_examples(
         # Dev and test are read by the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
-    task = in_form(c, task) if record is None else task
-    if c.task.positive and not task.positive_message:
+    task = in_form(config, task) if record is None else task
+    if config.task.positive and not task.positive_message:
         notes.append(
-            f"task.positive={brief(c.task.positive)} is not read: task.metric is {task.metric}"
+            f"task.positive={brief(config.task.positive)} is not read: task.metric is {task.metric}"
         )
     if rows is not None:
-        splits, more = _train_splits(c, task, rows)
+        splits, more = _train_splits(config, task, rows)
         notes += more
     for name in wanted:
         if name not in splits and data_set.has(task, name):
@@ -245,7 +249,7 @@ def read_examples(
             notes += tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and not splits.get("dev"):
-        raise InputError(_no_dev_message(c, task, len(splits.get("train", ())), given))
+        raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), given))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     notes += tell_odd(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
@@ -256,14 +260,14 @@ def read_examples(
 
 
 def _train_splits(
-    c: Any, task: Task, rows: Rows
+    config: RunConfig, task: Task, rows: Rows
 ) -> tuple[dict[str, list[Example]], list[str]]:  # fmt: skip
     """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
     examples = read_all(task, rows, rows.origin)
     notes = tell_moved(examples)
-    if not (c.task.labels or task.hub):
+    if not (config.task.labels or task.hub):
         notes += tell_minus_one(task, examples)
-    split = _draw(c.data, task, examples, rows)
+    split = _draw(config.data, task, examples, rows)
     if split is None:
         return {"train": examples}, notes
     splits = {"train": [examples[i] for i in split.train]}
@@ -274,15 +278,15 @@ def _train_splits(
 
 
 def _no_dev_message(
-    c: Any, task: Task, train: int, in_memory: Mapping[str, Rows] | None
+    config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
 ) -> str:  # fmt: skip
     """Says why a run has no dev examples; `train` is how many it trains on."""
-    if makes_dev(c.data):
+    if makes_dev(config.data):
         fields = {"path": "rows"}  # the others are called as the options are
-        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[c.data.protocol]]
+        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[config.data.protocol]]
         return (
-            f"data.protocol={c.data.protocol} gives all {train} examples to train and leaves none "
-            f"for dev; lower its share of them: {', '.join(options)}"
+            f"data.protocol={config.data.protocol} gives all {train} examples to train and leaves "
+            f"none for dev; lower its share of them: {', '.join(options)}"
         )
     source = "data.files.dev" if in_memory is None else "dev rows"
     return (
@@ -295,11 +299,13 @@ def _told(task: Task, rows: Rows) -> bool:
     return any(has_label(task, row) for row in rows)
 
 
-def _read_vocabulary(c: Any, task: Task) -> WordList:
+def _read_vocabulary(config: RunConfig, task: Task) -> WordList:
     """Reads the list of words of a config by the tokenizer of its backbone."""
-    words = read_words(c.task.vocabulary)
-    tokenizer = load_tokenizer(folder.resolve(c.backbone.path, c.backbone.revision or None))
-    return choose_classes(words, tokenizer, spaced=task.spaced, path=c.task.vocabulary)
+    words = read_words(config.task.vocabulary)
+    tokenizer = load_tokenizer(
+        folder.resolve(config.backbone.path, config.backbone.revision or None)
+    )
+    return choose_classes(words, tokenizer, spaced=task.spaced, path=config.task.vocabulary)
 
 
 def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Example]:
@@ -312,9 +318,11 @@ def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Exampl
     return made
 
 
-def examples_key(c: Any) -> str:
+def examples_key(config: RunConfig) -> str:
     """Sums up all that the examples of a run depend on."""
-    return json.dumps([c[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True)
+    return json.dumps(
+        [config[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True
+    )
 
 
 def describe_examples(examples: Examples) -> dict[str, Any]:
@@ -327,13 +335,13 @@ def describe_examples(examples: Examples) -> dict[str, Any]:
     }
 
 
-def source_split(c: Any, split: str, given: Mapping[str, Rows] | None = None) -> str:
+def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None = None) -> str:
     """Names the split of the data set that a split of the run is read from.
 
     Files and `given` rows are already named by the run's splits. Raises InputError where the same
     examples would choose the prompt and be reported as test.
     """
-    data = c.data
+    data = config.data
     is_named = given is not None or any(data.files.values())
     if split != "test" or is_named or data.test_split == "test":
         return split
@@ -351,26 +359,28 @@ def makes_dev(data: Any) -> bool:
     return bool(data.protocol) and (data.protocol != "fraction" or data.holdout > 0)
 
 
-def data_files(c: Any) -> dict[str, Path]:
+def data_files(config: RunConfig) -> dict[str, Path]:
     """Finds the files of a user that a config reads, see `sources.local_files`."""
     return sources.local_files(
-        c.data.source, {name: path for name, path in c.data.files.items() if path}
+        config.data.source, {name: path for name, path in config.data.files.items() if path}
     )
 
 
-def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any], Example]]:
+def read_rows(
+    config: RunConfig, task: Task, split: str
+) -> list[tuple[str, dict[str, Any], Example]]:
     """Reads one split in the order of `read_examples`, with its rows as they stand in the source.
 
     `task` has its labels found. -> where each row stands, the row, its example
     """
-    data, files = c.data, {name: path for name, path in c.data.files.items() if path}
+    data, files = config.data, {name: path for name, path in config.data.files.items() if path}
     place = dict(
         source=data.source, files=files, cache_dir=data.cache_dir or None, only=data.only
     )  # fmt: skip
 
     def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
-        rows, found = sources.read_split(task, source_split(c, name), **place), []
-        if c.task.vocabulary:
+        rows, found = sources.read_split(task, source_split(config, name), **place), []
+        if config.task.vocabulary:
             rows, _ = keep_known(task, rows)
         for number, row in enumerate(rows):
             where = rows.origin(number)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.build.method import inherited, list_paths
 from jaxprompt.build.prompt_artifact import read_export
+from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus.ppt import TASKS
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
@@ -22,23 +23,23 @@ _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
 _ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
 
-def check_init(c: Any, dims: Dims) -> None:
+def check_init(config: RunConfig, dims: Dims) -> None:
     """Raises InputError where an export to start from is of another method, form or size."""
-    if c.train.init_head:
-        _check_head(c)
-    for path, method in inherited(c, dims):
+    if config.train.init_head:
+        _check_head(config)
+    for path, method in inherited(config, dims):
         card = _check_export(path, method, dims)
-        if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.must_match():
+        if (held := card["backbone"]["rescale"]) != config.backbone.rescale and method.must_match():
             raise InputError(
                 f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
-                f"has {c.backbone.rescale}; set it to {held}, or give another export"
+                f"has {config.backbone.rescale}; set it to {held}, or give another export"
             )
 
 
-def _check_head(c: Any) -> None:
+def _check_head(config: RunConfig) -> None:
     """Raises InputError where a head cannot start from the export of the prompt."""
-    init = c.prompt.get("init")
-    if not init and inherited(c):
+    init = config.prompt.get("init")
+    if not init and inherited(config):
         raise InputError(
             "train.init_head=True takes the head of the export that prompt.init names, not that of "
             "a part; set train.init_head=False"
@@ -52,41 +53,42 @@ def _check_head(c: Any) -> None:
     tensors, card = read_export(paths[0])
     named = card["head"]["name"]
     has = named if any(name.startswith("head/") for name in tensors) else f"{named} without numbers"
-    if has != c.head.name:
+    if has != config.head.name:
         raise InputError(
             f"train.init_head=True: prompt.init={paths[0]} has head.name={has}, this run "
-            f"{c.head.name}; give another export, or set train.init_head=False"
+            f"{config.head.name}; give another export, or set train.init_head=False"
         )
 
 
-def tell_init(c: Any, dims: Dims) -> list[str]:
+def tell_init(config: RunConfig, dims: Dims) -> list[str]:
     """Says which exports a prompt starts from, and which of them are cut or repeated for it."""
     lines = []
-    for path, method in inherited(c, dims):
+    for path, method in inherited(config, dims):
         card = read_export(path)[1]
         has, needs = card["hyper"].get("length"), method.length
         change = ""
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
-        lines += _tell_layout(c, card, has_decoder=dims.decoder_layers > 0)
+        lines += _tell_layout(config, card, has_decoder=dims.decoder_layers > 0)
     return lines
 
 
-def _tell_layout(c: Any, card: Mapping[str, Any], *, has_decoder: bool) -> list[str]:
+def _tell_layout(config: RunConfig, card: Mapping[str, Any], *, has_decoder: bool) -> list[str]:
     """Says where a task is asked otherwise than in the pre-training of its prompt."""
     before = card.get("pretrained", {})
     if before.get("task") not in TASKS:
         return []
-    lines, pairs, is_form = [], {}, c.task.form in TASKS
-    if c.task.form and c.task.form != before["task"]:
+    lines, pairs, is_form = [], {}, config.task.form in TASKS
+    if config.task.form and config.task.form != before["task"]:
         lines = [
-            f"  it was pre-trained by {before['task']}, and this run has task.form={c.task.form}"
+            f"  it was pre-trained by {before['task']}, and this run has "
+            f"task.form={config.task.form}"
         ]
     elif is_form and "patterns" in before:
-        pairs["ppt.patterns"] = before["patterns"], c.ppt.patterns
+        pairs["ppt.patterns"] = before["patterns"], config.ppt.patterns
     if is_form or has_decoder:  # a BERT's input has the same end in any case
-        pairs["task.eos"] = card["layout"]["eos"], c.task.eos
+        pairs["task.eos"] = card["layout"]["eos"], config.task.eos
     return lines + [
         f"  it was pre-trained with {field}={held}, and this run has {now}"
         for field, (held, now) in pairs.items()
@@ -148,7 +150,7 @@ def read_origin(path: str) -> dict[str, Any]:
 
 
 def inherit(
-    c: Any, fingerprint: str, labels: Sequence[str], init: str, drawn: dict[str, Any]
+    config: RunConfig, fingerprint: str, labels: Sequence[str], init: str, drawn: dict[str, Any]
 ) -> dict[str, Any]:
     """Gives the numbers of exported prompts, in the place of those that were `drawn`.
 
@@ -160,7 +162,7 @@ def inherit(
     if "rows" in drawn:
         for path in paths:
             _check_rows(path, read_export(path)[1]["task"]["labels"], labels)
-    found = [_fit(_read(c, fingerprint, path), drawn) for path in paths]
+    found = [_fit(_read(config, fingerprint, path), drawn) for path in paths]
     for path, own in zip(paths, found, strict=True):
         _check_shapes(path, own, drawn)
     if len(found) == 1:
@@ -183,13 +185,13 @@ def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def inherit_head(
-    c: Any, fingerprint: str, labels: Sequence[str], drawn: dict[str, Any]
+    config: RunConfig, fingerprint: str, labels: Sequence[str], drawn: dict[str, Any]
 ) -> dict[str, Any]:
     """Gives the numbers of the head that was exported beside the prompt, for those `drawn`.
 
     Raises InputError for an export on other weights, of other classes or with another form.
     """
-    (path,) = list_paths(c.prompt.init)
+    (path,) = list_paths(config.prompt.init)
     tensors, card = _open(fingerprint, path)
     if tuple(card["task"]["labels"]) != tuple(labels):
         own, other = (", ".join(names)[:60] for names in (card["task"]["labels"], labels))
@@ -215,12 +217,12 @@ def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], dict[str,
     return tensors, card
 
 
-def _read(c: Any, fingerprint: str, path: str) -> dict[str, Any]:
+def _read(config: RunConfig, fingerprint: str, path: str) -> dict[str, Any]:
     tensors, card = _open(fingerprint, path)
     known, part = card["backbone"], "prompt/"
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
     for name in arrays.keys() & {"slots", "decoder_slots"}:
-        arrays[name] = rescaled(arrays[name], known["rescale"], c.backbone.rescale)
+        arrays[name] = rescaled(arrays[name], known["rescale"], config.backbone.rescale)
     is_folded = card["prompt"]["name"] != card["method"]
     return unfold(arrays) if is_folded else tree.unflatten(arrays)
 

@@ -15,6 +15,7 @@ from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.inheritance import check_init, inherit, inherit_head, rescaled
 from jaxprompt.build.method import starts_of
 from jaxprompt.build.prompt_artifact import numbers_of, read_export, soft_tokens
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import check_id
@@ -37,9 +38,14 @@ class Weights(NamedTuple):
 
 
 def start(
-    c: Any, scorer: Scorer, loaded: load.Loaded, counts: np.ndarray | None, placement: Placement,
-    *, restored: bool = False,
-) -> Weights:  # fmt: skip
+    config: RunConfig,
+    scorer: Scorer,
+    loaded: load.Loaded,
+    counts: np.ndarray | None,
+    placement: Placement,
+    *,
+    restored: bool = False,
+) -> Weights:
     """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
 
     `counts` are those of the text that a prompt starts from (`starting_text.count_tokens`). With
@@ -47,30 +53,32 @@ def start(
     trains as a whole is left as it is.
     """
     params = scorer.model.init(
-        rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
+        rng.key_for(config.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
         placement=placement,
     )  # fmt: skip
     # What is frozen of them is in no checkpoint: it is made again in any case.
-    frozen = divide(c, scorer, params)[1]
+    frozen = divide(config, scorer, params)[1]
     is_made = lambda part: not restored or any(name.startswith(part) for name in frozen)
     fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
     if not is_made("prompt/"):
         pass
-    elif c.prompt.get("init"):
-        params["prompt"] = inherit(c, fingerprint, labels, c.prompt.init, params["prompt"])
+    elif config.prompt.get("init"):
+        params["prompt"] = inherit(
+            config, fingerprint, labels, config.prompt.init, params["prompt"]
+        )
     else:
         source = _make_source(
-            c, scorer, counts, _read_tables(scorer, params, placement),
-            functools.partial(inherit, c, fingerprint, labels), fingerprint,
+            config, scorer, counts, _read_tables(scorer, params, placement),
+            functools.partial(inherit, config, fingerprint, labels), fingerprint,
         )  # fmt: skip
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
-    if c.train.init_head and is_made("head/"):
-        params["head"] = inherit_head(c, fingerprint, labels, params["head"])
-    for head in () if c.train.init_head else params["head"].values():
+    if config.train.init_head and is_made("head/"):
+        params["head"] = inherit_head(config, fingerprint, labels, params["head"])
+    for head in () if config.train.init_head else params["head"].values():
         # A head's own pooler starts as that of the checkpoint.
         if "pooler" in head and "pooler" in loaded.params:
             head["pooler"] = loaded.params["pooler"]
-    trainable, frozen = divide(c, scorer, params)
+    trainable, frozen = divide(config, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
     frozen |= put(prompt, placement.parameters(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
@@ -80,16 +88,17 @@ def start(
     return Weights(trainable, frozen, loaded.report)
 
 
-def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
+def divide(config: RunConfig, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
     """Splits parameters into what trains and what is frozen."""
-    patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
+    patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     if codes := next(filter(tree.is_plane, trainable), None):
         raise InputError(
-            f"backbone.quantize={c.backbone.quantize} keeps {codes.rpartition('/')[0]} as codes, "
-            "which cannot train; take backbone.quantize=none, or let config.trainable leave it out"
+            f"backbone.quantize={config.backbone.quantize} keeps {codes.rpartition('/')[0]} as "
+            "codes, which cannot train; take backbone.quantize=none, or let config.trainable leave "
+            "it out"
         )
     # What another export holds never trains, whatever the patterns hit.
     base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
@@ -107,13 +116,13 @@ class _Tables(NamedTuple):
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-def check_start(c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None) -> None:
+def check_start(config: RunConfig, scorer: Scorer, shapes: Any, counts: np.ndarray | None) -> None:
     """Raises InputError for what a prompt cannot start from, without the backbone's numbers.
 
     `shapes` are those of all parameters. What prompt.init names is checked by `check_init`, and a
     corpus (prompt.start=frequent) is not read.
     """
-    if c.prompt.get("init") or "frequent" in starts_of(c):
+    if config.prompt.get("init") or "frequent" in starts_of(config):
         return
     backbone, embed = scorer.model.backbone, scorer.model.backbone.dims.embed
     blank = lambda shape: np.zeros(shape.shape, np.float32)
@@ -124,26 +133,26 @@ def check_start(c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None) 
         return jax.tree.map(blank, jax.eval_shape(run, shapes["backbone"], np.array(ids)))
 
     source = _make_source(
-        c, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
+        config, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
     )
     scorer.model.prompt.begin(jax.tree.map(blank, shapes["prompt"]), source)
 
 
 def check_all(
-    c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None, fingerprint: str,
+    config: RunConfig, scorer: Scorer, shapes: Any, counts: np.ndarray | None, fingerprint: str,
     placement: Placement,
 ) -> tree.Flat:  # fmt: skip
     """Raises InputError for what `start` would refuse on these weights. -> shapes of what trains
 
     See `check_start`; exports that numbers start from are read.
     """
-    check_init(c, scorer.model.backbone.dims)
-    if c.prompt.get("init"):
-        inherit(c, fingerprint, scorer.task.labels, c.prompt.init, shapes["prompt"])
-    if c.train.init_head:
-        inherit_head(c, fingerprint, scorer.task.labels, shapes["head"])
-    check_start(c, scorer, shapes, counts)
-    trainable, _ = divide(c, scorer, shapes)
+    check_init(config, scorer.model.backbone.dims)
+    if config.prompt.get("init"):
+        inherit(config, fingerprint, scorer.task.labels, config.prompt.init, shapes["prompt"])
+    if config.train.init_head:
+        inherit_head(config, fingerprint, scorer.task.labels, shapes["head"])
+    check_start(config, scorer, shapes, counts)
+    trainable, _ = divide(config, scorer, shapes)
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     return trainable
 
@@ -173,7 +182,7 @@ def _read_tables(scorer: Scorer, params: Any, placement: Placement) -> _Tables:
 
 
 def _make_source(
-    c: Any, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
+    config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
     take_over: Callable[[str, dict[str, Any]], dict[str, Any]], fingerprint: str = "",
 ) -> Source:  # fmt: skip
     """Makes what a method may start from. Without `fingerprint` an export of any backbone is read.
@@ -182,7 +191,7 @@ def _make_source(
     """
 
     def read(method: Method, path: str) -> np.ndarray:
-        return read_rows(path, method, c.backbone.rescale)
+        return read_rows(path, method, config.backbone.rescale)
 
     def take(path: str) -> tuple[Method, dict[str, Any]]:
         tensors, card = read_export(path)
@@ -204,9 +213,17 @@ def _make_source(
 
     embed, rows, keys = map(known_ids, tables)
     return Source(
-        scorer.tokenizer, c.seed, functools.partial(_label_ids, scorer), counts, embed, rows, read,
-        take_over, take, keys,
-    )  # fmt: skip
+        scorer.tokenizer,
+        config.seed,
+        functools.partial(_label_ids, scorer),
+        counts,
+        embed,
+        rows,
+        read,
+        take_over,
+        take,
+        keys,
+    )
 
 
 def _label_ids(scorer: Scorer) -> list[list[int]]:
@@ -248,23 +265,23 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
 
 
 def count_tokens(
-    c: Any, train: Split | None, count_corpus: Callable[[], np.ndarray]
+    config: RunConfig, train: Split | None, count_corpus: Callable[[], np.ndarray]
 ) -> np.ndarray | None:
     """Counts the tokens of the text that prompt.start draws from. int64 [ids]
 
     That is the training examples (task) or a corpus (frequent), which only then is read; None where
     a prompt starts from no text.
     """
-    starts = starts_of(c)
+    starts = starts_of(config)
     if "task" in starts:
         return np.bincount(text_ids(train.rows))
     return count_corpus() if "frequent" in starts else None
 
 
-def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:
+def count_corpus(config: RunConfig, scorer: Scorer, workdir: str | Path) -> np.ndarray:
     """Counts the tokens of the text at corpus.path, which is indexed where it was not. int64 [ids]
 
     Raises InputError for a text that cannot be read.
     """
     vocab = scorer.model.backbone.cfg.vocab
-    return read_corpus(c, scorer.tokenizer, vocab, workdir).token_counts()
+    return read_corpus(config, scorer.tokenizer, vocab, workdir).token_counts()

@@ -1,8 +1,8 @@
 """The method of a config, and what its numbers start from."""
 
 import os
-from typing import Any
 
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
 from jaxprompt.heads import Kind, make_head
@@ -13,13 +13,13 @@ from jaxprompt.types import Dims
 _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
-def method_of(c: Any, dims: Dims = _ANY) -> Method:
+def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
     """Makes the method of a config; without `dims` for a backbone that limits nothing.
 
     Raises InputError for a field that its start does not read; of a grid of starts one of them may.
     """
-    method = make_prompt(**c.prompt.to_dict(), dims=dims)
-    if c.runs.starts:
+    method = make_prompt(**config.prompt.to_dict(), dims=dims)
+    if config.runs.starts:
         return method
     for own in (method, *(part.method for part in method.components())):
         for field in _unread(own):
@@ -30,26 +30,26 @@ def method_of(c: Any, dims: Dims = _ANY) -> Method:
     return method
 
 
-def drop_unread(c: Any) -> None:
+def drop_unread(config: RunConfig) -> None:
     """Empties the fields of a config that the start of its prompt does not read."""
-    for field in _unread(make_prompt(**c.prompt.to_dict(), dims=_ANY)):
-        c.prompt[field] = ""
+    for field in _unread(make_prompt(**config.prompt.to_dict(), dims=_ANY)):
+        config.prompt[field] = ""
 
 
 def _unread(method: Method) -> list[str]:
     return [x for x in method.READ_BY_START if getattr(method, x) and method.start != x]
 
 
-def starts_of(c: Any) -> list[str]:
+def starts_of(config: RunConfig) -> list[str]:
     """Lists what the numbers start from, as `prompt.start` names it; [] for those of an export."""
-    return [] if c.prompt.get("init") else method_of(c).starts()
+    return [] if config.prompt.get("init") else method_of(config).starts()
 
 
-def start_files(c: Any) -> list[str]:
+def start_files(config: RunConfig) -> list[str]:
     """Lists the files of soft tokens that numbers start from (prompt.start=file)."""
-    if c.prompt.get("init"):
+    if config.prompt.get("init"):
         return []
-    method = method_of(c)
+    method = method_of(config)
     parts = [part.method for part in method.components() if not part.init] or [method]
     return sorted({part.file for part in parts if part.starts() == ["file"]})
 
@@ -61,13 +61,13 @@ def list_paths(init: str) -> list[str]:
     return [path for part in init.split(",") if (path := part.strip())]
 
 
-def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
+def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     """Lists the exports that numbers start from, each with the method that takes it.
 
     Raises InputError for several where a method takes one.
     """
-    method = method_of(c, dims)
-    own = [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()
+    method = method_of(config, dims)
+    own = [(config.prompt.init, method)] if config.prompt.get("init") else method.inherits()
     found = []
     for init, part in own:
         paths = list_paths(init)
@@ -85,6 +85,6 @@ def seen_by(method: Method) -> dict[str, str]:
     return {"seen": method.seen} if method.seen else {}
 
 
-def head_of(c: Any) -> Kind:
+def head_of(config: RunConfig) -> Kind:
     """Makes the kind of answer of a config."""
-    return make_head(**c.head.to_dict())
+    return make_head(**config.head.to_dict())

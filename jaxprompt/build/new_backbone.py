@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxprompt.build.backbone import shape_backbone
-from jaxprompt.config.schema import check_fields
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
 from jaxprompt.convert.save import describe
@@ -20,25 +20,24 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 
-def open_config(block: Mapping[str, Any], heads: Sequence[str]) -> Backbone:
-    """Shapes a backbone that is not trained yet from block["init"], a transformers config.json.
+def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
+    """Shapes a backbone that is not trained yet from `config.init`, a transformers config.json.
 
-    The tokenizer is that of block["path"], "" = the folder of the config; Backbone.folder is its
+    The tokenizer is that of `config.path`, "" = the folder of the config; Backbone.folder is its
     folder. Raises InputError for a config that is none, that transformers would refuse or that asks
     for what is not done here, and for a tokenizer whose ids exceed the embedding.
     """
-    check_fields(block, "backbone")
-    path = user_path(block["init"])
+    path = user_path(config.init)
     hf = read_json(path, "the config.json of a transformers model")
-    backbone = shape_backbone(block, path, hf, tuple(heads))
+    backbone = shape_backbone(config, path, hf, tuple(heads))
     try:
         random_weights.check_heads(backbone.family, heads)
         describe(backbone.family, hf, heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     where = path.parent
-    if block["path"]:
-        where = folder.resolve(block["path"], block["revision"] or None)
+    if config.path:
+        where = folder.resolve(config.path, config.revision or None)
     tokenizer = load_tokenizer(where)
     check_vocabulary(tokenizer, backbone.module.cfg.vocab)
     return backbone._replace(folder=where, tokenizer=tokenizer)
@@ -92,14 +91,15 @@ def as_electra(backbone: Backbone) -> Backbone:
         )
     kept = {name: value for name, value in backbone.hf.items() if name != "architectures"}
     hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}
-    block, old = {**backbone.block, "family": "electra"}, backbone.module.cfg
-    shaped = shape_backbone(block, backbone.folder, hf, sorted(old.model_heads))
+    config = dataclasses.replace(backbone.config, family="electra")
+    old = backbone.module.cfg
+    shaped = shape_backbone(config, backbone.folder, hf, sorted(old.model_heads))
     cfg = dataclasses.replace(shaped.module.cfg, rows=old.rows, tied=old.tied)
     return shaped._replace(module=shaped.module.clone(cfg=cfg), tokenizer=backbone.tokenizer)
 
 
 def _how(backbone: Backbone) -> dict[str, Any]:
-    return {name: backbone.block[name] for name in ("dtype", "rescale")}
+    return {"dtype": backbone.config.dtype, "rescale": backbone.config.rescale}
 
 
 def _fitted(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:

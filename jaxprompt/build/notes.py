@@ -7,6 +7,7 @@ from typing import Any
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import method_of, starts_of
 from jaxprompt.config.load import fields
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.tasks.task import Example, Task
@@ -23,40 +24,44 @@ def unread_options(data: Mapping[str, Any]) -> list[str]:
     return sorted(known - read)
 
 
-def fields_read(c: Any) -> dict[str, Any]:
+def fields_read(config: RunConfig) -> dict[str, Any]:
     """Lists the fields of a run by dotted name, but for those that it did not read."""
-    unread = {f"data.{name}" for name in unread_options(c.data)}
-    unread |= {"task.name"} if c.shared.tasks else set()
-    return {name: value for name, value in fields(c).items() if name not in unread}
+    unread = {f"data.{name}" for name in unread_options(config.data)}
+    unread |= {"task.name"} if config.shared.tasks else set()
+    return {name: value for name, value in fields(config).items() if name not in unread}
 
 
-def tell_unread(c: Any) -> list[str]:
+def tell_unread(config: RunConfig) -> list[str]:
     """Names what a config gives that nothing reads: of its method, head, words and protocol."""
-    data, head = c.data, make_head(**c.head.to_dict())
-    lines = _tell_idle(c, head)
-    if c.task.words and not (head.READS_WORDS or "labels" in starts_of(c)):
+    data, head = config.data, make_head(**config.head.to_dict())
+    lines = _tell_idle(config, head)
+    if config.task.words and not (head.READS_WORDS or "labels" in starts_of(config)):
         lines.append(
-            f"task.words={brief(','.join(c.task.words))} is not read: head.name is {c.head.name}; "
-            "take head.name=verbalizer for label words"
+            f"task.words={brief(','.join(config.task.words))} is not read: head.name is "
+            f"{config.head.name}; take head.name=verbalizer for label words"
         )
     if data.test_split != FIELDS["data"]["test_split"].default and any(data.files.values()):
         lines.append(f"data.test_split={data.test_split} is not read: data.files names each split")
     given = [x for x in unread_options(data) if data[x] != FIELDS["data"][x].default]
     why = f"data.protocol is {data.protocol or 'empty'}"
-    if data.seed != FIELDS["data"]["seed"].default and not data.protocol and not shows_demos(c):
+    if (
+        data.seed != FIELDS["data"]["seed"].default
+        and not data.protocol
+        and not shows_demos(config)
+    ):
         given.append("seed")
     return lines + [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
 
 
-def _tell_idle(c: Any, head: Kind) -> list[str]:
+def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
     """Names fields of the method, its parts and the head that another of their fields makes idle.
 
     One that another method of a grid of starts reads is not idle.
     """
-    method = method_of(c)
+    method = method_of(config)
     parts = [part.method for part in method.components()] or [method]
     idle = [("prompt", own, *names) for own in parts for names in idle_fields(own)]
-    idle = [found for found in idle if not (c.runs.starts and found[-1] == "start")]
+    idle = [found for found in idle if not (config.runs.starts and found[-1] == "start")]
     idle += [("head", head, *names) for names in idle_fields(head)]
     shown = lambda value: "empty" if value == "" else value
     return [

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from jaxprompt import tree
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.training import optim
 from jaxprompt.training.loop import Milestones
@@ -18,19 +19,21 @@ def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
     return Milestones(total, evaluate, train.save_steps)
 
 
-def plan_of(c: Any, steps_per_epoch: int, examples: int = 0) -> Milestones:
+def plan_of(config: RunConfig, steps_per_epoch: int, examples: int = 0) -> Milestones:
     """Turns the total of a config into steps; an epoch has `examples`, 0 = all batches are full."""
-    return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch or c.data.batch)
+    return make_plan(config.train, steps_per_epoch, examples / steps_per_epoch or config.data.batch)
 
 
-def counts_epochs(c: Any) -> bool:
+def counts_epochs(config: RunConfig) -> bool:
     """Tells whether the optimizer depends on the length of an epoch."""
-    return c.optim.schedule == "exponential"
+    return config.optim.schedule == "exponential"
 
 
-def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:
+def build_optimizer(
+    config: RunConfig, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int
+) -> Any:
     """Makes the optax chain of a config."""
-    o = c.optim
+    o = config.optim
     # A share below 1 may round to all of a short run.
     share = min(round(o.warmup_ratio * plan.total), plan.total - 1)
     schedule = optim.make_schedule(
@@ -39,7 +42,7 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     )  # fmt: skip
     parts = {name.split("/")[0] for name in trainable}
     rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})
-    if "head" in rates and c.shared.tasks:  # each counts its own steps
+    if "head" in rates and config.shared.tasks:  # each counts its own steps
         heads = {"/".join(name.split("/")[:2]) for name in trainable if name.startswith("head/")}
         rates |= dict.fromkeys(sorted(heads), rates.pop("head"))
     optim.check_no_decay(o.no_decay, FIELDS["optim"]["no_decay"].default, trainable)

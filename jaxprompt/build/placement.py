@@ -5,27 +5,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 
 
-def build_placement(c: Any, devices: Sequence[Any] | None = None) -> Placement:
+def build_placement(config: RunConfig, devices: Sequence[Any] | None = None) -> Placement:
     """Makes the mesh of a config; its batches must divide over it."""
-    placement = make_placement(**c.mesh.to_dict(), devices=devices)
+    placement = make_placement(**config.mesh.to_dict(), devices=devices)
     size = placement.mesh.shape["data"]
-    share = c.data.batch // c.optim.accumulate
+    share = config.data.batch // config.optim.accumulate
     if share % size:
-        cut = f" / optim.accumulate={c.optim.accumulate}" * (c.optim.accumulate > 1)
+        cut = f" / optim.accumulate={config.optim.accumulate}" * (config.optim.accumulate > 1)
         raise InputError(
-            f"data.batch={c.data.batch}{cut} does not divide over mesh.data={size}; take a "
-            f"multiple of {size * c.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
+            f"data.batch={config.data.batch}{cut} does not divide over mesh.data={size}; take a "
+            f"multiple of {size * config.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
         )
-    if c.data.eval_batch % size:
+    if config.data.eval_batch % size:
         raise InputError(
-            f"data.eval_batch={c.data.eval_batch} does not divide over mesh.data={size}; take a "
-            f"multiple of {size}"
+            f"data.eval_batch={config.data.eval_batch} does not divide over mesh.data={size}; take "
+            f"a multiple of {size}"
         )
     return placement
 
@@ -40,10 +41,10 @@ def check_mesh(
         check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
-def tell_kernel(c: Any, placement: Placement, module: Any) -> list[str]:
+def tell_kernel(config: RunConfig, placement: Placement, module: Any) -> list[str]:
     """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
     rate = module.cfg.attention_dropout
-    given = module.cfg, module.dims.head_dim, placement.target, c.data.max_len
+    given = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
     if not rate or not kernels.has_own(*given, drops=False):
         return []
     return [

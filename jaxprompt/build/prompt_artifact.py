@@ -93,8 +93,8 @@ def pack(
 
 
 def describe(
-    scorer: Scorer, prompt: Method, *, backbone: Mapping[str, Any], fingerprint: str,
-    config: Mapping[str, Any], metrics: Mapping[str, Any], origin: Mapping[str, Any],
+    scorer: Scorer, prompt: Method, *, backbone: BackboneConfig, fingerprint: str,
+    config: RunConfig, metrics: Mapping[str, Any], origin: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """Makes the card of a prompt. `prompt` is the method that its numbers are params of.
 
@@ -102,19 +102,19 @@ def describe(
     pre-training: {"pretrained": ...} of its own, {"init": ...} of the export that it started from,
     or nothing.
     """
-    layout, data, form = scorer.layout, config["data"], config["task"]
+    layout = scorer.layout
     return {
-        "method": config["prompt"]["name"],
-        "hyper": dict(config["prompt"]),
+        "method": config.prompt.name,
+        "hyper": config.prompt.to_dict(),
         "prompt": prompt.block(),
         "head": scorer.head.block(),
         "backbone": {
-            "id": backbone["path"],
-            "revision": backbone["revision"],
-            "family": backbone["family"],
-            "sentinel": backbone["sentinel"],
-            "rescale": backbone["rescale"],
-            "quantize": backbone["quantize"],
+            "id": backbone.path,
+            "revision": backbone.revision,
+            "family": backbone.family,
+            "sentinel": backbone.sentinel,
+            "rescale": backbone.rescale,
+            "quantize": backbone.quantize,
             "fingerprint": fingerprint,
             "dims": scorer.model.prompt.dims._asdict(),
             **identity_of(scorer),
@@ -124,17 +124,17 @@ def describe(
         "label_words": scorer.verbalizer.words if scorer.verbalizer else None,
         "layout": {
             "max_len": layout.max_len,
-            "max_target": data["max_target"],
+            "max_target": config.data.max_target,
             "multiple": layout.multiple,
             "side": layout.side,
             "choices": layout.num_rows,
-            "form": form["form"],
-            "answer": form["answer"],
-            "eos": form["eos"],
+            "form": config.task.form,
+            "answer": config.task.answer,
+            "eos": config.task.eos,
         },
-        "generate": dict(config["generate"]),
+        "generate": config.generate.to_dict(),
         "metrics": dict(metrics),
-        "seed": config["seed"],
+        "seed": config.seed,
         "versions": package_versions(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **({} if scorer.demos is None else {"demos": card_of(scorer.demos)}),
@@ -159,19 +159,19 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def unpack(
-    path: str, *, backbone: Mapping[str, Any], batch: int, placement: Placement,
+    path: str, *, backbone: BackboneConfig, batch: int, placement: Placement,
     force: bool = False, sentence_encoder: str = "", pretrained: str = "",
 ) -> Exported:  # fmt: skip
     """Reads an exported prompt and puts it on its backbone.
 
-    `backbone` is a config block; an empty path takes the one that the card names, and so do an
+    An empty path of `backbone` takes the one that the card names, and so do an
     empty `sentence_encoder` and `pretrained`, the export that this one depends on. Raises
     InputError where the backbone's weights are others than the prompt was learned on, unless
     `force`.
     """
     tensors, card = read_export(path)
     card = with_encoder(card, sentence_encoder)
-    opened = open_backbone(block_of_card(card, backbone))
+    opened = open_backbone(backbone_of_card(card, backbone))
     scorer = scorer_of_card(opened, card, batch, force=force)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
@@ -179,11 +179,13 @@ def unpack(
     return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
 
 
-def block_of_card(card: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
+def backbone_of_card(card: Mapping[str, Any], config: BackboneConfig) -> BackboneConfig:
     """Fills a backbone's config block with what a card says; it has its own path where given."""
     known = card["backbone"]
-    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale", "quantize")}
-    return block if block["path"] else block | {"path": known["id"], "revision": known["revision"]}
+    named = {name: known[name] for name in ("sentinel", "rescale", "quantize")}
+    if not config.path:
+        named |= {"path": known["id"], "revision": known["revision"]}
+    return dataclasses.replace(config, **named)
 
 
 def scorer_of_card(

@@ -142,7 +142,7 @@ def build_scorer(
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
     kind.check_rows(prompt["name"], method.num_rows())
-    reads = backbone.block.get("reads", READS[0])
+    reads = backbone.config.reads
     heads = method.modules() | laid.modules
     model = Model(module_for(backbone, kind), method, heads, reads=reads)
     return Scorer(

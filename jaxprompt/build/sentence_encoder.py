@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.build.backbone import facts_of, load_weights, open_backbone
-from jaxprompt.config.schema import make_defaults
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
@@ -31,9 +31,8 @@ class SentenceEncoder:
 
         Raises InputError where there is none, or its model does not read both ways.
         """
-        block = make_defaults().backbone.to_dict() | {"path": path}
         try:
-            self._opened = open_backbone(block)
+            self._opened = open_backbone(BackboneConfig(path=path))
         except InputError as error:
             raise InputError(f"demos.encoder={path!r}: {error}") from error
         if self._opened.module.STYLE != "masked":

@@ -11,6 +11,7 @@ from jaxprompt.build.inheritance import check_init
 from jaxprompt.build.method import head_of, seen_by
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.build.scorer import build_scorer, check_fit, choose_template
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
@@ -22,7 +23,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch, Objective
 
 
-def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
+def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     """Raises InputError where the texts to be written do not fit behind the longest inputs."""
     if not scorer.head.WRITES:
         return
@@ -30,36 +31,57 @@ def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
-            scorer.model, batch, c.generate.max_new, c.generate.beams, ends=scorer.layout.ends
+            scorer.model,
+            batch,
+            config.generate.max_new,
+            config.generate.beams,
+            ends=scorer.layout.ends,
         )
 
 
-def open_fitting(c: Any, placement: Placement, *, restored: bool = False) -> Backbone:
+def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = False) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it.
 
     So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
     """
-    backbone = open_backbone(c.backbone.to_dict())
-    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    backbone = open_backbone(config.backbone.to_dict())
+    check_fit(
+        backbone,
+        prompt=config.prompt.to_dict(),
+        head=config.head.to_dict(),
+        max_len=config.data.max_len,
+    )
     if not restored:
-        check_init(c, backbone.module.dims)
-    check_mesh(placement, backbone.module, quantize=backbone.block["quantize"])
+        check_init(config, backbone.module.dims)
+    check_mesh(placement, backbone.module, quantize=backbone.config.quantize)
     return backbone
 
 
 def scorer_from_config(
-    c: Any, backbone: Backbone, examples: Examples, placement: Placement
+    config: RunConfig, backbone: Backbone, examples: Examples, placement: Placement
 ) -> Scorer:
     """Builds the scorer of a config."""
-    head, form, choices = head_of(c), c.task.form, examples.choices
+    head, form, choices = head_of(config), config.task.form, examples.choices
     task = head.fit_task(examples.task, choices)
     return build_scorer(
-        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), choices=choices,
-        template=choose_template(task, head, backbone.module.STYLE, form, c.task.template),
-        form=form, answer=c.task.answer, eos=c.task.eos, chat=c.task.chat, side=c.data.side,
-        max_len=c.data.max_len, max_target=c.data.max_target, multiple=c.data.multiple,
-        batch=c.data.eval_batch, share=placement.share(), demos=demos_of(c, task, examples.splits),
-    )  # fmt: skip
+        backbone,
+        task,
+        prompt=config.prompt.to_dict(),
+        head=config.head.to_dict(),
+        choices=choices,
+        template=choose_template(task, head, backbone.module.STYLE, form, config.task.template),
+        form=form,
+        answer=config.task.answer,
+        eos=config.task.eos,
+        chat=config.task.chat,
+        side=config.data.side,
+        max_len=config.data.max_len,
+        max_target=config.data.max_target,
+        multiple=config.data.multiple,
+        batch=config.data.eval_batch,
+        share=placement.share(),
+        demos=demos_of(config, task, examples.splits),
+    )
 
 
 def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
@@ -69,17 +91,17 @@ def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
     return facts | seen_by(scorer.model.prompt) | {"identity": identity_of(scorer)}
 
 
-def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
+def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
     """Lays out a training batch as long as any."""
-    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
     return next(iter(EvalBatches(split.rows, split.labels, layout)))
 
 
-def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
+def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
     """Makes the endless stream of training batches; whole where states are kept, see `give`."""
-    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
-    layout = layout.whole() if c.cache.where else layout
-    return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
+    layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
+    layout = layout.whole() if config.cache.where else layout
+    return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
@@ -111,15 +133,15 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     return EvalBatches(split.rows, split.labels, scorer.layout)
 
 
-def build_objectives(c: Any, model: Model) -> list[Objective]:
+def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
     """Makes the terms of the loss: the head's, and the method's own."""
-    return head_of(c).objectives(c.optim.smoothing) + model.prompt.objectives()
+    return head_of(config).objectives(config.optim.smoothing) + model.prompt.objectives()
 
 
-def share_front(c: Any, scorer: Scorer) -> Scorer:
+def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
     """Has the model run once what all rows begin with, where a config asks for it."""
     # Cached states are of whole rows.
-    return with_front(scorer) if c.backbone.once and not c.cache.where else scorer
+    return with_front(scorer) if config.backbone.once and not config.cache.where else scorer
 
 
 class Prepared(NamedTuple):
@@ -130,13 +152,15 @@ class Prepared(NamedTuple):
     splits: dict[str, Split]
 
 
-def prepare_task(c: Any, placement: Placement, backbone: Backbone, rows: Any = None) -> Prepared:
+def prepare_task(
+    config: RunConfig, placement: Placement, backbone: Backbone, rows: Any = None
+) -> Prepared:
     """Prepares the task of a checked config; `rows` by split take the place of its files.
 
     No weights are read. Raises InputError for what is wrong with the data, or does not fit.
     """
-    examples = read_examples(c, given=rows)
-    scorer = scorer_from_config(c, backbone, examples, placement)
+    examples = read_examples(config, given=rows)
+    scorer = scorer_from_config(config, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
-    check_room(c, scorer, splits)
+    check_room(config, scorer, splits)
     return Prepared(examples, scorer, splits)

@@ -40,7 +40,7 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
     """
     base, found = tree.flatten({"backbone": whole.loaded.params}), dict(tensors)
     names = _need_tuned(tensors, flag)
-    if (dtype := whole.backbone.block["dtype"]) != "float32":
+    if (dtype := whole.backbone.config.dtype) != "float32":
         raise InputError(
             f"{flag}: differences are from weights in float32, and the backbone is loaded in "
             f"{dtype}; load it with dtype=float32"
@@ -141,7 +141,7 @@ def save_tuned(
     if any(map(tree.is_plane, base)):
         raise InputError(
             f"{flag} writes floats, and this run's backbone is quantized "
-            f"(backbone.quantize={whole.backbone.block['quantize']}); export without {flag}"
+            f"(backbone.quantize={whole.backbone.config.quantize}); export without {flag}"
         )
     own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}
     told = {
@@ -154,6 +154,6 @@ def save_tuned(
     opened = whole.backbone
     save_backbone(
         folder, opened.family, opened.hf, tree.unflatten(base | own)["backbone"],
-        tokenizer=opened.folder, card=told, run=run, rescale=opened.block["rescale"],
+        tokenizer=opened.folder, card=told, run=run, rescale=opened.config.rescale,
     )  # fmt: skip
     return {name: x for name, x in tensors.items() if name not in own}

@@ -18,11 +18,11 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     overrides += profile_of(args)
     need(args, "config", "workdir")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
-        result = (adapt.score if args.score else adapt.run)(c, args.workdir)
+        result = (adapt.score if args.score else adapt.run)(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

@@ -20,14 +20,14 @@ def main(argv: Sequence[str]) -> int:
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir", "output")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     # The classifier's own config: what is said of the text alone must not bind its workdir.
     classifier = load_config(args.config, own)
     from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
-        result = annotate.run(c, classifier, args.workdir, args.output)
+        result = annotate.run(config, classifier, args.workdir, args.output)
         if result is not None and is_first:
             print(json.dumps(result, ensure_ascii=False))
     return 0

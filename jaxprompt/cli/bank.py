@@ -45,7 +45,7 @@ def check_serving(args: Any) -> None:
 def open_bank(args: Any) -> Any:
     """Loads the backbone and the prompts of a command line. -> a PromptBank"""
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-    from jaxprompt.build.prompt_artifact import block_of_card, read_export
+    from jaxprompt.build.prompt_artifact import backbone_of_card, read_export
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.serving import bank
 
@@ -58,12 +58,12 @@ def open_bank(args: Any) -> Any:
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
     }
-    block = backbone_block(args)
+    config = backbone_config(args)
     keep_programs()
     placement = make_mesh(args.mesh, args.batch)
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
-    opened = open_backbone(block_of_card(first.card, block))
+    opened = open_backbone(backbone_of_card(first.card, config))
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
 
@@ -79,7 +79,7 @@ def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
     keep_programs()
     placement = make_mesh(args.mesh, args.batch)
     exported = unpack(
-        where, backbone=backbone_block(args), batch=args.batch, placement=placement,
+        where, backbone=backbone_config(args), batch=args.batch, placement=placement,
         force=args.force, **named,
     )  # fmt: skip
     return exported, placement
@@ -100,11 +100,11 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> N
             raise InputError(f"--{name}={getattr(args, name)} {why}; leave it out")
 
 
-def backbone_block(args: Any) -> dict[str, Any]:
+def backbone_config(args: Any) -> Any:
     """Makes the config block of the backbone that the flags name."""
-    from jaxprompt.config.schema import make_defaults
+    from jaxprompt.config.run import BackboneConfig
 
-    return make_defaults().backbone.to_dict() | {"path": args.backbone, "dtype": args.dtype}
+    return BackboneConfig.from_dict({"path": args.backbone, "dtype": args.dtype}, "backbone.")
 
 
 def make_mesh(mesh: str, batch: int) -> Any:

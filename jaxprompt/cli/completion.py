@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from jaxprompt import cli
 from jaxprompt.cli.options import Parser
-from jaxprompt.config.fields import Block, Field
-from jaxprompt.config.load import fields, load_config
-from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.block import declared_leaves
+from jaxprompt.config.load import load_config
+from jaxprompt.config.run import RunConfig
 
 
 class _Caught(Exception):
@@ -71,9 +71,7 @@ def parser_of(command: str) -> Parser:
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every field of a config as a flag, with the words that it may hold."""
-    for name in fields(load_config("base")):
-        field: Block | Field | None = FIELDS
-        for part in name.split("."):
-            field = field.get(part) if isinstance(field, Block) else None
-        words = field.words if isinstance(field, Field) else ()
+    declared = dict(declared_leaves(RunConfig))
+    for name in load_config("base").leaves():
+        words = declared[name].words if name in declared else ()
         parser.add_argument(f"--config.{name}", choices=words or None)

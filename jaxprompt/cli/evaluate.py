@@ -12,6 +12,7 @@ from typing import Any
 from jaxprompt.cli import bank
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.cli.unreadable import answer_encodable
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps
 
@@ -37,19 +38,19 @@ def main(argv: Sequence[str]) -> int:
         print(dumps(evaluate_exports(args, overrides)))
         return 0
     bank.refuse_flags(parser, args, bank.SERVING, "is of exports, which --prompt names")
-    c = load_run(args, overrides)
+    config = load_run(args, overrides)
     if args.majority:
-        print(dumps(majority(c, args.split, args.output)))
+        print(dumps(majority(config, args.split, args.output)))
         return 0
     with several_hosts(args) as is_first:
-        measured = evaluate(c, args.workdir, args.split, args.output, args.prefix)
+        measured = evaluate(config, args.workdir, args.split, args.output, args.prefix)
         if is_first:
             print(dumps(measured))
     return 0
 
 
 def evaluate(
-    c: Any, workdir: str | None, split: str, output: str | None = None, prefix: str = ""
+    config: RunConfig, workdir: str | None, split: str, output: str | None = None, prefix: str = ""
 ) -> dict[str, Any]:
     """Scores a split. Raises InputError where it is unknown or not there.
 
@@ -65,11 +66,11 @@ def evaluate(
     from jaxprompt.runs.restore import is_zero_shot, restore
 
     _check_split(split)
-    if not is_zero_shot(c) and workdir is None:
+    if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    place = processes.on_first(lambda: check_output(output, data_files(c)) if output else None)
-    keep_programs(settings_of(c).compilation_cache)
-    trained = restore(c, workdir, [split])
+    place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
+    keep_programs(settings_of(config).compilation_cache)
+    trained = restore(config, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
@@ -77,10 +78,10 @@ def evaluate(
     # Scored all the same, and told: the files may have been mended since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
-    scorer, part = share_front(c, trained.scorer), trained.splits[split]
+    scorer, part = share_front(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
-    records = _read(c, scorer, split, prefix) if output else []
-    judge = build_judge(c, scorer, trained.placement)
+    records = _read(config, scorer, split, prefix) if output else []
+    judge = build_judge(config, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
     if place:
         _write(place, scorer, records, part, found, prefix)
@@ -153,14 +154,14 @@ def _refuse(records: Sequence[Any]) -> None:
             raise InputError(record.error)
 
 
-def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
+def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError where it is asked for predictions."""
     from jaxprompt.runs.majority import measure_majority
 
     _check_split(split)
     if output:
         raise InputError(f"--majority gives one class to all; leave out --output={output}")
-    return measure_majority(c, split)
+    return measure_majority(config, split)
 
 
 def _check_split(split: str) -> None:
@@ -170,12 +171,12 @@ def _check_split(split: str) -> None:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
 
 
-def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
+def _read(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows that are written; none may have a column of a prediction."""
     from jaxprompt.build.examples import read_rows
     from jaxprompt.data.sources.records import Record, check_columns
 
-    found = read_rows(c, scorer.task, split)
+    found = read_rows(config, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
     check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records

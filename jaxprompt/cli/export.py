@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     if args.delta and args.tuned:
         raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
-    c = load_run(args, overrides)
+    config = load_run(args, overrides)
 
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.api.saving import load_own_backbone, save_prompt
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         from jaxprompt.api.stablehlo import check_folder
 
         check_folder(args.stablehlo)
-    scorer, tensors, card = pack_run(c, args.workdir)
+    scorer, tensors, card = pack_run(config, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
         raise InputError(
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     program = ()
     if args.stablehlo:
         prompt = Prompt(tensors, card, args.workdir)
-        backbone = load_own_backbone(prompt, settings_of(c).dtype)
+        backbone = load_own_backbone(prompt, settings_of(config).dtype)
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
     if args.delta or args.tuned:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))

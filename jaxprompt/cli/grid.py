@@ -1,18 +1,18 @@
 """Trains the runs of a config's block `runs`, and tabulates them."""
 
 import sys
-from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, tell
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 
 
-def train_grid(c: Any, workdir: str, command: str = "train") -> int:
+def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
     """Trains the runs as few programs, as a command does, and prints their table. -> exit code"""
     from jaxprompt.runs.grid import runner
 
-    grid, outcome = runner.train_grid(c, workdir, command, heard=signals.heard)
+    grid, outcome = runner.train_grid(config, workdir, command, heard=signals.heard)
     if outcome is None:
         return 0
     # All failed for one reason, which is told once, as the command's own error.

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if args.exports:
         return _compare(args)
     need(args, "workdir")
-    c = load_run(args, overrides)
+    config = load_run(args, overrides)
 
     from jaxprompt.inspection.findings import Asked, inspect
     from jaxprompt.inspection.report import list_instances, list_words, write_report
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
     need_matplotlib("inspect")
     asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples, args.instances)
-    found = inspect(c, args.workdir, asked, _say)
+    found = inspect(config, args.workdir, asked, _say)
     for remark in found.remarks:
         _say(remark)
     paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")

@@ -9,8 +9,8 @@ from typing import Any
 from jaxprompt.api.choices import known
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_block, part_of
-from jaxprompt.config.load import load_config
-from jaxprompt.config.open_blocks import OPEN, PACKAGE, names, own_notes
+from jaxprompt.config.load import read_config
+from jaxprompt.config.open_blocks import OPEN, PACKAGE, declared, names
 from jaxprompt.errors import InputError, nearest
 
 
@@ -60,11 +60,10 @@ def show_block(block: str, name: str) -> str:
     """Shows one: what it is, and its fields with their defaults."""
     part = getattr(part_of(block), name, None)
     lines = [f"{name}: {first_line(block, name)}"]
-    base = load_config("base")
     if name in names(block):
-        notes = own_notes(block, name)
-        made = make_block(block, name, base)
-        rows = [(f"{block}.{f} = {made[f]!r}", notes.get(f, "")) for f in made if f != "name"]
+        made = make_block(block, name, read_config("base"))
+        fields = declared(block, name).items()
+        rows = [(f"{block}.{part} = {made[part]!r}", field.note) for part, field in fields]
         lines += ["", columns(rows)] if rows else []
         how = f"--config.{block}.name={name}"
     else:

@@ -9,11 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from ml_collections import ConfigDict
-
 from jaxprompt import signals
 from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device, parse_devices
@@ -42,14 +41,14 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f'--compiler={args.compiler} needs --devices, as in --devices="8x v5e"')
     if args.limit < 1:
         raise InputError(f"--limit={args.limit} must be at least 1")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     if max(count, args.limit) > MOST:
         raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
     if args.compiler:
         from jaxprompt.planning import compilers
 
         compilers.check(args.compiler, device)
-    given = c, count or settings_of(c).devices, device, args.limit, args.compiler
+    given = config, count or settings_of(config).devices, device, args.limit, args.compiler
     found = (
         in_child_process(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
     )
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_plans(
-    c: ConfigDict, count: int, device: Device | None, limit: int, compiler: str | None
+    config: RunConfig, count: int, device: Device | None, limit: int, compiler: str | None
 ) -> dict[str, Any]:
     """Plans a run for `count` devices, and for fewer up to `limit`. -> what is printed"""
     simulate(max(count, limit if device else 1))
@@ -73,7 +72,7 @@ def find_plans(
     from jaxprompt.planning.report import describe
     from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
 
-    run = open_run(c, device)
+    run = open_run(config, device)
     plans = {"as configured": plan_as_configured(run, device, count)}
     if device is not None:
         best = fastest(run, device, count)

@@ -22,14 +22,16 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     overrides += profile_of(args)
     need(args, "config", "workdir")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     from jaxprompt.runs import pretrain  # only here, so that a bad flag is answered at once
     from jaxprompt.runs.grid.expand import is_grid
 
     with several_hosts(args) as is_first:
-        if is_grid(c):
-            return train_grid(c, args.workdir, "train" if pretrain.has_topics(c) else "pretrain")
-        result = pretrain.run(c, args.workdir)
+        if is_grid(config):
+            return train_grid(
+                config, args.workdir, "train" if pretrain.has_topics(config) else "pretrain"
+            )
+        result = pretrain.run(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

@@ -1,17 +1,18 @@
 """Lists the fields of a config, for --help and as docs/config.md.
 
-What they hold is declared in jaxprompt/config/schema.py, and for a method or a head in its file.
+What they hold is declared in jaxprompt/config/run.py, and for a method or a head in its file.
 """
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.blocks import make_block
-from jaxprompt.config.fields import Block, Field
 from jaxprompt.config.files import load_module, shipped
-from jaxprompt.config.open_blocks import names, own_notes
-from jaxprompt.config.schema import FIELDS, OPEN
+from jaxprompt.config.kinds import Field
+from jaxprompt.config.open_blocks import OPEN, declared, names
+from jaxprompt.config.run import RunConfig
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip
@@ -70,26 +71,20 @@ def describe(field: Field) -> str:
 
 
 def _sections() -> Iterator[tuple[str, list[Line]]]:
-    yield "", [_line(n, field) for n, field in FIELDS.items() if not isinstance(field, Block)]
-    for name, held in FIELDS.items():
-        if isinstance(held, Block):
-            yield f"{name}: {held.note}", list(_block(f"{name}.", held))
+    own = RunConfig.declared()
+    yield "", [_line(n, field) for n, field in own.items() if isinstance(field, Field)]
+    for name, block in own.items():
+        if isinstance(block, type):
+            lines = [_line(*leaf) for leaf in declared_leaves(block, f"{name}.")]
+            yield f"{name}: {block.note()}", lines
     base = load_module(str(shipped()["base"])).get_config()
     for block in OPEN:
         for name in (name for name in names(block) if name != _CONSTANTS):
-            made, notes = make_block(block, name, base), own_notes(block, name)
+            values = make_block(block, name, base)
             yield f"{block}, with {block}.name={name}", [
-                Line(f"{block}.{field}", _shown(value), _KINDS[type(value)], notes.get(field, ""))
-                for field, value in made.items() if field != "name"
+                Line(f"{block}.{part}", _shown(values[part]), _KINDS[field.kind], field.note)
+                for part, field in declared(block, name).items()
             ]  # fmt: skip
-
-
-def _block(prefix: str, held: Block) -> Iterator[Line]:
-    for name, field in held.items():
-        if isinstance(field, Block):
-            yield from _block(f"{prefix}{name}.", field)
-        else:
-            yield _line(prefix + name, field)
 
 
 def _line(name: str, field: Field) -> Line:

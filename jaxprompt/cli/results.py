@@ -175,11 +175,16 @@ def read(workdir: Path) -> dict[str, Any]:
     from jaxprompt.training.run_folder import read_result
 
     result = read_result(workdir)
-    c = read_json(workdir / _CONFIG, "the folder of a run")
+    config = read_json(workdir / _CONFIG, "the folder of a run")
     try:
-        fold = {"fold": c["data"]["fold"]} if c["data"]["protocol"] == "kfold" else {}
-        only = {"only": c["data"]["only"]} if c["data"].get("only") else {}
-        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]} | fold | only
+        fold = {"fold": config["data"]["fold"]} if config["data"]["protocol"] == "kfold" else {}
+        only = {"only": config["data"]["only"]} if config["data"].get("only") else {}
+        return (
+            result
+            | {"lr": config["optim"]["lr"], "data_seed": config["data"]["seed"]}
+            | fold
+            | only
+        )
     except (KeyError, TypeError) as error:
         raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
 

@@ -79,9 +79,9 @@ def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) 
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            c = load(run, overrides)
-            take_size(c)
-            run_folder.check_workdir(run.workdir, c.to_dict(), FREE)
+            config = load(run, overrides)
+            take_size(config)
+            run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
 def execute(
@@ -105,9 +105,9 @@ def execute(
     keep_programs(programs_folder(loaded[0]))
     # Taken out of the configs, so that runs are grouped and recorded without it.
     size = max(map(take_size, loaded), default=0)
-    for run, c in zip(runs, loaded, strict=True):
+    for run, config in zip(runs, loaded, strict=True):
         try:
-            check_config(c)
+            check_config(config)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
     together, single = divide(runs, loaded)
@@ -131,11 +131,11 @@ def execute(
     # Finished runs are not trained again, and still must be of this config and data.
     failed |= runner.verify([run for run in over if run.name not in failed], workdir)
     finished = {run.name for run in over}
-    for run, c in single:
+    for run, config in single:
         if run.workdir.name not in finished:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
-                if tune.run(c, str(run.workdir)) is None:
+                if tune.run(config, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
@@ -149,10 +149,10 @@ def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     from jaxprompt.runs.grid.expand import is_grid
 
     # As one command has them, which the sweep prints.
-    c = load_config(run.config, [*overrides, *run.changes.items()])
-    if is_grid(c):
+    config = load_config(run.config, [*overrides, *run.changes.items()])
+    if is_grid(config):
         raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
-    return c
+    return config
 
 
 def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

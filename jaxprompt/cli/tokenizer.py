@@ -18,13 +18,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cased", action="store_true", help="bert, electra: keep upper case")
     args, overrides = parser.read(argv)
     need(args, "config", "family", "output")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.build.check import check_config
     from jaxprompt.build.corpus import learn_tokenizer
 
-    check_config(c)
-    tokenizer = learn_tokenizer(c, args.family, args.output, args.size, lowercase=not args.cased)
+    check_config(config)
+    tokenizer = learn_tokenizer(
+        config, args.family, args.output, args.size, lowercase=not args.cased
+    )
     print(
         escape(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens"),
         file=sys.stderr,

@@ -16,16 +16,16 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     overrides += profile_of(args)
     need(args, "config", "workdir")
-    c = load_config(args.config, overrides)
+    config = load_config(args.config, overrides)
     from jaxprompt.runs import multitask as shared_tuning  # here: a bad flag is answered at once
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid.expand import is_grid
 
     with several_hosts(args) as is_first:
-        is_shared = shared_tuning.is_shared(c)
-        if is_grid(c) and not is_shared:
-            return train_grid(c, args.workdir)
-        result = (shared_tuning if is_shared else tune).run(c, args.workdir)
+        is_shared = shared_tuning.is_shared(config)
+        if is_grid(config) and not is_shared:
+            return train_grid(config, args.workdir)
+        result = (shared_tuning if is_shared else tune).run(config, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

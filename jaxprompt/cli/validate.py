@@ -13,15 +13,15 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(__name__, __doc__, fields=True, workdir=UNREAD)
     args, overrides = parser.read(argv)
     need(args, "config")
-    c = load_config(args.config, overrides)
-    if settings_of(c).pretrains:
+    config = load_config(args.config, overrides)
+    if settings_of(config).pretrains:
         raise InputError(
             "validate is for tuning, and ppt.task pre-trains a prompt; `plan` checks such a config "
             "without its corpus"
         )
     from jaxprompt.runs.validate import validate
 
-    for line in validate(c):
+    for line in validate(config):
         print(escape(line))
     print("the config is valid")
     return 0

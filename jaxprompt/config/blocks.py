@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxprompt.config import open_blocks
 from jaxprompt.config.files import load_module, shipped_root
-from jaxprompt.config.open_blocks import names, own_fields
+from jaxprompt.config.open_blocks import declared, names
 from jaxprompt.errors import InputError, nearest
 
 # The part of a config that fills a block, and what the block names.
@@ -55,7 +55,7 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
 
     block, _, last = field.rpartition(".")
     if block in _OPEN:
-        owners = [name for name in names(block) if last in own_fields(block, name)]
+        owners = [name for name in names(block) if last in declared(block, name)]
         if owners:
             name, held = config[block].get("name"), config[block]
             own = ", ".join(sorted(held)) if len(held) > 1 else "no field but name"

@@ -1,7 +1,10 @@
-"""Loads a config and sets its fields from text. Imports nothing heavy."""
+"""Reads a config of files, flags and JSON, and turns it into a `RunConfig`.
+
+ml_collections is what users have: a `ConfigDict` that a file makes and flags change. Everything
+else takes the `RunConfig`, or a block of it.
+"""
 
 import ast
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +12,11 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from jaxprompt.config import kinds
+from jaxprompt.config.block import Block
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call, load_module
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
@@ -18,8 +24,53 @@ from jaxprompt.files import read_json, user_path
 _TOTALS = ("train.total_steps", "train.total_epochs", "train.total_examples")
 
 
-def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
-    """Loads a config and applies overrides. The result is locked.
+def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> RunConfig:
+    """Loads a config and applies overrides.
+
+    Raises InputError for an unreadable file, an unknown field or a value that it cannot have.
+    """
+    return to_run(read_config(path, overrides))
+
+
+def to_run(config: ConfigDict) -> RunConfig:
+    """Makes the typed config. Raises InputError for a field that is unknown or out of its range."""
+    return RunConfig.from_dict(config.to_dict())
+
+
+def to_config_dict(config: RunConfig) -> ConfigDict:
+    """Makes a `ConfigDict` of a typed config, whose fields can be set."""
+    values = _from_json(config.to_dict())
+    values.lock()
+    return values
+
+
+def make_defaults() -> ConfigDict:
+    """Makes a config of all fields at their defaults; the open blocks are missing."""
+    return _defaults(RunConfig)
+
+
+def _defaults(block: type[Block]) -> ConfigDict:
+    values = ConfigDict()
+    for name, declared in block.declared().items():
+        if isinstance(declared, kinds.Field):
+            default = declared.default
+            values[name] = placeholder(declared.kind) if default is None else default
+        elif not isinstance(declared, kinds.Open):
+            values[name] = _defaults(declared)
+    return values
+
+
+def _complete(config: ConfigDict, defaults: ConfigDict) -> None:
+    """Adds the fields that a config lacks, as one of an earlier version does."""
+    for name, value in defaults.items():
+        if name not in config:
+            config[name] = value
+        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+            _complete(config[name], value)
+
+
+def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """Reads a config and applies overrides. The result is locked.
 
     Raises InputError for an unreadable file, an unknown field or a value of another type.
     """
@@ -32,6 +83,8 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
         raise InputError(
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
         )
+    with config.unlocked():
+        _complete(config, make_defaults())
     config.lock()
     apply(config, overrides)
     return config
@@ -144,11 +197,6 @@ def _from_json(value: Any) -> Any:
             if not key.isidentifier() or hasattr(ConfigDict, key):
                 raise InputError(f"unknown config field {brief(key)}; train --help lists them all")
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return tuple(_from_json(part) for part in value)
     return placeholder(float) if value is None else value
-
-
-def resolved(config: ConfigDict) -> dict[str, Any]:
-    """Returns the config as plain JSON values."""
-    return json.loads(json.dumps(config.to_dict()))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.class_list import (
     ClassList,
@@ -55,16 +56,22 @@ class Head(Kind):
     LISTS_CLASSES: ClassVar[bool] = True
     READ_WITH: ClassVar[Mapping[str, str]] = {"order=random": "order_seed"}
 
-    score: str = "original"  # a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)
-    loss: str = "sum"  # over the classes of an example: sum (eq. 3) | mean
-    bias: bool = False  # a trained number per class is added to its logit
-    copies: bool = False  # classes are written by rows that the method trains (prompt.name=dpt)
-    separator: str = ", "  # between two classes
-    order: str = "task"  # of the classes: task = as in task.labels | random
-    order_seed: int = 0  # random: what it is drawn by
-    listed: tuple = ()  # labels in the order of the list; () = by `order`
-    group: int = 0  # classes that one input lists, at most; 0 = all
-    hierarchy: tuple = ()  # parents of each class, "top/below", in the order of task.labels
+    score: str = kinds.option(
+        "original", "a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)"
+    )
+    loss: str = kinds.option("sum", "over the classes of an example: sum (eq. 3) | mean")
+    bias: bool = kinds.option(False, "a trained number per class is added to its logit")
+    copies: bool = kinds.option(
+        False, "classes are written by rows that the method trains (prompt.name=dpt)"
+    )
+    separator: str = kinds.option(", ", "between two classes")
+    order: str = kinds.option("task", "of the classes: task = as in task.labels | random")
+    order_seed: int = kinds.option(0, "random: what it is drawn by")
+    listed: tuple = kinds.option((), "labels in the order of the list; () = by `order`")
+    group: int = kinds.option(0, "classes that one input lists, at most; 0 = all")
+    hierarchy: tuple = kinds.option(
+        (), 'parents of each class, "top/below", in the order of task.labels'
+    )
 
     def check(self) -> None:
         """Raises InputError for what is unknown or out of range."""

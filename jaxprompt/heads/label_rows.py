@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.target import (
@@ -36,7 +37,9 @@ from jaxprompt.types import Batch, Objective
 class Head(ByWords):
     """Classes by the rows that the method trains for them; they start from the label words."""
 
-    scores: str = "restricted"  # restricted to the label rows | full: the vocabulary besides
+    scores: str = kinds.option(
+        "restricted", "restricted to the label rows | full: the vocabulary besides"
+    )
 
     def check(self) -> None:
         """Raises InputError for an unknown word."""

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.specials import FED
 from jaxprompt.errors import InputError, check_share, choose, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -21,8 +22,10 @@ POOLERS = ("checkpoint", "trained", "cls", "mean")
 class Head(Kind):
     """Classes, or the choices of an example, by a linear layer."""
 
-    pooler: str = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls
-    dropout: float = 0.1  # before the linear layer
+    pooler: str = kinds.option(
+        "auto", "checkpoint | trained | cls | mean; auto = checkpoint, else cls"
+    )
+    dropout: float = kinds.option(0.1, "before the linear layer")
 
     def check(self) -> None:
         """Raises InputError for an unknown pooler or no share."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.windows import USUAL, Window
@@ -60,15 +61,29 @@ class Head(InText):
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
     READ_WITH: ClassVar[Mapping[str, str]] = {"single=False": "drop_substrings"}
 
-    layer: str = "discriminator"  # what judges: the checkpoint's head | linear: a new layer
-    score: str = "original"  # s = 1 - sigmoid of the layer's logit; replaced: sigmoid
-    loss: str = "mean"  # over the tokens of a window: mean | sum
-    threshold: float = 0.6  # a token is of the answer where 1 - s is below it (appendix A)
-    tune: bool = False  # the threshold is that of the best metric on dev; it is exported
-    single: bool = False  # answers are alternatives of one span each (SQuAD), not one answer
-    drop_substrings: bool = False  # an answer whose text is part of another's is left out
-    no_answer: bool = False  # a question may have none; else the likeliest word is one at least
-    stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
+    layer: str = kinds.option(
+        "discriminator", "what judges: the checkpoint's head | linear: a new layer"
+    )
+    score: str = kinds.option("original", "s = 1 - sigmoid of the layer's logit; replaced: sigmoid")
+    loss: str = kinds.option("mean", "over the tokens of a window: mean | sum")
+    threshold: float = kinds.option(
+        0.6, "a token is of the answer where 1 - s is below it (appendix A)"
+    )
+    tune: bool = kinds.option(
+        False, "the threshold is that of the best metric on dev; it is exported"
+    )
+    single: bool = kinds.option(
+        False, "answers are alternatives of one span each (SQuAD), not one answer"
+    )
+    drop_substrings: bool = kinds.option(
+        False, "an answer whose text is part of another's is left out"
+    )
+    no_answer: bool = kinds.option(
+        False, "a question may have none; else the likeliest word is one at least"
+    )
+    stride: int = kinds.option(
+        -1, "tokens that windows of a long text share; -1 = 128; at most half of one"
+    )
 
     def check(self) -> None:
         """Raises InputError for what is unknown or out of range."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
@@ -142,12 +143,20 @@ class Head(InText):
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
     READ_WITH: ClassVar[Mapping[str, str]] = {"no_answer": "threshold"}
 
-    stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
-    max_answer: int = 30  # tokens of an answer
-    n_best: int = 20  # starts, and ends, of a window that are looked at
-    no_answer: bool = False  # a question may have none (SQuAD 2.0); else the best span is taken
-    threshold: float = 0.0  # no_answer: by how much its score must be over that of the best span
-    tune: bool = False  # no_answer: the threshold is that of the best metric on dev; it is exported
+    stride: int = kinds.option(
+        -1, "tokens that windows of a long text share; -1 = 128; at most half of one"
+    )
+    max_answer: int = kinds.option(30, "tokens of an answer")
+    n_best: int = kinds.option(20, "starts, and ends, of a window that are looked at")
+    no_answer: bool = kinds.option(
+        False, "a question may have none (SQuAD 2.0); else the best span is taken"
+    )
+    threshold: float = kinds.option(
+        0.0, "no_answer: by how much its score must be over that of the best span"
+    )
+    tune: bool = kinds.option(
+        False, "no_answer: the threshold is that of the best metric on dev; it is exported"
+    )
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""

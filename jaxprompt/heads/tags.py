@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.readers.tagging import word_spans
 from jaxprompt.data.tasks.tags import NO_SCHEME, lenient_entities
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
@@ -60,9 +61,13 @@ class Head(Kind):
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("decode",)
 
-    dropout: float = 0.1  # before the linear layer
-    stride: int = -1  # tokens that windows of a long text share; -1 = 32; at most half of one
-    decode: str = "argmax"  # the best tag of each word; viterbi: the best that IOB2 allows
+    dropout: float = kinds.option(0.1, "before the linear layer")
+    stride: int = kinds.option(
+        -1, "tokens that windows of a long text share; -1 = 32; at most half of one"
+    )
+    decode: str = kinds.option(
+        "argmax", "the best tag of each word; viterbi: the best that IOB2 allows"
+    )
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.specials import FED
@@ -76,9 +77,11 @@ class ByWords(Kind):
 class Head(ByWords):
     """Classes, or the choices of an example by their names, by what stands at [mask]."""
 
-    scores: str = "restricted"  # restricted to the label words | full vocabulary
-    pieces: str = "mean"  # mean | sum over the subwords of a label word
-    span: str = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
+    scores: str = kinds.option("restricted", "restricted to the label words | full vocabulary")
+    pieces: str = kinds.option("mean", "mean | sum over the subwords of a label word")
+    span: str = kinds.option(
+        "label", "T5, GPT-2: loss on the label's tokens | the whole target's, full scores"
+    )
 
     def check(self) -> None:
         """Raises InputError for an unknown word."""

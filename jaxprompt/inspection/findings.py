@@ -14,6 +14,7 @@ from jaxprompt.build.evaluation import build_judge
 from jaxprompt.build.examples import SPLITS
 from jaxprompt.build.method import starts_of
 from jaxprompt.build.task import eval_batches
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.task import KINDS
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
@@ -102,7 +103,7 @@ class Findings:
         return dumps(found | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
 
 
-def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> Findings:
+def inspect(config: RunConfig, workdir: str, asked: Asked, tell: Callable[[str], None]) -> Findings:
     """Looks at a run of a config with its best numbers, and at its states over training.
 
     `tell` is told what is computed. Raises InputError for a workdir without a run or without a
@@ -112,15 +113,15 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     at_least("--top", asked.top, 1)
     at_least("--examples", asked.examples, 4)
     at_least("--instances", asked.instances, 0)
-    trained = _restore(c, workdir, asked.split)
+    trained = _restore(config, workdir, asked.split)
     scorer, split = trained.scorer, trained.splits[asked.split]
-    first, unknown = starting_numbers(c, trained)
+    first, unknown = starting_numbers(config, trained)
     best = trained.best.get("step", START)
     steps = [] if first is None else [START]
     if trained.weights.trainable:
         steps += Checkpoints(workdir).steps()
     pictured = _choose_steps(asked.steps, steps, best, workdir)
-    found = Findings(_about(c, trained, asked.split), best)
+    found = Findings(_about(config, trained, asked.split), best)
     found.remarks += trained.others
     if first is None:
         found.remarks.append(f"the numbers before the first step are not known: {unknown}")
@@ -155,7 +156,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
             trained, part, np.where(there, labels, -1), names, **given
         )  # fmt: skip
     tell(f"answers to {single.size} examples of {asked.split}")
-    _find_confusion(found, c, trained, split)
+    _find_confusion(found, config, trained, split)
     tell("attention on the prompt")
     _find_attention(found, trained, part, whole)
     return found
@@ -165,13 +166,13 @@ def _has_soft_tokens(prompt: Any) -> bool:
     return bool(prompt.num_slots()) and not prompt.components()
 
 
-def _restore(c: Any, workdir: str, split: str) -> Any:
+def _restore(config: RunConfig, workdir: str, split: str) -> Any:
     """Restores a run; with the training examples where its prompt started from them."""
     trained = None
-    if "task" in starts_of(c):
+    if "task" in starts_of(config):
         with contextlib.suppress(InputError):  # they need not be there any more
-            trained = restore(c, workdir, [split, "train"])
-    trained = trained or restore(c, workdir, [split])
+            trained = restore(config, workdir, [split, "train"])
+    trained = trained or restore(config, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
@@ -200,14 +201,14 @@ def _choose_steps(
     return tuple(sorted(chosen))
 
 
-def _about(c: Any, trained: Any, split: str) -> dict[str, str]:
+def _about(config: RunConfig, trained: Any, split: str) -> dict[str, str]:
     task, own = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
         "template": trained.scorer.template,
-        "method": c.prompt.name,
-        "head": c.head.name,
-        "backbone": f"{c.backbone.path} ({trained.family})",
+        "method": config.prompt.name,
+        "head": config.head.name,
+        "backbone": f"{config.backbone.path} ({trained.family})",
         "trained numbers": f"{tree.count(own):,}",
         "looked at": f"{split}, {trained.splits[split].size} examples",
     }
@@ -314,7 +315,7 @@ def _classes_of_rows(scorer: Any, part: Split) -> tuple[tuple[str, ...], np.ndar
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None:
+def _find_confusion(found: Findings, config: RunConfig, trained: Any, split: Split) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -325,7 +326,7 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
     if not names:
         found.notes["confusion"] = "The classes are choices of each example's own, without names."
         return
-    judge = build_judge(c, scorer, trained.placement)
+    judge = build_judge(config, scorer, trained.placement)
     weights = trained.weights
     try:
         measured, scores = judge(split, weights.trainable, weights.frozen)

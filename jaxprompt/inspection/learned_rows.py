@@ -12,6 +12,7 @@ from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.initial_params import count_tokens, start
 from jaxprompt.build.method import starts_of
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
@@ -42,7 +43,7 @@ class LearnedRow(NamedTuple):
     cosine: float | None  # with its start
 
 
-def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
+def starting_numbers(config: RunConfig, trained: Any) -> tuple[tree.Flat | None, str]:
     """Makes the numbers that a run started from once more. -> them, or None and why not
 
     They are those of its first step: drawn from its seed, or read from where prompt.init or
@@ -52,7 +53,7 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
     scorer, weights = trained.scorer, trained.weights
     if not weights.trainable:
         return {}, ""
-    texts = [start for start in starts_of(c) if start in FROM_TEXT]
+    texts = [start for start in starts_of(config) if start in FROM_TEXT]
     if texts and "train" not in trained.splits:
         return None, f"prompt.start={texts[0]} needs its text, which is not read here"
     # Other examples may mean other starting words.
@@ -61,11 +62,11 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
     try:
         if tuned:
-            _, loaded = load_weights(open_backbone(c.backbone.to_dict()), trained.placement)
+            _, loaded = load_weights(open_backbone(config.backbone.to_dict()), trained.placement)
         else:
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
-        counts = count_tokens(c, trained.splits.get("train"), _no_corpus)
-        return start(c, scorer, loaded, counts, trained.placement).trainable, ""
+        counts = count_tokens(config, trained.splits.get("train"), _no_corpus)
+        return start(config, scorer, loaded, counts, trained.placement).trainable, ""
     except InputError as error:  # an export or a file that is not there any more
         return None, str(error)
 

@@ -55,7 +55,7 @@ def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Examp
 class Backbone(NamedTuple):
     """A pre-trained model on disk, its shape read and its weights not yet."""
 
-    block: Mapping[str, Any]  # the config block it came from
+    config: BackboneConfig
     folder: Path
     family: str
     hf: dict[str, Any]

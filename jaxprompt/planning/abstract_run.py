@@ -15,7 +15,7 @@ from jaxprompt.build.examples import Examples, in_form, read_task
 from jaxprompt.build.method import head_of
 from jaxprompt.build.scorer import check_fit
 from jaxprompt.build.task import build_objectives, scorer_from_config, share_front
-from jaxprompt.config.settings import Settings, settings_of
+from jaxprompt.config.run import BackboneConfig, GenerateConfig, RunConfig
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.data.tasks.readers.reading import with_labels
 from jaxprompt.data.tasks.tags import labels_of
@@ -48,8 +48,7 @@ _MASKS = 100
 class AbstractRun:
     """A config's run without numbers."""
 
-    config: Any
-    settings: Settings
+    config: RunConfig
     backbone: Backbone
     scorer: Scorer
     model: Model  # what trains
@@ -88,61 +87,74 @@ class OnePiece:
         return 3
 
 
-def open_run(c: Any, device: Device | None = None) -> AbstractRun:
+def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
     """Builds the run of a config. Raises InputError where training would, but for rows and files.
 
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
-    check_config(c)
-    if c.objective.name:
+    check_config(config)
+    if config.objective.name:
         raise InputError(
-            f"objective.name={c.objective.name} pre-trains a backbone, which plan does not weigh; "
-            "launch/small_*.sh try what fits, or give a config of train or pretrain"
+            f"objective.name={config.objective.name} pre-trains a backbone, which plan does not "
+            "weigh; launch/small_*.sh try what fits, or give a config of train or pretrain"
         )
-    if c.shared.tasks:
+    if config.shared.tasks:
         raise InputError(
             "shared.tasks is not planned; empty it, and plan the task of the longest texts with "
             "its own fields, which takes the most"
         )
-    if c.ppt.task:
-        ppt.check_learner(c)
-    backbone, notes = find_backbone(c.backbone.to_dict())
-    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
-    if device is not None and has_kernel(backbone.module, device, c.data.max_len):
+    if config.ppt.task:
+        ppt.check_learner(config)
+    backbone, notes = find_backbone(config.backbone)
+    check_fit(
+        backbone,
+        prompt=config.prompt.to_dict(),
+        head=config.head.to_dict(),
+        max_len=config.data.max_len,
+    )
+    if device is not None and has_kernel(backbone.module, device, config.data.max_len):
         backbone = with_attention(backbone, "fused")
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
     if not has_file and not is_gguf(backbone.folder):
-        backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
-        if head_of(c).READS_WORDS:
+        backbone = backbone._replace(tokenizer=OnePiece(config.backbone.sentinel))
+        if head_of(config).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)
-    if c.mesh.slices > 1:
-        c.mesh.slices = 1  # simulated devices are one slice
+    if config.mesh.slices > 1:
+        config.mesh.slices = 1  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
     for name in COUNTS:
-        c.demos[name] = 0  # every row is as long as it may be without them
-    if c.ppt.task:
-        scorer, more = ppt.make_scorer(c, backbone, alone), ()
-        example = Example(dict.fromkeys(scorer.task.fields, _text(c)))
-        model, objectives = ppt.make_objectives(c, scorer.model)
+        config.demos[name] = 0  # every row is as long as it may be without them
+    if config.ppt.task:
+        scorer, more = ppt.make_scorer(config, backbone, alone), ()
+        example = Example(dict.fromkeys(scorer.task.fields, _text(config)))
+        model, objectives = ppt.make_objectives(config, scorer.model)
     else:
-        task, example, more = _longest(c)
+        task, example, more = _longest(config)
         examples = Examples(task, max(1, len(example.choices)), {"train": [example]})
-        scorer = scorer_from_config(c, backbone, examples, alone)
-        scorer = share_front(c, scorer)
-        model, objectives = scorer.model, build_objectives(c, scorer.model)
+        scorer = scorer_from_config(config, backbone, examples, alone)
+        scorer = share_front(config, scorer)
+        model, objectives = scorer.model, build_objectives(config, scorer.model)
     widens = device is not None and not device.bfloat16
-    if widens and c.backbone.dtype == "bfloat16":
+    if widens and config.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
     batches = (
-        _lay(scorer, example, c.data.batch, targets=True),
-        _lay(scorer, example, c.data.eval_batch, targets=False),
+        _lay(scorer, example, config.data.batch, targets=True),
+        _lay(scorer, example, config.data.eval_batch, targets=False),
     )
     return AbstractRun(
-        c, settings_of(c), backbone, scorer, model, objectives, *batches, c.generate.to_dict(),
-        device is None or copies_layers(device.platform), widens, notes + more,
-    )  # fmt: skip
+        config,
+        backbone,
+        scorer,
+        model,
+        objectives,
+        *batches,
+        config.generate.to_dict(),
+        device is None or copies_layers(device.platform),
+        widens,
+        notes + more,
+    )
 
 
 def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:
@@ -151,24 +163,24 @@ def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch
     return scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
 
 
-def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
+def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
     """Opens a backbone that is on this machine, else takes the published shape of its hub id."""
-    name = block["path"]
+    name = config.path
     known = published().get(name)
     # What is here goes before what was published: its config may differ.
-    if known is None or os.path.isdir(name) or _is_cached(name, block["revision"] or None):
+    if known is None or os.path.isdir(name) or _is_cached(name, config.revision or None):
         try:
-            return open_backbone(block), (f"backbone {name}, as it is on this machine",)
+            return open_backbone(config), (f"backbone {name}, as it is on this machine",)
         except InputError as error:
             if "pkg:" in name or os.path.exists(name) or not name:
                 raise
             why = str(error).rstrip(".")
-            if is_hub_id(name) and not _is_cached(name, block["revision"] or None):
+            if is_hub_id(name) and not _is_cached(name, config.revision or None):
                 why = f"backbone {name} is not on this machine, and a plan downloads nothing"
             raise InputError(
                 f"{why}; without files the published shapes are known, {nearest(name, published())}"
             ) from error
-    backbone = shape_backbone(block, Path(name), known.hf, known.heads)
+    backbone = shape_backbone(config, Path(name), known.hf, known.heads)
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
@@ -181,10 +193,10 @@ def has_kernel(module: Any, device: Device, length: int) -> bool:
 
 def may_fuse(run: AbstractRun, device: Device) -> bool:
     """Tells whether a device has a kernel for attention that it takes on request alone."""
-    c, module = run.config, run.backbone.module
-    if c.backbone.attention != "auto" or has_kernel(module, device, c.data.max_len):
+    config, module = run.config, run.backbone.module
+    if config.backbone.attention != "auto" or has_kernel(module, device, config.data.max_len):
         return False
-    return has_kernel(with_attention(run.backbone, "fused").module, device, c.data.max_len)
+    return has_kernel(with_attention(run.backbone, "fused").module, device, config.data.max_len)
 
 
 def with_attention(backbone: Backbone, kernel: str) -> Backbone:
@@ -201,18 +213,18 @@ def _is_cached(name: str, revision: str | None) -> bool:
     return any(isinstance(path, str) for path in found)
 
 
-def _text(c: Any) -> str:
-    return "a " * c.data.max_len
+def _text(config: RunConfig) -> str:
+    return "a " * config.data.max_len
 
 
-def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
+def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
-    task, notes, choices = read_task(c.task), (), ()
-    text = _text(c)
+    task, notes, choices = read_task(config.task), (), ()
+    text = _text(config)
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
-    if (made := head_of(c).made_up(task, text, c.data.max_target)) is not None:
+    if (made := head_of(config).made_up(task, text, config.data.max_target)) is not None:
         return task, made, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES
@@ -224,8 +236,8 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
         task = dataclasses.replace(task, positive="")
         task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
         notes += ("2 classes are assumed; task.labels names them",)
-    task = in_form(c, task)
-    layouts = (c.task.template, task.template, task.causal, task.text, task.plain)
+    task = in_form(config, task)
+    layouts = (config.task.template, task.template, task.causal, task.text, task.plain)
     parts = [part for layout in layouts for part in parse(layout).parts]
     whole = {part.text for part in parts if "whole" in part.modifiers}
     made = task.example(text, task.options or choices)

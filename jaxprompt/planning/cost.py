@@ -135,7 +135,7 @@ def make_evaluation(
 
 def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
-    asked = attention or (run.settings.attention if as_it_runs else cfg.attention)
+    asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
     cfg = dataclasses.replace(cfg, attention=asked)
     if not as_it_runs and cfg.dtype == jnp.bfloat16 and not run.widens:
         cfg = dataclasses.replace(cfg, dtype=jnp.float16)
@@ -156,7 +156,7 @@ def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, 
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
     def draw(key):
-        shapes = backbone_shapes(module, run.backbone.block["quantize"])
+        shapes = backbone_shapes(module, run.backbone.config.quantize)
         backbone = {
             name: jnp.zeros(leaf.shape, leaf.dtype if tree.is_plane(name) else module.cfg.dtype)
             for name, leaf in shapes.items()

@@ -10,7 +10,7 @@ from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Turns plans into plain values."""
-    dtype, sizes = run.settings.dtype, plans["as configured"].cost.sizes
+    dtype, sizes = run.config.backbone.dtype, plans["as configured"].cost.sizes
     rows, length = run.batch.encoder.ids.shape
     device = plans["as configured"].device
     heads = getattr(run.backbone.module.cfg, "key_heads", 0)
@@ -18,7 +18,7 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
         "batch": {
-            "rows": rows, "length": length, "dtype": dtype, "evaluated": run.settings.eval_batch,
+            "rows": rows, "length": length, "dtype": dtype, "evaluated": run.config.data.eval_batch,
         },
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,

@@ -114,7 +114,7 @@ def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> P
     Raises InputError where batch or model do not divide over it.
     """
     placement = build_placement(run.config, jax.devices()[:count])
-    return _weigh_evaluation(run, _plan(run, device, placement, run.settings.remat))
+    return _weigh_evaluation(run, _plan(run, device, placement, run.config.backbone.remat))
 
 
 def _weigh_evaluation(run: AbstractRun, plan: Plan) -> Plan:
@@ -165,7 +165,7 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
             full = fitting("full", places)
             # Tried only where the least memory is enough.
             found = fitting("dots", full) or full
-    step = lambda plan: plan.time(run.settings.dtype).step
+    step = lambda plan: plan.time(run.config.backbone.dtype).step
     # An evaluation takes less than a step as a rule, and is weighed where it decides.
     plans = (_weigh_evaluation(run, plan) for plan in sorted(found.values(), key=step))
     return next((plan for plan in plans if plan.fits), None)

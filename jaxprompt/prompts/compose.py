@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.errors import InputError
 from jaxprompt.layers.side_by_side import Rows, check_alike, join, renumber
 from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, Take, make_parts
@@ -22,7 +23,9 @@ class Prompt(Method):
     PLAIN = "init= of each of prompt.parts"
 
     asks: Asks = Asks()
-    parts: str = "prefix(length=10)+soft(length=10)"  # methods with their fields, + between them
+    parts: str = kinds.option(
+        "prefix(length=10)+soft(length=10)", "methods with their fields, + between them"
+    )
 
     def check(self) -> None:
         """Raises InputError where the parts do not go together."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.tokenizer import unused_ids
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
@@ -26,14 +27,20 @@ class Prompt(Method):
 
     READ_WITH = {"fluency": "hide", "start=words": "text"}
     asks: Asks = Asks()
-    length: int = 3  # rows of the template, one per subword of `text`
-    text: str = ""  # words of the template that they start from; "" = N(0, 0.02^2)
-    start: str = "words"  # words | unused: BERT's [unused1], ... for all rows, in place of `text`
-    labels: bool = True  # label rows are trained; False = label words stay words
-    each: str = "class"  # a label row for each class | word of a class
-    pieces: str = "mean"  # a label row starts from the mean of its subwords | from the first
-    fluency: float = 0.0  # weight of the fluency objective; 0 = none
-    hide: float = 0.1  # fluency: share of the text's tokens that is hidden; 0 = one token
+    length: int = kinds.option(3, "rows of the template, one per subword of `text`")
+    text: str = kinds.option("", 'words of the template that they start from; "" = N(0, 0.02^2)')
+    start: str = kinds.option(
+        "words", "words | unused: BERT's [unused1], ... for all rows, in place of `text`"
+    )
+    labels: bool = kinds.option(True, "label rows are trained; False = label words stay words")
+    each: str = kinds.option("class", "a label row for each class | word of a class")
+    pieces: str = kinds.option(
+        "mean", "a label row starts from the mean of its subwords | from the first"
+    )
+    fluency: float = kinds.option(0.0, "weight of the fluency objective; 0 = none")
+    hide: float = kinds.option(
+        0.1, "fluency: share of the text's tokens that is hidden; 0 = one token"
+    )
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.errors import at_least
 from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Asks, Batch, Injection, Stream
@@ -20,8 +21,8 @@ class Prompt(Method):
 
     READ_WITH = {"length": "scale"}
     asks: Asks = Asks()
-    length: int = 0  # soft tokens
-    scale: float = 0.02  # standard deviation of the soft tokens at the start
+    length: int = kinds.option(0, "soft tokens")
+    scale: float = kinds.option(0.02, "standard deviation of the soft tokens at the start")
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.layers.instance import ENCODERS, make_vectors
 from jaxprompt.layers.prefix import parse_layers, place_vectors
@@ -28,20 +29,28 @@ class Prompt(Method):
     INIT, LASTING, reads = "pretrained", ("scale",), ("encoder",)
     READ_WITH = {"encoder=cnn,lstm,mlp": "hidden", "on=prefix": "layers added coefficient shift"}
 
-    length: int = 20  # soft tokens, or keys and values of a layer
-    on: str = "prompt"  # prompt: soft tokens | prefix: keys and values
-    fixed: bool = False  # the rows of words do not train
-    encoder: str = "none"  # none | cnn | lstm | mlp: what computes the vectors from the rows
-    hidden: int = 0  # encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256
-    utilization: float = 1.0  # share of a text's words, from its first, that are read
-    pretrained: str = ""  # an export of ipt whose rows, and encoder, it starts from
-    rows: str = "seen"  # seen: the words of the training text train | all: the vocabulary
-    scale: float = 0.5  # rows start in U(-scale, scale)
-    layers: str = "1"  # prefix: interval of layers that the vectors are for; "" = all
-    added: bool = True  # prefix: to trained keys and values of the task in every layer
-    coefficient: float = 0.05  # prefix: what vectors are multiplied by
-    shift: bool = True  # prefix: the text's positions start at `length`
-    shuffled: bool = False  # a control: the prompt of another text of the batch
+    length: int = kinds.option(20, "soft tokens, or keys and values of a layer")
+    on: str = kinds.option("prompt", "prompt: soft tokens | prefix: keys and values")
+    fixed: bool = kinds.option(False, "the rows of words do not train")
+    encoder: str = kinds.option(
+        "none", "none | cnn | lstm | mlp: what computes the vectors from the rows"
+    )
+    hidden: int = kinds.option(
+        0, "encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256"
+    )
+    utilization: float = kinds.option(1.0, "share of a text's words, from its first, that are read")
+    pretrained: str = kinds.option("", "an export of ipt whose rows, and encoder, it starts from")
+    rows: str = kinds.option(
+        "seen", "seen: the words of the training text train | all: the vocabulary"
+    )
+    scale: float = kinds.option(0.5, "rows start in U(-scale, scale)")
+    layers: str = kinds.option("1", 'prefix: interval of layers that the vectors are for; "" = all')
+    added: bool = kinds.option(
+        True, "prefix: to trained keys and values of the task in every layer"
+    )
+    coefficient: float = kinds.option(0.05, "prefix: what vectors are multiplied by")
+    shift: bool = kinds.option(True, "prefix: the text's positions start at `length`")
+    shuffled: bool = kinds.option(False, "a control: the prompt of another text of the batch")
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

@@ -2,6 +2,7 @@
 
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.errors import at_least, choose
 from jaxprompt.layers.recurrent import BiLstm, LinearStack
 from jaxprompt.prompts import Method
@@ -21,13 +22,13 @@ class Prompt(Method):
     PLAIN = "prompt.encoder=none"
     READ_WITH = {"encoder=lstm": "hidden lstm_layers", "encoder=lstm,mlp": "linear inner"}
 
-    length: int = 9  # pseudo tokens
-    encoder: str = "lstm"  # lstm | mlp | none: the embeddings themselves
-    hidden: int = 0  # lstm: width of each direction; 0 = that of the word embeddings
-    lstm_layers: int = 2  # lstm: layers
-    linear: int = 2  # linear layers, of the MLP or behind the LSTM
-    inner: int = 0  # width between linear layers; 0 = that of the word embeddings
-    scale: float = 1.0  # standard deviation of the embeddings at the start
+    length: int = kinds.option(9, "pseudo tokens")
+    encoder: str = kinds.option("lstm", "lstm | mlp | none: the embeddings themselves")
+    hidden: int = kinds.option(0, "lstm: width of each direction; 0 = that of the word embeddings")
+    lstm_layers: int = kinds.option(2, "lstm: layers")
+    linear: int = kinds.option(2, "linear layers, of the MLP or behind the LSTM")
+    inner: int = kinds.option(0, "width between linear layers; 0 = that of the word embeddings")
+    scale: float = kinds.option(1.0, "standard deviation of the embeddings at the start")
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

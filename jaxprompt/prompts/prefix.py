@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.dropout import Dropout
@@ -36,18 +37,20 @@ class Prompt(Method):
     PLAIN = "prompt.hidden=0"
     READ_BY_START = ("text",)
     READ_WITH = {"start=normal": "scale", "decoder": "decoder_layers", "cross": "cross_layers"}
-    length: int = 20  # keys and values of a layer
-    layers: str = ""  # interval of layers, as in "17-24"; "" = all
-    decoder: int = 0  # T5: length in the decoder's own attention; 0 = none
-    decoder_layers: str = ""  # interval of the decoder's layers, as in "1-6"; "" = all
-    cross: int = 0  # T5: length in the decoder's attention over the encoder; 0 = none
-    cross_layers: str = ""  # interval of layers of that attention
-    hidden: int = 0  # width of the MLP that computes the prefix; 0 = none
-    dropout: float = 0.0  # of keys and values
-    shift: bool = True  # the text's positions start at `length`
-    start: str = "normal"  # normal | zero | text
-    scale: float = 0.02  # normal: standard deviation
-    text: str = ""  # text: what it starts from the keys and values of
+    length: int = kinds.option(20, "keys and values of a layer")
+    layers: str = kinds.option("", 'interval of layers, as in "17-24"; "" = all')
+    decoder: int = kinds.option(0, "T5: length in the decoder's own attention; 0 = none")
+    decoder_layers: str = kinds.option(
+        "", 'interval of the decoder\'s layers, as in "1-6"; "" = all'
+    )
+    cross: int = kinds.option(0, "T5: length in the decoder's attention over the encoder; 0 = none")
+    cross_layers: str = kinds.option("", "interval of layers of that attention")
+    hidden: int = kinds.option(0, "width of the MLP that computes the prefix; 0 = none")
+    dropout: float = kinds.option(0.0, "of keys and values")
+    shift: bool = kinds.option(True, "the text's positions start at `length`")
+    start: str = kinds.option("normal", "normal | zero | text")
+    scale: float = kinds.option(0.02, "normal: standard deviation")
+    text: str = kinds.option("", "text: what it starts from the keys and values of")
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

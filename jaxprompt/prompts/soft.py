@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.prompts import Method, Source
@@ -33,13 +34,17 @@ class Prompt(Method):
 
     READ_BY_START = ("text", "file")
     READ_WITH = {"start=normal": "scale", "start=vocab,frequent": "top"}
-    length: int = 20  # soft tokens
-    decoder: int = 0  # T5: soft tokens in front of what the decoder is fed
-    start: str = "normal"  # normal | uniform | vocab | frequent | labels | text | task | file
-    scale: float = 0.02  # normal: standard deviation
-    top: int = 0  # vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000
-    text: str = ""  # text: what they start from the words of
-    file: str = ""  # file: an .npy [P, E], an export, or a PEFT adapter
+    length: int = kinds.option(20, "soft tokens")
+    decoder: int = kinds.option(0, "T5: soft tokens in front of what the decoder is fed")
+    start: str = kinds.option(
+        "normal", "normal | uniform | vocab | frequent | labels | text | task | file"
+    )
+    scale: float = kinds.option(0.02, "normal: standard deviation")
+    top: int = kinds.option(
+        0, "vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000"
+    )
+    text: str = kinds.option("", "text: what they start from the words of")
+    file: str = kinds.option("", "file: an .npy [P, E], an export, or a PEFT adapter")
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

@@ -9,6 +9,7 @@ from jaxprompt import tree
 from jaxprompt.build.check import check_config
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -26,18 +27,18 @@ from jaxprompt.training.loop import Ended
 from jaxprompt.training.throughput import Meter
 
 
-def run(c: Any, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
     """Adapts by a config in a workdir. -> the result, see `running.carry_out`"""
-    return carry_out(Adapting(c, workdir))
+    return carry_out(Adapting(config, workdir))
 
 
-def score(c: Any, workdir: str) -> dict[str, Any]:
+def score(config: RunConfig, workdir: str) -> dict[str, Any]:
     """Scores held-out text with the weights as they are; nothing is bound to the workdir."""
-    work = Adapting(c, workdir)
+    work = Adapting(config, workdir)
     work.check()
-    keep_programs(c.train.compilation_cache)
+    keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
-        processes.agree(facts(c))
+        processes.agree(facts(config))
         work.prepare(None, None)
         agree_on(work.record)
         # Nothing trains here: the threads that make batches ahead are ended.
@@ -57,23 +58,26 @@ class Adapting(CorpusWork):
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads or draws the backbone."""
-        c, placement = self.config, build_placement(self.config)
-        backbone = denoising.open_adaptable(c, placement)
+        config, placement = self.config, build_placement(self.config)
+        backbone = denoising.open_adaptable(config, placement)
         self.tokenizer = load_tokenizer(backbone.folder)
-        denoiser = denoising.make_denoiser(c, self.tokenizer, backbone)
+        denoiser = denoising.make_denoiser(config, self.tokenizer, backbone)
         corpus = self.read_corpus(self.tokenizer, backbone.module.cfg.vocab, started)
         if saved is not None:
             # Before rows are planned: with other text the saved position would mean other rows.
             check_unchanged(saved["corpus"], corpus.fingerprint)
-        self.rows, self.held = denoising.read_rows(c, corpus, denoiser, self.tokenizer)
+        self.rows, self.held = denoising.read_rows(config, corpus, denoiser, self.tokenizer)
         share = placement.share()
-        self.batches = Visits(self.rows, batch=c.data.batch, seed=c.seed, share=share)
+        self.batches = Visits(self.rows, batch=config.data.batch, seed=config.seed, share=share)
         self.dev = Pass(
-            self.held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
+            self.held,
+            batch=config.data.eval_batch,
+            seed=config.data.seed,
+            limit=config.corpus.dev_rows,
             share=share,
-        )  # fmt: skip
-        self.milestones = plan_of(c, self.batches.steps_per_epoch, len(self.rows))
-        self.adapted = denoising.load_adaptable(c, backbone, placement)
+        )
+        self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.rows))
+        self.adapted = denoising.load_adaptable(config, backbone, placement)
         self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
         own = self.adapted.backbone.family, self.adapted.fingerprint
         self.record = {
@@ -89,65 +93,68 @@ class Adapting(CorpusWork):
 
     def build(self) -> None:
         """Makes the step, and counts what it asks for."""
-        c, place, adapted = self.config, self.placement, self.adapted
+        config, place, adapted = self.config, self.placement, self.adapted
         self.score_held = self.scores()
         self.set_training(
             place, adapted.model, adapted.objectives, adapted.trainable, adapted.frozen
         )
-        flops = denoising.flops_of(adapted, next(iter(self.dev)), c.data.batch, place)
-        self.meter = Meter(self.batches, denoising.score_sums, flops, c.backbone.dtype, place)
-        self.drops = c.backbone.dropout != 0
+        flops = denoising.flops_of(adapted, next(iter(self.dev)), config.data.batch, place)
+        self.meter = Meter(self.batches, denoising.score_sums, flops, config.backbone.dtype, place)
+        self.drops = config.backbone.dropout != 0
 
     def tell(self, log: RunLog, where: str) -> None:
         """Says what was read, what trains, and what is fresh."""
-        c, corpus, adapted = self.config, self.corpus, self.adapted
-        source, own = c.backbone.init or c.backbone.path, adapted.report
+        config, corpus, adapted = self.config, self.corpus, self.adapted
+        source, own = config.backbone.init or config.backbone.path, adapted.report
         log.say(f"backbone {source} ({adapted.backbone.family}), {own.fingerprint[:12]}")
         if own.fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(own.fresh)}")
         if adapted.generator is not None:
-            generator = c.objective.generator_path or "drawn"
+            generator = config.objective.generator_path or "drawn"
             log.say(f"generator {generator} ({adapted.generator.family})")
         log.say(
-            f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
-            f"{len(self.rows):,} rows of {c.data.max_len}, {self.dev.size} held-out rows"
+            f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} "
+            f"tokens; {len(self.rows):,} rows of {config.data.max_len}, {self.dev.size} held-out "
+            "rows"
         )
         for line in corpus.notes():
             log.say(line)
         log.say(tree.overview(adapted.trainable, adapted.frozen))
-        log.say(f"{c.objective.name}: {self.milestones.total} steps, {where}")
-        for line in tell_kernel(c, self.placement, adapted.backbone.module):
+        log.say(f"{config.objective.name}: {self.milestones.total} steps, {where}")
+        for line in tell_kernel(config, self.placement, adapted.backbone.module):
             log.say(line)
 
     def finish(self, ended: Ended) -> dict[str, Any]:
         """Writes a folder that transformers loads."""
-        c, corpus, adapted = self.config, self.corpus, self.adapted
+        config, corpus, adapted = self.config, self.corpus, self.adapted
         trained = tree.count(adapted.trainable)
         result = ended.progress.result(
-            {"objective": c.objective.name, "seed": c.seed},
+            {"objective": config.objective.name, "seed": config.seed},
             trained=trained, total=trained + tree.count(adapted.frozen), scored="held_out",
             time=ended.time,
         )  # fmt: skip
         params = tree.merge(ended.numbers, adapted.frozen)
         card = result | {
-            "corpus": f"{c.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
-            "start": c.backbone.init or f"{c.backbone.path} ({adapted.report.fingerprint[:12]})",
+            "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
+            "tokens",
+            "start": config.backbone.init
+            or f"{config.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
         # Named by what it learned from: a workdir may be moved, or be called otherwise.
         text = json.dumps(self.record, sort_keys=True)
         run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
         given = dict(tokenizer=self.folder, card=card, run=run)
-        given |= {"rescale": c.backbone.rescale}
+        given |= {"rescale": config.backbone.rescale}
         own, folder = adapted.backbone, Path(self.workdir)
         save_backbone(folder / "backbone", own.family, own.hf, params["backbone"], **given)
         if adapted.generator is not None:
             # The embeddings that it shares are the discriminator's, and its file needs them too.
             own, both = adapted.generator, tie(params["generator"], params["backbone"])
             save_backbone(folder / "generator", own.family, own.hf, both, **given)
-        if c.objective.examples:
+        if config.objective.examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
-                c, self.placement, adapted, ended.numbers, self.held, self.tokenizer
+                config, self.placement, adapted, ended.numbers, self.held, self.tokenizer
             )
             if processes.is_first():
                 write_atomic(folder / "examples.txt", text)

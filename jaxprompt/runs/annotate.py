@@ -18,6 +18,7 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import need_corpus, read_corpus, tell
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.examples import check_tunes, read_task
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import FREE, FREE_TRAINED
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
@@ -60,33 +61,33 @@ class Annotator(NamedTuple):
     mark: str  # tells it from others
 
 
-def check_annotator(c: Any) -> None:
+def check_annotator(config: RunConfig) -> None:
     """Raises InputError where a config's classifier cannot label units of text, or names no text.
 
     Neither data nor a backbone is read.
     """
-    check_config(c)
-    check_tunes(c)
-    if is_grid(c):
+    check_config(config)
+    check_tunes(config)
+    if is_grid(config):
         raise InputError("config.runs stands for several runs, annotate does one; empty it")
-    need_corpus(c)
-    if shows_demos(c):
-        field = next(f"demos.{name}" for name in COUNTS if c.demos[name])
+    need_corpus(config)
+    if shows_demos(config):
+        field = next(f"demos.{name}" for name in COUNTS if config.demos[name])
         raise InputError(f"a classifier of units shows no demonstrations; set {field}=0")
-    task = read_task(c.task)
+    task = read_task(config.task)
     if task.is_text or task.choices:
         what = "writes texts" if task.is_text else "has choices"
         raise InputError(
             f"task {task.name} {what}, and labels are classes; take a task with classes, from the "
             "worst to the best"
         )
-    template = parse(c.task.template or task.template)
+    template = parse(config.task.template or task.template)
     if odd := [part.text for part in template.parts if part.kind == "field" and part.modifiers]:
         raise InputError(
             f"{{{odd[0]}}} has a modifier in the template, and units of a corpus stand as they "
             f"are; write {{{odd[0]}}} alone"
         )
-    names = template.fields if c.task.template else task.fields
+    names = template.fields if config.task.template else task.fields
     if len(names) != 1:
         raise InputError(
             f"task {task.name} has {len(names)} texts, {', '.join(names)}, and a unit of a corpus "
@@ -97,8 +98,8 @@ def check_annotator(c: Any) -> None:
             f"task {task.name} does not say which of its classes is the worst; give task.labels, "
             "from the worst to the best"
         )
-    check_thresholds(task.labels, thresholds_of(c))
-    check_classes(task.labels, len(get_pattern("cls", c.ppt.patterns).words))
+    check_thresholds(task.labels, thresholds_of(config))
+    check_classes(task.labels, len(get_pattern("cls", config.ppt.patterns).words))
 
 
 def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
@@ -107,21 +108,21 @@ def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
     check_workdir(workdir, classifier.to_dict(), free)
 
 
-def read_units(c: Any, workdir: str) -> Corpus:
+def read_units(config: RunConfig, workdir: str) -> Corpus:
     """Opens the text of a config, indexed by the classifier's own tokenizer."""
-    backbone = open_backbone(c.backbone.to_dict())
+    backbone = open_backbone(config.backbone.to_dict())
     tokenizer = load_tokenizer(backbone.folder)
-    return read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir)
+    return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
-def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
+def open_annotator(classifier: Any, config: RunConfig, workdir: str) -> Annotator:
     """Reads the best numbers of a classifier's workdir.
 
     Raises InputError where its classes are not those of the thresholds of `c`.
     """
     trained = restore(classifier, workdir)
     scorer = trained.scorer
-    check_thresholds(scorer.task.labels, thresholds_of(c))
+    check_thresholds(scorer.task.labels, thresholds_of(config))
     mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
     mark += f", classifier {_digest(trained)[:12]}"
     max_len = min(scorer.layout.max_len, CUT + scorer.model.prompt.num_slots())
@@ -193,30 +194,30 @@ def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
 # -- the run
 
 
-def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | None:
+def run(config: RunConfig, classifier: Any, workdir: str, output: str) -> dict[str, Any] | None:
     """Labels the text of a config. Returns the counts, None where a signal ended the training,
     and on all processes but the first.
     """
 
     # -- text and classifier ----------------------------------------------------------------------
-    check_annotator(c)
-    keep_programs(c.train.compilation_cache)
+    check_annotator(config)
+    keep_programs(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
     if not trained:  # whether these are its own annotations could be told after the training only
         check_unfinished(output)
     check_saved(classifier, workdir, trained)
-    processes.agree(facts(c) | {"--output": output, "result.json": str(trained)})
+    processes.agree(facts(config) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
-    corpus = read_units(c, workdir)
+    corpus = read_units(config, workdir)
     processes.agree({"the indexed text": corpus.folder.name})
     if not trained and tune.run(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; the same command goes on")
-    annotator = open_annotator(classifier, c, workdir)
+    annotator = open_annotator(classifier, config, workdir)
     label = make_labeller(annotator, corpus)
 
     # -- labels -----------------------------------------------------------------------------------
-    total, thresholds = corpus.num_units, thresholds_of(c)
+    total, thresholds = corpus.num_units, thresholds_of(config)
     with lock(output), contextlib.ExitStack() as stack:
         writer = processes.on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
@@ -228,7 +229,10 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
         first = done = int(processes.gather(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
         say(f"annotator {annotator.mark}")
-        say(f"corpus {c.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} done")
+        say(
+            f"corpus {config.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} "
+            "done"
+        )
         start, pace = time.monotonic(), Pace(say, "labelled", total, "units", done)
         for part in label(done):
             processes.on_first(lambda part=part: writer.append(part))
@@ -243,7 +247,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     named = lambda values: dict(zip(found.classes, values, strict=True))
     return {
         "annotator": annotator.mark,
-        "corpus": c.corpus.path,
+        "corpus": config.corpus.path,
         "units": total,
         "left_out": total - int(labelled.sum()),
         "labels": named(labelled.tolist()),

@@ -15,6 +15,7 @@ from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
 from jaxprompt.build.corpus import need_corpus
 from jaxprompt.build.placement import check_mesh
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
     Corpus,
@@ -62,16 +63,16 @@ class Adapted(NamedTuple):
     fingerprint: str  # of all weights that it starts from
 
 
-def check_objective(c: Any) -> None:
+def check_objective(config: RunConfig) -> None:
     """Raises InputError where a config lacks what only `adapt` needs."""
-    if is_grid(c):
+    if is_grid(config):
         raise InputError("adapt takes one run, and config.runs holds a grid; empty it")
-    if not c.objective.name:
+    if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
-    need_corpus(c)
+    need_corpus(config)
     idle = {
-        "optim.smoothing": c.optim.smoothing, "cache.where": c.cache.where,
-        "train.init_head": c.train.init_head, "data.protocol": c.data.protocol,
+        "optim.smoothing": config.optim.smoothing, "cache.where": config.cache.where,
+        "train.init_head": config.train.init_head, "data.protocol": config.data.protocol,
     }  # fmt: skip
     for field, value in idle.items():
         if value:
@@ -79,11 +80,11 @@ def check_objective(c: Any) -> None:
                 f"{field}={value} does nothing in adapt, which learns from running text; leave it "
                 "out"
             )
-    if not (c.backbone.path or c.backbone.init):
+    if not (config.backbone.path or config.backbone.init):
         raise InputError(
             "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
         )
-    if not c.corpus.held_out:
+    if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
 
 
@@ -91,29 +92,29 @@ def check_objective(c: Any) -> None:
 
 
 def read_rows(
-    c: Any, corpus: Corpus, objective: Any, tokenizer: Any
+    config: RunConfig, corpus: Corpus, objective: Any, tokenizer: Any
 ) -> tuple[DenoisingRows, DenoisingRows]:
     """Cuts the documents into rows. -> those to train on, those of held-out documents"""
-    shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
+    shares = divide(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
     # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     train, held = (
-        DenoisingRows(corpus, share, objective, packed=c.objective.packed, pad_id=pad)
+        DenoisingRows(corpus, share, objective, packed=config.objective.packed, pad_id=pad)
         for share in shares
     )
     return train, held
 
 
-def make_denoiser(c: Any, tokenizer: Any, backbone: Backbone) -> Any:
+def make_denoiser(config: RunConfig, tokenizer: Any, backbone: Backbone) -> Any:
     """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
-    o, length = c.objective, c.data.max_len
+    o, length = config.objective, config.data.max_len
     if o.name == "clm":
         return clm.make(tokenizer, length, apart=o.apart)
     if o.name in ("mlm", "rtd"):
         make = {"mlm": mlm.make, "rtd": rtd.make}[o.name]
         return make(tokenizer, length, rate=o.rate, whole_words=o.whole_words, apart=o.apart)
-    given = dict(start=backbone.module.cfg.start, pattern=c.backbone.sentinel, apart=o.apart)
+    given = dict(start=backbone.module.cfg.start, pattern=config.backbone.sentinel, apart=o.apart)
     if o.name == "prefix_lm":
         return prefix_lm.make(tokenizer, length, share=o.share, **given)
     return span_corruption.make(tokenizer, length, density=o.rate, span=o.span, **given)
@@ -122,65 +123,67 @@ def make_denoiser(c: Any, tokenizer: Any, backbone: Backbone) -> Any:
 # -- backbone -----------------------------------------------------------------------------------
 
 
-def open_adaptable(c: Any, placement: Placement) -> Backbone:
+def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     """Opens a backbone, or the config.json of one to be drawn.
 
     Its weights will be float32, whatever it computes in: all of them train.
     """
-    style, head = NEEDS[c.objective.name]
-    block = c.backbone.to_dict()
-    if block["quantize"] != "none":
+    style, head = NEEDS[config.objective.name]
+    if config.backbone.quantize != "none":
         raise InputError(
-            f"backbone.quantize={block['quantize']} is of frozen weights, and adapt trains all; "
+            f"backbone.quantize={config.backbone.quantize} is of frozen weights, and adapt trains all; "
             "take backbone.quantize=none"
         )
-    backbone = new_backbone.open_config(block, (head,)) if block["init"] else open_backbone(block)
+    if config.backbone.init:
+        backbone = new_backbone.open_config(config.backbone, (head,))
+    else:
+        backbone = open_backbone(config.backbone)
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={c.objective.name} is not for {with_article(backbone.family)}; take "
-            f"{known or 'a BERT, ELECTRA, GPT-2 or T5'}"
+            f"objective.name={config.objective.name} is not for {with_article(backbone.family)}; "
+            f"take {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
-    if head == "rtd" and not block["init"]:
+    if head == "rtd" and not config.backbone.init:
         new_backbone.as_electra(backbone)  # says so before the text is read
     most = for_words(backbone.module).dims.max_len
-    if c.data.max_len > most:
+    if config.data.max_len > most:
         raise InputError(
-            f"data.max_len={c.data.max_len} is over the {most} positions of {backbone.folder}; "
-            f"lower it to {most}"
+            f"data.max_len={config.data.max_len} is over the {most} positions of "
+            f"{backbone.folder}; lower it to {most}"
         )
     check_mesh(placement, backbone.module)
     if head == "rtd":
-        check_mesh(placement, _open_generator(c, backbone).module, "generator")
-    return backbone._replace(block=block | {"dtype": "float32"})
+        check_mesh(placement, _open_generator(config, backbone).module, "generator")
+    return _in_float32(backbone)
 
 
-def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
+def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> Adapted:
     """Reads or draws the weights, and makes the model that pre-trains them."""
-    head = NEEDS[c.objective.name][1]
-    if c.backbone.init:
-        backbone, loaded = new_backbone.draw_weights(backbone, placement, c.seed)
+    head = NEEDS[config.objective.name][1]
+    if config.backbone.init:
+        backbone, loaded = new_backbone.draw_weights(backbone, placement, config.seed)
     else:
         backbone, loaded = load_weights(backbone, placement)
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
         # A checkpoint without a mask decoder gets none.
         own = {head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads}
-        backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, c.seed)
+        backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, config.seed)
     params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
     if head == "rtd":
-        generator, drawn = _load_generator(c, backbone, placement)
+        generator, drawn = _load_generator(config, backbone, placement)
         params["generator"] = untie(drawn.params)
         mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
         model = make_pair(generator.module, backbone.module)
-        objectives = make_objectives(c.objective.weight)
+        objectives = make_objectives(config.objective.weight)
     else:
         module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
-        model = Model(module, method, heads, reads=c.backbone.reads, varies=False)
+        model = Model(module, method, heads, reads=config.backbone.reads, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
-    patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)
+    patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
     # Copied: a step takes the state's buffers over.
@@ -189,16 +192,16 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
     return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
 
 
-def _open_generator(c: Any, backbone: Backbone) -> Backbone:
+def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     """Shapes a generator of a discriminator's kind, or opens one that is trained."""
-    o, block = c.objective, c.backbone.to_dict()  # its module computes like the discriminator's
+    o, block = config.objective, config.backbone  # it computes like the discriminator
     if not o.generator_path:
         hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
-        block["family"] = "electra"
-        drawn = shape_backbone(block, backbone.folder, hf, ("mlm",))
-        return drawn._replace(block=block | {"dtype": "float32"})
-    block |= {"path": o.generator_path, "revision": "", "family": "", "init": ""}
-    opened = open_backbone(block)
+        block = dataclasses.replace(block, family="electra")
+        return _in_float32(shape_backbone(block, backbone.folder, hf, ("mlm",)))
+    opened = open_backbone(
+        dataclasses.replace(block, path=o.generator_path, revision="", family="", init="")
+    )
     words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
     # What the generator draws is fed to the discriminator by its id.
     if words[0] != words[1]:
@@ -211,16 +214,25 @@ def _open_generator(c: Any, backbone: Backbone) -> Backbone:
             f"objective.generator_path={o.generator_path!r} has no masked-LM head; give a model "
             "that `adapt` made by mlm, or leave it empty for a fresh generator"
         )
-    return opened._replace(block=block | {"dtype": "float32"})
+    return _in_float32(opened)
 
 
-def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[Backbone, Loaded]:
+def _in_float32(backbone: Backbone) -> Backbone:
+    """Returns a backbone whose weights are loaded as float32, whatever it computes in."""
+    return backbone._replace(config=dataclasses.replace(backbone.config, dtype="float32"))
+
+
+def _load_generator(
+    config: RunConfig, backbone: Backbone, placement: Placement
+) -> tuple[Backbone, Loaded]:
     """Draws or reads the generator's weights."""
-    opened = _open_generator(c, backbone)
-    if not c.objective.generator_path:
-        return new_backbone.draw_weights(opened, placement, c.seed, part="generator")
+    opened = _open_generator(config, backbone)
+    if not config.objective.generator_path:
+        return new_backbone.draw_weights(opened, placement, config.seed, part="generator")
     opened, loaded = load_weights(opened, placement)
-    return new_backbone.with_heads(opened, loaded, ("mlm",), placement, c.seed, part="generator")
+    return new_backbone.with_heads(
+        opened, loaded, ("mlm",), placement, config.seed, part="generator"
+    )
 
 
 def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
@@ -286,7 +298,7 @@ def build_scores(
 
 
 def fill(
-    c: Any,
+    config: RunConfig,
     placement: Placement,
     adapted: Adapted,
     trainable: tree.Flat,
@@ -296,14 +308,16 @@ def fill(
     """Fills the first of the held-out rows, and writes them out."""
     devices = placement.mesh.shape[DATA]
     # A batch must divide over the devices; the rows beyond are filling.
-    size = -(-c.objective.examples // devices) * devices
-    given = dict(batch=size, seed=c.data.seed, limit=c.objective.examples)
+    size = -(-config.objective.examples // devices) * devices
+    given = dict(batch=size, seed=config.data.seed, limit=config.objective.examples)
     own = next(iter(Pass(held, share=placement.share(), **given)))
     step = jax.jit(
         within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
     )
-    key = rng.key_for(c.seed, "held out")
+    key = rng.key_for(config.seed, "held out")
     found = step(trainable, adapted.frozen, put_batch(placement, own), key)
     # Once more without `share`, because the report shows the rows of all processes.
     whole = next(iter(Pass(held, **given)))
-    return "\n\n".join(render(c.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
+    return (
+        "\n\n".join(render(config.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
+    )

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.build.examples import read_examples
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import check_relations, judge
 
 
-def measure_majority(c: Any, split: str) -> dict[str, Any]:
+def measure_majority(config: RunConfig, split: str) -> dict[str, Any]:
     """Scores the most frequent class of the full training set on a split, by the task's metric.
 
     The class is that of all training examples, also where data.protocol takes few of them (Gao et
@@ -18,7 +19,7 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     classes by how frequent they are. No backbone is read. Raises InputError for a task without
     classes, and where the split is not there.
     """
-    whole = c.copy_and_resolve_references()
+    whole = config.copy_and_resolve_references()
     with whole.unlocked():
         # On a copy: what is scored is still chosen by the protocol.
         whole.data.protocol = ""
@@ -33,7 +34,7 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
         [example.label for example in full.splits["train"]], minlength=len(task.labels)
     )
     best = int(counts.argmax())
-    scored = read_examples(c, [split]).splits.get(split)
+    scored = read_examples(config, [split]).splits.get(split)
     if not scored:
         raise InputError(f"task {task.name} has no {split} split here; give data.files.{split}")
     gold = np.array([example.label for example in scored])

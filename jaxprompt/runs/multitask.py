@@ -32,6 +32,7 @@ from jaxprompt.build.task import (
     train_batches,
 )
 from jaxprompt.config.load import apply
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
@@ -51,25 +52,25 @@ from jaxprompt.tree import Flat
 _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
 
 
-def run(c: Any, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
     """Tunes one prompt on all tasks of a config in a workdir. -> the result"""
-    return carry_out(SharedTuning(c, workdir))
+    return carry_out(SharedTuning(config, workdir))
 
 
-def is_shared(c: Any) -> bool:
+def is_shared(config: RunConfig) -> bool:
     """Tells whether a config, checked or not, has several tasks that share a prompt."""
-    block = c.to_dict().get("shared")
+    block = config.to_dict().get("shared")
     return bool(isinstance(block, Mapping) and block.get("tasks"))
 
 
-def task_configs(c: Any) -> dict[str, Any]:
+def task_configs(config: RunConfig) -> dict[str, Any]:
     """Makes the config of each task, by its name.
 
     Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
     not a task's own.
     """
     found, paths = {}, {}
-    for path in c.shared.tasks:
+    for path in config.shared.tasks:
         name = Path(path).name.removesuffix(".json")
         if name in found:
             raise InputError(
@@ -88,7 +89,7 @@ def task_configs(c: Any) -> dict[str, Any]:
                 f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
                 'their whole names, as in {"task.name": "conll2003"}'
             )
-        made = c.copy_and_resolve_references()
+        made = config.copy_and_resolve_references()
         # So that a task's file cannot name a field that no config has.
         made.lock()
         try:
@@ -110,44 +111,45 @@ class SharedTuning(Work):
 
     def check(self) -> None:
         """Checks the config of each task."""
-        c = self.config
-        if is_grid(c):
+        config = self.config
+        if is_grid(config):
             raise InputError(
                 "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
                 "empty one of the two"
             )
-        self.configs = task_configs(c)
+        self.configs = task_configs(config)
         for name, own in self.configs.items():
             try:
                 check_config(own)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
-        if "labels" in starts_of(c):
+        if "labels" in starts_of(config):
             raise InputError(
                 "prompt.start=labels takes the label words of one task; take vocab or text"
             )
-        if c.cache.where:
+        if config.cache.where:
             raise InputError(
-                f"cache.where={c.cache.where} keeps states of one task; empty it for shared.tasks"
+                f"cache.where={config.cache.where} keeps states of one task; empty it for "
+                "shared.tasks"
             )
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Reads and encodes the splits of all tasks, and reads the backbone."""
         del saved, started
-        c = self.config
+        config = self.config
         self.read()
         self.backbone, self.loaded = NOTHING.load(self.backbone, self.placement)
         for name, scorer in self.scorers.items():
             self.scorers[name] = scorer.with_backbone(self.backbone)
         facts = {"tasks": self.known} | seen_by(next(iter(self.scorers.values())).model.prompt)
         self.record = records.make_record(
-            c, facts, "", self.backbone.family, self.loaded.report.fingerprint
+            config, facts, "", self.backbone.family, self.loaded.report.fingerprint
         )
 
     def read(self) -> None:
         """Reads and encodes the splits of all tasks; of the backbone no weights."""
-        c = self.config
-        placement = self.placement = build_placement(c)
+        config = self.config
+        placement = self.placement = build_placement(config)
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -187,10 +189,10 @@ class SharedTuning(Work):
         sizes = [len(self.splits[name]["train"].rows) for name in streams]
         rows = [own.data.batch for own in self.configs.values()]
         self.batches = TaskBatches(
-            streams, sizes, rows, temperature=c.shared.temperature, seed=c.seed
+            streams, sizes, rows, temperature=config.shared.temperature, seed=config.seed
         )
         steps = self.batches.steps_per_epoch
-        self.milestones = make_plan(c.train, steps, self.batches.mean_batch)
+        self.milestones = make_plan(config.train, steps, self.batches.mean_batch)
 
     def _check_prompts(self) -> None:
         """Raises InputError for a method that is another on another task."""
@@ -226,9 +228,11 @@ class SharedTuning(Work):
 
     def build(self) -> None:
         """Draws the prompt and the heads."""
-        c, scorer = self.config, self.joined()
-        counts = self.count_tokens(lambda own: initial_params.count_corpus(c, own, self.workdir))
-        weights = self.weights = start(c, scorer, self.loaded, counts, self.placement)
+        config, scorer = self.config, self.joined()
+        counts = self.count_tokens(
+            lambda own: initial_params.count_corpus(config, own, self.workdir)
+        )
+        weights = self.weights = start(config, scorer, self.loaded, counts, self.placement)
         self.scores = {
             name: build_measure(own, self.scorers[name], self.placement)
             for name, own in self.configs.items()
@@ -272,10 +276,10 @@ class SharedTuning(Work):
 
     def tell(self, log: RunLog, where: str) -> None:
         """Says what was read of each task, and what trains."""
-        c, (trainable, frozen, report) = self.config, self.weights
-        log.say(f"backbone {c.backbone.path} ({self.backbone.family}), weights "
+        config, (trainable, frozen, report) = self.config, self.weights
+        log.say(f"backbone {config.backbone.path} ({self.backbone.family}), weights "
                 f"{report.fingerprint[:12]}")  # fmt: skip
-        for line in tell_init(c, next(iter(self.scorers.values())).model.backbone.dims):
+        for line in tell_init(config, next(iter(self.scorers.values())).model.backbone.dims):
             log.say(line)
         for name, scorer in self.scorers.items():
             sizes = ", ".join(f"{part} {own.size}" for part, own in self.splits[name].items())
@@ -289,7 +293,7 @@ class SharedTuning(Work):
 
     def finish(self, ended: Ended) -> dict[str, Any]:
         """Scores test once, and exports the prompt with the head of each task."""
-        c, best = self.config, ended.progress.best["dev"]
+        config, best = self.config, ended.progress.best["dev"]
         test: dict[str, float] = {}
         fitted, scores = {}, {}
         for name, scorer in self.scorers.items():
@@ -300,13 +304,13 @@ class SharedTuning(Work):
             scores[name] = self.scores[name] if same else build_measure(
                 own, fitted[name], self.placement
             )  # fmt: skip
-        if c.train.test:
+        if config.train.test:
             test = self._score("test", ended.numbers, scores)
         trained = tree.count(self.weights.trainable)
         if processes.is_first():
             self._export(ended.numbers, fitted, best, test)
         return ended.progress.result(
-            {"method": c.prompt.name, "seed": c.seed, "tasks": list(self.scorers)},
+            {"method": config.prompt.name, "seed": config.seed, "tasks": list(self.scorers)},
             trained=trained, total=trained + tree.count(self.frozen), scored="dev",
             test=test or None, time=ended.time,
         )  # fmt: skip
@@ -328,9 +332,9 @@ class SharedTuning(Work):
             write_artifact(Path(self.workdir) / "export" / name, tensors, card)
 
 
-def _own_fields(c: Any) -> dict[str, str]:
+def _own_fields(config: RunConfig) -> dict[str, str]:
     """Lists the fields that are a task's own, without the places of its files."""
-    return {field: x for field, x in facts_of(c).items() if field.split(".")[0] in _BLOCKS}
+    return {field: x for field, x in facts_of(config).items() if field.split(".")[0] in _BLOCKS}
 
 
 def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:

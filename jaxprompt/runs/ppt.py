@@ -19,6 +19,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.task import open_fitting
 from jaxprompt.config.load import fields
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import FIELDS
 from jaxprompt.config.settings import FREE, FREE_TRAINED
 from jaxprompt.convert.load import Report
@@ -74,27 +75,27 @@ class Learner(NamedTuple):
     report: Report
 
 
-def check_ppt(c: Any) -> None:
+def check_ppt(config: RunConfig) -> None:
     """Raises InputError where a config lacks, or has, what `pretrain` cannot go without, or with.
 
     Nothing is read but the annotations.
     """
-    if not c.ppt.task:
+    if not config.ppt.task:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
-    need_corpus(c)
-    if not c.corpus.held_out:
+    need_corpus(config)
+    if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
-    _check_idle(c)
-    check_learner(c)
-    open_annotations(c)
+    _check_idle(config)
+    check_learner(config)
+    open_annotations(config)
 
 
-def _check_idle(c: Any) -> None:
+def _check_idle(config: RunConfig) -> None:
     """Raises InputError for fields that say what a task is: here the pre-training task is that."""
-    idle = {f"task.{name}": FIELDS["task"][name].default for name in c.task}
+    idle = {f"task.{name}": FIELDS["task"][name].default for name in config.task}
     named = ("source", "only", "protocol", "rows", "files.train", "files.dev", "files.test")
     idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
-    given = fields(c)
+    given = fields(config)
     # Sorted, so that all processes name the same one.
     for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
         value = given[field]
@@ -102,116 +103,139 @@ def _check_idle(c: Any) -> None:
             shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
                 f"{field}={shown} does nothing in pretrain, whose examples and label "
-                f"words are those of ppt.task={c.ppt.task}; leave it out"
+                f"words are those of ppt.task={config.ppt.task}; leave it out"
             )
 
 
-def tell_idle(c: Any) -> list[str]:
+def tell_idle(config: RunConfig) -> list[str]:
     """Names the fields of a block `ppt` that another of its tasks reads."""
     read = {
         "least": ("unified",), "most": ("unified",), "annotations": ("cls",),
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
-        f"ppt.{name}={brief(c.ppt[name])} is not read: ppt.task is {c.ppt.task}"
+        f"ppt.{name}={brief(config.ppt[name])} is not read: ppt.task is {config.ppt.task}"
         for name, tasks in read.items()
-        if c.ppt.task not in tasks and c.ppt[name] != FIELDS["ppt"][name].default
+        if config.ppt.task not in tasks and config.ppt[name] != FIELDS["ppt"][name].default
     ]
 
 
-def check_learner(c: Any) -> None:
+def check_learner(config: RunConfig) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
-    if not method_of(c).LEARNS:
-        raise InputError(f"prompt.name={c.prompt.name} has nothing to learn; take soft or prefix")
+    if not method_of(config).LEARNS:
+        raise InputError(
+            f"prompt.name={config.prompt.name} has nothing to learn; take soft or prefix"
+        )
     # A made-up vocabulary tells whether the method would store the words of one.
-    if method_of(c).with_vocabulary(np.zeros(1, int)).seen:
+    if method_of(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
             "prompt.rows=seen stores the rows of words of training examples, and pretrain has "
             "none; set prompt.rows=all"
         )
-    if "task" in starts_of(c):
+    if "task" in starts_of(config):
         raise InputError(
             "prompt.start=task takes words of training examples, and pretrain has none; take "
             "normal, uniform, vocab, frequent, labels, text or file"
         )
-    if c.trainable:
+    if config.trainable:
         raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
-    if not head_of(c).READS_WORDS:
-        raise InputError(f"head.name={c.head.name} reads no label words; set head.name=verbalizer")
-    if c.cache.where:
+    if not head_of(config).READS_WORDS:
         raise InputError(
-            f"cache.where={c.cache.where} keeps states of rows that come again, here none "
+            f"head.name={config.head.name} reads no label words; set head.name=verbalizer"
+        )
+    if config.cache.where:
+        raise InputError(
+            f"cache.where={config.cache.where} keeps states of rows that come again, here none "
             "does; set it to ''"
         )
-    options_of(c)
+    options_of(config)
 
 
-def options_of(c: Any) -> tuple[int, ...]:
+def options_of(config: RunConfig) -> tuple[int, ...]:
     """Lists the numbers of options that examples have, (0,) where they have none."""
-    if c.ppt.task not in ("nss", "unified"):
+    if config.ppt.task not in ("nss", "unified"):
         return (0,)
-    return numbers_of_options(c.ppt.task, c.ppt.least, c.ppt.most)
+    return numbers_of_options(config.ppt.task, config.ppt.least, config.ppt.most)
 
 
-def open_annotations(c: Any) -> Annotations | None:
+def open_annotations(config: RunConfig) -> Annotations | None:
     """Opens the labels that cls needs. Raises InputError where its words are of other classes."""
-    if c.ppt.task != "cls":
+    if config.ppt.task != "cls":
         return None
-    if not c.ppt.annotations:
+    if not config.ppt.annotations:
         raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
-    found = Annotations(c.ppt.annotations)
-    found.check_classes(len(get_pattern(c.ppt.task, c.ppt.patterns).words))
-    found.check_thresholds(thresholds_of(c))
+    found = Annotations(config.ppt.annotations)
+    found.check_classes(len(get_pattern(config.ppt.task, config.ppt.patterns).words))
+    found.check_thresholds(thresholds_of(config))
     return found
 
 
-def thresholds_of(c: Any) -> tuple[float, ...]:
+def thresholds_of(config: RunConfig) -> tuple[float, ...]:
     """Gives what the probability of a label must exceed, by class."""
-    return tuple(c.ppt.thresholds) or PUBLISHED
+    return tuple(config.ppt.thresholds) or PUBLISHED
 
 
 # -- model ----------------------------------------------------------------------------------------
 
 
-def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTask:
+def open_asked(config: RunConfig, placement: Placement, *, restored: bool = False) -> PptTask:
     """Opens the backbone and lays the task out; `restored` as in build.task.open_fitting."""
-    backbone = open_fitting(c, placement, restored=restored)
-    scorer = make_scorer(c, backbone, placement)
+    backbone = open_fitting(config, placement, restored=restored)
+    scorer = make_scorer(config, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
-        c.ppt.task, _pattern(c), scorer.tokenizer, style, num_slots=method.num_slots(),
-        max_len=c.data.max_len, options=options_of(c), start=getattr(cfg, "start", 0),
-        decoder_slots=method.num_decoder_slots(), eos=c.task.eos, sentinel=c.backbone.sentinel,
-        num_types=segments(scorer.tokenizer, cfg.types), whole=c.head.span == "target",
-        answer=c.task.answer,
-    )  # fmt: skip
+        config.ppt.task,
+        _pattern(config),
+        scorer.tokenizer,
+        style,
+        num_slots=method.num_slots(),
+        max_len=config.data.max_len,
+        options=options_of(config),
+        start=getattr(cfg, "start", 0),
+        decoder_slots=method.num_decoder_slots(),
+        eos=config.task.eos,
+        sentinel=config.backbone.sentinel,
+        num_types=segments(scorer.tokenizer, cfg.types),
+        whole=config.head.span == "target",
+        answer=config.task.answer,
+    )
     return PptTask(backbone, scorer, forms)
 
 
-def _pattern(c: Any) -> Pattern:
-    return get_pattern(c.ppt.task, c.ppt.patterns)
+def _pattern(config: RunConfig) -> Pattern:
+    return get_pattern(config.ppt.task, config.ppt.patterns)
 
 
-def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
+def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> Scorer:
     """Lays the task out, with the most options, as a classification task is downstream."""
-    pattern, most = _pattern(c), max(options_of(c))
+    pattern, most = _pattern(config), max(options_of(config))
     template, style = pattern.text(most), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
-            f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
-            f"where {with_article(backbone.family)} cannot read it; set ppt.patterns="
-            f"{c.ppt.patterns.partition('_')[0]}_end, or take another backbone"
+            f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text behind "
+            f"[mask], where {with_article(backbone.family)} cannot read it; set ppt.patterns="
+            f"{config.ppt.patterns.partition('_')[0]}_end, or take another backbone"
         )
     task = Task(
-        c.ppt.task, fields_of(c.ppt.task, most), labels=pattern.words, template=template,
+        config.ppt.task, fields_of(config.ppt.task, most), labels=pattern.words, template=template,
         words=tuple((word,) for word in pattern.words), spaced=pattern.space,
     )  # fmt: skip
     return build_scorer(
-        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), template=template,
-        form="cloze", answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
-        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
-        batch=c.data.eval_batch, share=placement.share(),
-    )  # fmt: skip
+        backbone,
+        task,
+        prompt=config.prompt.to_dict(),
+        head=config.head.to_dict(),
+        template=template,
+        form="cloze",
+        answer=config.task.answer,
+        eos=config.task.eos,
+        max_len=config.data.max_len,
+        max_target=config.data.max_target,
+        multiple=config.data.multiple,
+        side=config.data.side,
+        batch=config.data.eval_batch,
+        share=placement.share(),
+    )
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -227,24 +251,28 @@ class Text(NamedTuple):
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
-def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) -> Text:
+def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[int, int]) -> Text:
     """Makes the examples. Raises InputError where there are too few documents for them.
 
     `share` says which part of a held-out batch this process holds, of how many.
     """
-    labels = open_annotations(c)
-    parts = divide(len(corpus), c.corpus.held_out, c.data.seed)
-    tasks = tuple(_make(c, corpus, part, asked.forms, labels) for part in parts)
+    labels = open_annotations(config)
+    parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    tasks = tuple(_make(config, corpus, part, asked.forms, labels) for part in parts)
     rows, held = (PptRows(task, asked.forms, asked.scorer.layout) for task in tasks)
     held = Pass(
-        held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
+        held,
+        batch=config.data.eval_batch,
+        seed=config.data.seed,
+        limit=config.corpus.dev_rows,
+        share=share,
     )
-    options = options_of(c)
+    options = options_of(config)
     about = {
-        "task": c.ppt.task,
-        "patterns": c.ppt.patterns,
+        "task": config.ppt.task,
+        "patterns": config.ppt.patterns,
         **({"options": [min(options), max(options)]} if max(options) else {}),
-        "corpus": c.corpus.path,
+        "corpus": config.corpus.path,
         "documents": len(corpus),
         "tokens": corpus.num_tokens,
     }
@@ -258,20 +286,22 @@ def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) ->
     return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)}, classes)
 
 
-def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
-    if c.ppt.task == "cls":
-        return cls.make(corpus, documents, forms, labels, thresholds_of(c))
-    if c.ppt.task == "nsp":
-        return nsp.make(corpus, documents, forms, matched=c.ppt.matched)
-    return selection.make(c.ppt.task, corpus, documents, forms, matched=c.ppt.matched)
+def _make(config: RunConfig, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
+    if config.ppt.task == "cls":
+        return cls.make(corpus, documents, forms, labels, thresholds_of(config))
+    if config.ppt.task == "nsp":
+        return nsp.make(corpus, documents, forms, matched=config.ppt.matched)
+    return selection.make(config.ppt.task, corpus, documents, forms, matched=config.ppt.matched)
 
 
-def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+def told(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
     """Says what was read, whatever is asked of it."""
-    lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
-    lines += tell_init(c, backbone.module.dims)
-    lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
-    return lines + corpus.notes() + tell_idle(c)
+    lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
+    lines += tell_init(config, backbone.module.dims)
+    lines.append(
+        f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens"
+    )
+    return lines + corpus.notes() + tell_idle(config)
 
 
 def told_task(asked: PptTask, text: Text) -> list[str]:
@@ -286,25 +316,27 @@ def told_task(asked: PptTask, text: Text) -> list[str]:
     ]
 
 
-def examples_key(c: Any) -> str:
+def examples_key(config: RunConfig) -> str:
     """Sums up all that examples of a run depend on and that may differ between runs."""
-    return json.dumps([c.ppt.to_dict(), c.data.seed], sort_keys=True)
+    return json.dumps([config.ppt.to_dict(), config.data.seed], sort_keys=True)
 
 
-def about(c: Any) -> dict[str, Any]:
+def about(config: RunConfig) -> dict[str, Any]:
     """Tells what a result begins with."""
-    return {"task": c.ppt.task}
+    return {"task": config.ppt.task}
 
 
-def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], c: Any) -> None:
+def check_same(
+    saved: Mapping[str, Any] | None, facts: Mapping[str, Any], config: RunConfig
+) -> None:
     """Raises InputError where the text or its labels are others than a run's record says."""
     if saved is None:
         return
     check_unchanged(saved["corpus"], facts["corpus"])
     if saved["labels"] != facts["labels"]:
         raise InputError(
-            f"ppt.annotations={c.ppt.annotations} has other labels than the saved run; restore "
-            "them, or take another workdir"
+            f"ppt.annotations={config.ppt.annotations} has other labels than the saved run; "
+            "restore them, or take another workdir"
         )
 
 
@@ -312,7 +344,7 @@ def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], c: Any
 
 
 def load(
-    c: Any, asked: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
+    config: RunConfig, asked: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
     restored: bool = False,
 ) -> tuple[PptTask, Learner]:  # fmt: skip
     """Reads the weights and initialises the prompt; `counts` and `restored` as in `start`.
@@ -321,16 +353,18 @@ def load(
     """
     backbone, loaded = load_weights(asked.backbone, placement)
     asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
-    trainable, frozen, report = start(c, asked.scorer, loaded, counts, placement, restored=restored)
-    model, objectives = make_objectives(c, asked.scorer.model)
+    trainable, frozen, report = start(
+        config, asked.scorer, loaded, counts, placement, restored=restored
+    )
+    model, objectives = make_objectives(config, asked.scorer.model)
     return asked, Learner(model, objectives, trainable, frozen, report)
 
 
-def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
+def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
     """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
     own = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in own}
-    heads, objective = head_of(c).counted(heads, c.optim.smoothing)
+    heads, objective = head_of(config).counted(heads, config.optim.smoothing)
     model = dataclasses.replace(model, heads=own | heads)
     return model, [objective, *model.prompt.objectives()]
 
@@ -355,12 +389,14 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def restore(c: Any, workdir: str) -> Trained:
+def restore(config: RunConfig, workdir: str) -> Trained:
     """Reads the best prompt of a workdir, no text. Raises InputError as runs.restore.restore."""
-    check_config(c)
-    record, step = records.read_trained(workdir, c, (*FREE, *FREE_TRAINED))
-    placement = build_placement(c)
-    asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
+    check_config(config)
+    record, step = records.read_trained(workdir, config, (*FREE, *FREE_TRAINED))
+    placement = build_placement(config)
+    asked, learned = load(
+        config, open_asked(config, placement, restored=True), placement, restored=True
+    )
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):
         trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)

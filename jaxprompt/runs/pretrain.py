@@ -8,6 +8,7 @@ from jaxprompt.build.initial_params import count_tokens
 from jaxprompt.build.method import head_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus.denoise.batches import Visits
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
@@ -18,14 +19,16 @@ from jaxprompt.training.loop import Ended
 from jaxprompt.training.throughput import Meter
 
 
-def run(c: Any, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
     """Pre-trains by a config in a workdir. -> the result, see `running.carry_out`"""
-    return tune.run(c, workdir) if has_topics(c) else carry_out(Pretraining(c, workdir))
+    return (
+        tune.run(config, workdir) if has_topics(config) else carry_out(Pretraining(config, workdir))
+    )
 
 
-def has_topics(c: Any) -> bool:
+def has_topics(config: RunConfig) -> bool:
     """Tells whether a config learns from texts with topics, as a task is learned."""
-    return not c.ppt.task and head_of(c).PRETRAINS
+    return not config.ppt.task and head_of(config).PRETRAINS
 
 
 class Pretraining(CorpusWork):
@@ -40,56 +43,58 @@ class Pretraining(CorpusWork):
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads the backbone."""
-        c, placement = self.config, build_placement(self.config)
-        asked = ppt.open_asked(c, placement)
+        config, placement = self.config, build_placement(self.config)
+        asked = ppt.open_asked(config, placement)
         corpus = self.read_corpus(asked.scorer.tokenizer, asked.backbone.module.cfg.vocab, started)
         share = placement.share()
-        self.text = ppt.read_text(c, corpus, asked, share)
-        ppt.check_same(saved, self.text.facts, c)
-        self.batches = Visits(self.text.rows, batch=c.data.batch, seed=c.seed, share=share)
-        self.milestones = plan_of(c, self.batches.steps_per_epoch, len(self.text.rows))
-        counts = count_tokens(c, None, corpus.token_counts)
-        self.asked, self.learned = ppt.load(c, asked, placement, counts)
+        self.text = ppt.read_text(config, corpus, asked, share)
+        ppt.check_same(saved, self.text.facts, config)
+        self.batches = Visits(
+            self.text.rows, batch=config.data.batch, seed=config.seed, share=share
+        )
+        self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.text.rows))
+        counts = count_tokens(config, None, corpus.token_counts)
+        self.asked, self.learned = ppt.load(config, asked, placement, counts)
         self.corpus, self.placement = corpus, placement
         self.record = records.make_record(
-            c, self.text.facts, asked.scorer.template, asked.backbone.family,
+            config, self.text.facts, asked.scorer.template, asked.backbone.family,
             self.learned.report.fingerprint,
         )  # fmt: skip
 
     def build(self) -> None:
         """Makes the step, and counts what it asks for."""
-        c, learned, (task, held) = self.config, self.learned, self.text.tasks
+        config, learned, (task, held) = self.config, self.learned, self.text.tasks
         place = self.placement
         self.score_held = denoising.build_scores(
-            place, learned, self.text.held, c.seed, ppt.scoring(held)
+            place, learned, self.text.held, config.seed, ppt.scoring(held)
         )
         self.set_training(
             place, learned.model, learned.objectives, learned.trainable, learned.frozen
         )
         like = next(iter(self.text.held))
-        flops = ppt.flops_of(learned, self.tx, self.state, like, c.data.batch, place)
-        self.meter = Meter(self.batches, ppt.scoring(task), flops, c.backbone.dtype, place)
+        flops = ppt.flops_of(learned, self.tx, self.state, like, config.data.batch, place)
+        self.meter = Meter(self.batches, ppt.scoring(task), flops, config.backbone.dtype, place)
         # None is the dropout of config.json, and so counts as some.
-        self.drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
+        self.drops = config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0
 
     def tell(self, log: RunLog, where: str) -> None:
         """Says what was read, what was left out of it, and what trains."""
-        c, learned = self.config, self.learned
-        for line in ppt.told(c, self.asked.backbone, learned.report, self.corpus):
+        config, learned = self.config, self.learned
+        for line in ppt.told(config, self.asked.backbone, learned.report, self.corpus):
             log.say(line)
         for line in ppt.told_task(self.asked, self.text):
             log.say(line)
         log.say(tree.overview(learned.trainable, learned.frozen))
-        size = f"{c.data.batch} x {c.data.max_len} tokens"
+        size = f"{config.data.batch} x {config.data.max_len} tokens"
         log.say(f"{self.milestones.total} steps of {size}, {where}")
-        for line in tell_kernel(c, self.placement, self.asked.backbone.module):
+        for line in tell_kernel(config, self.placement, self.asked.backbone.module):
             log.say(line)
 
     def finish(self, ended: Ended) -> dict[str, Any]:
         """Makes the result; `export` writes the prompt."""
-        c, trained = self.config, tree.count(self.learned.trainable)
+        config, trained = self.config, tree.count(self.learned.trainable)
         return ended.progress.result(
-            {"task": c.ppt.task, "method": c.prompt.name, "seed": c.seed},
+            {"task": config.ppt.task, "method": config.prompt.name, "seed": config.seed},
             trained=trained, total=trained + tree.count(self.frozen), scored="held_out",
             time=ended.time,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from jaxprompt.build.inheritance import read_origin
 from jaxprompt.build.initial_params import rows_of_file
 from jaxprompt.build.method import inherited, start_files, starts_of
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.identity import check_identity
 from jaxprompt.errors import InputError
 from jaxprompt.files import is_held
@@ -20,18 +21,18 @@ from jaxprompt.training.run_folder import check_record, check_workdir, read_reco
 
 
 def make_record(
-    c: Any, facts: Mapping[str, Any], template: str, family: str, fingerprint: str
+    config: RunConfig, facts: Mapping[str, Any], template: str, family: str, fingerprint: str
 ) -> dict[str, Any]:
     """Says what a run learns from, for its folder: `facts` of its data, and its backbone."""
     record = dict(facts) | {"template": template}
     record["backbone"] = {"family": family, "fingerprint": fingerprint}
-    return record | _origins(c)
+    return record | _origins(config)
 
 
-def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
+def check_origins(config: RunConfig, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
     """Raises InputError where an export or a file that a run started from is another one now."""
     # Through JSON, as the saved record was.
-    made = json.loads(json.dumps(_origins(c)))
+    made = json.loads(json.dumps(_origins(config)))
     saved, now = record.get("init"), made.get("init")
     if _digests(saved) != _digests(now):
         raise InputError(
@@ -52,11 +53,11 @@ def _digests(init: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(each["path"], each["sha256"]) for each in own]
 
 
-def _origins(c: Any) -> dict[str, Any]:
+def _origins(config: RunConfig) -> dict[str, Any]:
     """Tells of the exports and the files that numbers start from."""
-    found = [read_origin(path) for path, _ in inherited(c)]
+    found = [read_origin(path) for path, _ in inherited(config)]
     own = {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
-    files = {path: _sha256(rows_of_file(path)[0]) for path in start_files(c)}
+    files = {path: _sha256(rows_of_file(path)[0]) for path in start_files(config)}
     return own | ({"files": files} if files else {})
 
 
@@ -104,14 +105,17 @@ def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[s
 
 
 def check_start(
-    c: Any, record: Mapping[str, Any], facts: Mapping[str, Any], workdir: str | os.PathLike
+    config: RunConfig,
+    record: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    workdir: str | os.PathLike,
 ) -> None:
     """Raises InputError where a frozen prompt would start from another text than the run's did.
 
     Its numbers are in no checkpoint: they are made again from the training split.
     """
     saved, now = record["splits"].get("train"), facts["splits"]["train"]
-    if "task" in starts_of(c) and saved is not None and saved["digest"] != now["digest"]:
+    if "task" in starts_of(config) and saved is not None and saved["digest"] != now["digest"]:
         raise InputError(
             f"{workdir} has a frozen prompt that started from its training split "
             f"(prompt.start=task): {saved['examples']} examples, which are not the "
@@ -155,13 +159,15 @@ def beside_training(workdir: str) -> Iterator[None]:
         raise
 
 
-def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+def read_trained(
+    workdir: str, config: RunConfig, free: tuple[str, ...]
+) -> tuple[dict[str, Any], int]:
     """Reads what a run of a config learned from and the step of its best numbers.
 
     Raises InputError for a folder that is of another config or untrained, and where the best
     numbers are not there any more.
     """
-    check_workdir(workdir, c.to_dict(), free)
+    check_workdir(workdir, config.to_dict(), free)
     checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
     # A finished run says which step was best; of an unfinished one the checkpoints do.
     step = checkpoints.best() if result is None else result["best_step"]

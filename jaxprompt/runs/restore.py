@@ -12,6 +12,7 @@ from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import describe_data, encode_splits, open_fitting, scorer_from_config
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
@@ -43,32 +44,34 @@ class Trained(NamedTuple):
     others: tuple[str, ...] = ()  # says which splits are not those of the run
 
 
-def is_zero_shot(c: Any) -> bool:
+def is_zero_shot(config: RunConfig) -> bool:
     """Tells whether a config has nothing to train."""
-    return not method_of(c).LEARNS and not c.trainable and head_of(c).READS_WORDS
+    return not method_of(config).LEARNS and not config.trainable and head_of(config).READS_WORDS
 
 
-def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING) -> Trained:
+def restore(
+    config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING
+) -> Trained:
     """Reads the best prompt of a workdir and the `wanted` splits.
 
     Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for a workdir that is
     untrained or of another config, and for a backbone of other weights.
     """
-    check_config(c)
+    check_config(config)
     # A frozen prompt that started from text has its numbers from that text alone.
-    from_text = bool(c.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(c))
+    from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(config))
     record, best_step = None, None
-    if not is_zero_shot(c):
-        own = [f"head.{name}" for name in head_of(c).CHANGEABLE]
+    if not is_zero_shot(config):
+        own = [f"head.{name}" for name in head_of(config).CHANGEABLE]
         free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
-        record, best_step = read_trained(workdir, c, (*FREE, *free))
-    placement = build_placement(c)
-    backbone = open_fitting(c, placement, restored=True)
+        record, best_step = read_trained(workdir, config, (*FREE, *free))
+    placement = build_placement(config)
+    backbone = open_fitting(config, placement, restored=True)
     if from_text:
         wanted = (*wanted, "train")
-    shown = ("train",) if shows_demos(c) else ()
-    examples = read_examples(c, (*wanted, *shown), record, given.rows)
-    scorer = scorer_from_config(c, backbone, examples, placement)
+    shown = ("train",) if shows_demos(config) else ()
+    examples = read_examples(config, (*wanted, *shown), record, given.rows)
+    scorer = scorer_from_config(config, backbone, examples, placement)
     if record is not None and "seen" in record:
         scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record["seen"]))
     known = describe_data(examples, scorer)
@@ -80,24 +83,30 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     backbone, loaded = given.load(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if record is None:
-        params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)
+        params = scorer.model.init(
+            rng.key_for(config.seed, "init"), loaded.params, placement=placement
+        )
         weights = Weights({}, tree.flatten(params), loaded.report)
-        record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
+        record = make_record(
+            config, known, scorer.template, backbone.family, loaded.report.fingerprint
+        )
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir, known["identity"])
     others = other_splits(record, known)
     counts = None
     if from_text:
-        check_start(c, record, known, workdir)
+        check_start(config, record, known, workdir)
         from jaxprompt.build.initial_params import (  # which imports this module
             count_corpus,
             count_tokens,
         )
 
-        counts = count_tokens(c, splits["train"], lambda: count_corpus(c, scorer, workdir))
-    weights = start(c, scorer, loaded, counts, placement, restored=True)
+        counts = count_tokens(
+            config, splits["train"], lambda: count_corpus(config, scorer, workdir)
+        )
+    weights = start(config, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
-        check_origins(c, record, workdir)
+        check_origins(config, record, workdir)
     with beside_training(workdir):
         trainable, best = Checkpoints(workdir).restore_best(
             weights.trainable, best_step, or_newer=True

@@ -14,6 +14,7 @@ from flax import traverse_util
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import FREE, Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
@@ -43,8 +44,8 @@ class Work(Job):
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
 
-    def __init__(self, c: Any, workdir: str):
-        self.config, self.workdir = c, str(workdir)
+    def __init__(self, config: RunConfig, workdir: str):
+        self.config, self.workdir = config, str(workdir)
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -85,9 +86,9 @@ class Work(Job):
 
     def set_state(self, placement: Placement, trainable: Flat, frozen: Flat) -> None:
         """Makes what a step starts from, for a kind of run that makes its own; `tx` optimizes."""
-        c = self.config
-        self.tx = build_optimizer(c, trainable, self.milestones, self.batches.steps_per_epoch)
-        key = rng.key_for(c.seed, "dropout", c.rng)
+        config = self.config
+        self.tx = build_optimizer(config, trainable, self.milestones, self.batches.steps_per_epoch)
+        key = rng.key_for(config.seed, "dropout", config.rng)
         self.state = place_state(placement, trainable, self.tx, key, donate=True)
         self.placement, self.frozen = placement, frozen
 
@@ -128,16 +129,16 @@ def carry_out(work: Work) -> dict[str, Any] | None:
     A finished run gives the result that it has. Raises InputError where the folder is another
     run's, or in use, and where the run would learn from anything else than it did.
     """
-    c, workdir = work.config, work.workdir
+    config, workdir = work.config, work.workdir
     work.check()
-    run_folder.check_workdir(workdir, c.to_dict(), _FREE)
-    keep_programs(c.train.compilation_cache)
+    run_folder.check_workdir(workdir, config.to_dict(), _FREE)
+    keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
         saved, finished = run_folder.read_record(workdir), run_folder.read_result(workdir)
         started = Checkpoints(workdir).latest()
         signals.note(loop.saved_at(started))
         # Before anything is read: processes that differ would wait for one another forever.
-        processes.agree(facts(c) | {"result.json": str(bool(finished))})
+        processes.agree(facts(config) | {"result.json": str(bool(finished))})
         work.prepare(saved, started)
         # Each process reads for itself: of other text its share would be of another batch.
         agree_on(work.record)
@@ -149,7 +150,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             return finished
         work.build()
         # Only now is the folder written: what is refused above leaves it as it was.
-        run_folder.guard_workdir(workdir, c.to_dict(), _FREE)
+        run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, work.record)
         where = "from the start" if started is None else f"resumed at step {started}"
         ended = loop.drive(work, workdir, started, lambda log: work.tell(log, where))
@@ -157,7 +158,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             return None
         result = work.finish(ended)
         run_folder.write_result(workdir, result)
-        if c.train.plot and processes.is_first() and pictures.can_draw():
+        if config.train.plot and processes.is_first() and pictures.can_draw():
             title = f"{work.DONE}: {Path(workdir).resolve().name}"
             try:
                 pictures.draw_curves(workdir, title)
@@ -172,8 +173,8 @@ def agree_on(record: Mapping[str, Any]) -> None:
     processes.agree({f"the {name}": digest(part) for name, part in record.items()})
 
 
-def facts(c: Any) -> dict[str, str]:
+def facts(config: RunConfig) -> dict[str, str]:
     """Lists what the processes of a run must have in common before they read anything."""
-    leaves = traverse_util.flatten_dict(c.to_dict(), sep=".")
+    leaves = traverse_util.flatten_dict(config.to_dict(), sep=".")
     shown = {name: str(value) for name, value in leaves.items() if not name.startswith(_PLACES)}
     return shown | {f"version of {name}": text for name, text in package_versions().items()}

@@ -19,6 +19,7 @@ from jaxprompt.build.task import (
     tell_examples,
     train_batches,
 )
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
@@ -28,48 +29,48 @@ from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch
 
 
-def validate(c: Any) -> Iterator[str]:
+def validate(config: RunConfig) -> Iterator[str]:
     """Checks a tuning config with its data and its backbone. Yields what a run would say of them.
 
     Raises InputError for what a run would refuse before it reads weights.
     """
-    if shared_tuning.is_shared(c):
-        yield from _validate_shared(c)
+    if shared_tuning.is_shared(config):
+        yield from _validate_shared(config)
         return
-    if is_grid(c):
-        runs = list_runs(c, "")
+    if is_grid(config):
+        runs = list_runs(config, "")
         yield f"{len(runs)} runs, the first of them:"
-        c = runs[0].config
-    check_config(c)
-    placement = build_placement(c)
-    backbone = open_fitting(c, placement)
-    examples, scorer, splits = prepare_task(c, placement, backbone)
+        config = runs[0].config
+    check_config(config)
+    placement = build_placement(config)
+    backbone = open_fitting(config, placement)
+    examples, scorer, splits = prepare_task(config, placement, backbone)
     scorer = scorer.with_vocabulary_of(splits["train"])
-    counts = count_tokens(c, splits["train"], lambda: None)
-    trainable, frozen = _shapes(c, scorer, counts)
-    batches = train_batches(c, scorer, splits["train"])
+    counts = count_tokens(config, splits["train"], lambda: None)
+    trainable, frozen = _shapes(config, scorer, counts)
+    batches = train_batches(config, scorer, splits["train"])
     # The plan needs the length of an epoch, not the batches.
     batches.close()
-    plan = plan_of(c, batches.steps_per_epoch, len(splits["train"].rows))
+    plan = plan_of(config, batches.steps_per_epoch, len(splits["train"].rows))
     # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
-    build_optimizer(c, trainable, plan, batches.steps_per_epoch)
+    build_optimizer(config, trainable, plan, batches.steps_per_epoch)
 
-    yield from _tell_backbone(c, backbone)
+    yield from _tell_backbone(config, backbone)
     yield from _tell_task(scorer, splits, examples.notes)
     yield tree.overview(trainable, frozen)
-    yield _tell_plan(plan, longest_batch(c, scorer, splits["train"]))
+    yield _tell_plan(plan, longest_batch(config, scorer, splits["train"]))
 
 
-def _validate_shared(c: Any) -> Iterator[str]:
+def _validate_shared(config: RunConfig) -> Iterator[str]:
     """Checks a config whose tasks share a prompt, as the run itself does."""
-    work = shared_tuning.SharedTuning(c, "")
+    work = shared_tuning.SharedTuning(config, "")
     work.check()
     work.read()
     work.batches.close()
-    trainable, frozen = _shapes(c, work.joined(), work.count_tokens(lambda scorer: None))
-    build_optimizer(c, trainable, work.milestones, work.batches.steps_per_epoch)
+    trainable, frozen = _shapes(config, work.joined(), work.count_tokens(lambda scorer: None))
+    build_optimizer(config, trainable, work.milestones, work.batches.steps_per_epoch)
     batches = {}
-    yield from _tell_backbone(c, work.backbone)
+    yield from _tell_backbone(config, work.backbone)
     for name, scorer in work.scorers.items():
         yield f"shared task {name}:"
         yield from _tell_task(scorer, work.splits[name], work.notes[name])
@@ -79,21 +80,21 @@ def _validate_shared(c: Any) -> Iterator[str]:
     yield _tell_plan(work.milestones, batches[max(batches)])
 
 
-def _shapes(c: Any, scorer: Scorer, counts: Any) -> tuple[tree.Flat, tree.Flat]:
+def _shapes(config: RunConfig, scorer: Scorer, counts: Any) -> tuple[tree.Flat, tree.Flat]:
     """Makes shapes of what trains and of what does not; refuses what a prompt cannot start from."""
-    leaves = backbone_shapes(scorer.model.backbone, c.backbone.quantize)
+    leaves = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
     shapes = tree.unflatten(leaves)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     params = jax.eval_shape(init, jax.random.key(0), shapes)
-    check_start(c, scorer, params, counts)
-    return divide(c, scorer, params)
+    check_start(config, scorer, params, counts)
+    return divide(config, scorer, params)
 
 
-def _tell_backbone(c: Any, backbone: Backbone) -> Iterator[str]:
-    yield f"backbone {c.backbone.path} ({backbone.family})"
+def _tell_backbone(config: RunConfig, backbone: Backbone) -> Iterator[str]:
+    yield f"backbone {config.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
-    yield from tell_init(c, backbone.module.dims)
+    yield from tell_init(config, backbone.module.dims)
 
 
 def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from jaxprompt.build.inheritance import rescaled
 from jaxprompt.build.prompt_artifact import describe, encode_text, plain_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError, brief, with_article
@@ -89,7 +90,7 @@ def adopt(path: str) -> Adopted:
 
 
 def card_of_adopted(
-    c: Any, path: str, adopted: Adopted, backbone: LoadedBackbone
+    config: RunConfig, path: str, adopted: Adopted, backbone: LoadedBackbone
 ) -> dict[str, Any]:
     """Makes the card that a prompt without one would have on a backbone, by a config.
 
@@ -109,26 +110,31 @@ def card_of_adopted(
             f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
             f"read; give the backbone that it was learned on: {', '.join(_PREFIXES)}"
         )
-    if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
+    if "pooler" in adopted.head and config.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
-        fitting = "roberta" if c.head.pooler == "trained" else "bert"
+        fitting = "roberta" if config.head.pooler == "trained" else "bert"
         if opened.family != fitting:
             raise InputError(
                 f"{path} has a head as {fitting} has it, and the backbone is "
                 f"{with_article(opened.family)}; give a head of your own, or the backbone that it "
                 "was learned on"
             )
-    with c.unlocked():
-        c.prompt = type(c)(adopted.prompt)
-    task = read_task(c.task)
+    with config.unlocked():
+        config.prompt = type(config)(adopted.prompt)
+    task = read_task(config.task)
     if task.kind == "classes" and not (task.labels or task.choices):
         raise InputError("without training rows the classes are not known; give the task's labels")
     examples = Examples(task, max(1, len(task.choices)), {})
-    scorer = scorer_from_config(c, opened, examples, backbone.placement)
+    scorer = scorer_from_config(config, opened, examples, backbone.placement)
     return describe(
-        scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
-        fingerprint=backbone.loaded.report.fingerprint, config=c.to_dict(), metrics={}, origin={},
-    )  # fmt: skip
+        scorer,
+        scorer.model.prompt,
+        backbone={**opened.block, "family": opened.family},
+        fingerprint=backbone.loaded.report.fingerprint,
+        config=config.to_dict(),
+        metrics={},
+        origin={},
+    )
 
 
 def scale_slots(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,15 +98,17 @@ def make_bank(
         if known["fingerprint"] != held and not force:
             raise InputError(
                 f"prompt {name} was learned on weights {known['fingerprint'][:12]} "
-                f"({known.get('id')}), and this bank is on {held[:12]} ({opened.block['path']}); a "
+                f"({known.get('id')}), and this bank is on {held[:12]} ({opened.config.path}); a "
                 "bank has one backbone: serve the prompt by itself, or pass --force (force=True)"
             )
-        if known["rescale"] != opened.block["rescale"]:
+        if known["rescale"] != opened.config.rescale:
             raise InputError(
                 f"prompt {name} was learned with rescale={known['rescale']}, the bank's backbone "
-                f"has {opened.block['rescale']}; serve it by itself"
+                f"has {opened.config.rescale}; serve it by itself"
             )
-        own = opened._replace(block={**opened.block, "sentinel": known["sentinel"]})
+        own = opened._replace(
+            config=dataclasses.replace(opened.config, sentinel=known["sentinel"])
+        )
         try:
             scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
         except InputError as error:

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.prompt_artifact import pack
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.runs import ppt
 from jaxprompt.runs.restore import restore
@@ -22,22 +23,22 @@ class Packed(NamedTuple):
     card: dict[str, Any]
 
 
-def pack_run(c: Any, workdir: str, given: Given = NOTHING) -> Packed:
+def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
     """Reads the best prompt of a run, tuned or pre-trained, folds it and describes it."""
-    if c.ppt.task:
-        trained = ppt.restore(c, workdir)
+    if config.ppt.task:
+        trained = ppt.restore(config, workdir)
     else:
-        trained = restore(c, workdir, given=given)
+        trained = restore(config, workdir, given=given)
     result = read_result(workdir) or {}
     metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
     origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
-    if c.ppt.task:
+    if config.ppt.task:
         origin["pretrained"] = ppt.read_about(trained)
     weights = trained.weights
     tensors, card = pack(
         trained.scorer, weights.trainable, weights.frozen,
-        backbone=c.backbone.to_dict() | {"family": trained.family},
-        fingerprint=weights.report.fingerprint, config=c.to_dict(),
+        backbone=config.backbone.to_dict() | {"family": trained.family},
+        fingerprint=weights.report.fingerprint, config=config.to_dict(),
         metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
     )  # fmt: skip
     if "step" in trained.best:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import drop_unread, head_of, starts_of
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.schema import check_fields
 from jaxprompt.config.settings import Settings, settings_of
 from jaxprompt.errors import InputError
@@ -38,7 +39,7 @@ class GridRun(NamedTuple):
 
     name: str
     changes: dict[str, Any]  # field -> value
-    config: Any  # its own, without a grid
+    config: RunConfig  # its own, without a grid
     folder: Path
 
     @property
@@ -47,21 +48,21 @@ class GridRun(NamedTuple):
         return settings_of(self.config)
 
 
-def is_grid(c: Any) -> bool:
+def is_grid(config: RunConfig) -> bool:
     """Tells whether a config, checked or not, stands for several runs."""
-    block = c.to_dict().get("runs")
+    block = config.to_dict().get("runs")
     values = block.values() if isinstance(block, Mapping) else ()
     return any(value for value in values if isinstance(value, tuple))
 
 
-def why_alone(c: Any) -> str:
+def why_alone(config: RunConfig) -> str:
     """Says why a run cannot train in one program with others, and what to set; "" = it can."""
-    if c.train.profile:
+    if config.train.profile:
         return (
-            f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "
-            "several; set it to 0"
+            f"train.profile={config.train.profile} traces steps of one run, and config.runs asks "
+            "for several; set it to 0"
         )
-    if c.rng == "rbg":
+    if config.rng == "rbg":
         return (
             "rng=rbg: runs of config.runs train as one program, and the dropout masks of each "
             "would depend on the others; set rng=threefry"
@@ -69,13 +70,13 @@ def why_alone(c: Any) -> str:
     return ""
 
 
-def list_runs(c: Any, workdir: str) -> list[GridRun]:
+def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
-    check_fields(c.to_dict())
-    if why := why_alone(c):
+    check_fields(config.to_dict())
+    if why := why_alone(config):
         raise InputError(f"{why}, or empty config.runs")
-    axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
-    _check_axes(c, axes)
+    axes = {axis: tuple(config.runs[axis]) for axis in AXES if config.runs[axis]}
+    _check_axes(config, axes)
     runs, names = [], {}
     for values in itertools.product(*axes.values()):
         changes = {AXES[axis]: value for axis, value in zip(axes, values, strict=True)}
@@ -83,7 +84,7 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
             f"{_short(axis)}={_show(value, axes[axis])}"
             for axis, value in zip(axes, values, strict=True)
         )
-        own = alone(c)
+        own = alone(config)
         for field, value in changes.items():
             _set(own, field, value)
         if "starts" in axes:  # what is given for one of them is not for the others
@@ -100,24 +101,24 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
     return runs
 
 
-def take_size(c: Any) -> int:
+def take_size(config: RunConfig) -> int:
     """Reads how many runs train at once, and takes it out of a config: no run depends on it."""
-    if "size" not in c.get("runs", {}):
+    if "size" not in config.get("runs", {}):
         return 0
-    size, c.runs.size = c.runs.size, 0
+    size, config.runs.size = config.runs.size, 0
     return size
 
 
-def alone(c: Any) -> Any:
+def alone(config: RunConfig) -> Any:
     """Copies a config and empties its grid."""
-    own = c.copy_and_resolve_references()
+    own = config.copy_and_resolve_references()
     for axis in AXES:
         own.runs[axis] = ()
     own.runs.size = 0
     return own
 
 
-def alike(config: Any) -> str:
+def alike(config: RunConfig) -> str:
     """Sums up all that must be equal between runs of one program, as text."""
     given = config.to_dict()
     for field in VARIES:
@@ -169,51 +170,53 @@ def _merit(result: Mapping[str, Any]) -> float:
     return rank(next(iter(result["dev"].values())))
 
 
-def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
-    if "words" in axes and (c.ppt.task or "tasks" in axes):
+def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
+    if "words" in axes and (config.ppt.task or "tasks" in axes):
         raise InputError(
             "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
             "empty it"
         )
-    head = head_of(c)
-    if "texts" in axes and "text" in c.prompt and not c.prompt.text:
-        c = c.copy_and_resolve_references()
-        c.prompt.text = axes["texts"][0]  # the runs give it
-    starts = axes.get("starts", starts_of(c))
+    head = head_of(config)
+    if "texts" in axes and "text" in config.prompt and not config.prompt.text:
+        config = config.copy_and_resolve_references()
+        config.prompt.text = axes["texts"][0]  # the runs give it
+    starts = axes.get("starts", starts_of(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
             f"config.runs.words names words that head.name={head.name} does not read; take "
             "head.name=verbalizer, or empty it"
         )
-    if "data_seeds" in axes and not (c.data.protocol or shows_demos(c) or c.ppt.task):
+    if "data_seeds" in axes and not (
+        config.data.protocol or shows_demos(config) or config.ppt.task
+    ):
         raise InputError(
             "config.runs.data_seeds: no examples are drawn here, so that the runs would be the "
             "same; set data.protocol, as kshot or holdout, or empty the list"
         )
-    if "folds" in axes and c.data.protocol != "kfold":
+    if "folds" in axes and config.data.protocol != "kfold":
         raise InputError(
             "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
-            f"set it in place of {c.data.protocol!r}, or empty the list"
+            f"set it in place of {config.data.protocol!r}, or empty the list"
         )
     for axis in ("starts", "texts"):
         field = AXES[axis].partition(".")[2]
-        if axis in axes and field not in c.prompt:
+        if axis in axes and field not in config.prompt:
             raise InputError(
-                f"config.runs.{axis} needs a method with prompt.{field}, which {c.prompt.name} has "
-                "not; take prompt.name=soft"
+                f"config.runs.{axis} needs a method with prompt.{field}, which "
+                f"{config.prompt.name} has not; take prompt.name=soft"
             )
-    if "texts" in axes and set(axes.get("starts", (c.prompt.start,))) != {"text"}:
+    if "texts" in axes and set(axes.get("starts", (config.prompt.start,))) != {"text"}:
         raise InputError("config.runs.texts needs prompt.start=text, and no other start")
 
 
-def _set(c: Any, field: str, value: Any) -> None:
+def _set(config: RunConfig, field: str, value: Any) -> None:
     *blocks, last = field.split(".")
     for block in blocks:
-        c = c[block]
+        config = config[block]
     if field == "task.words":
         value = tuple(part.strip() for part in value.split(","))
     # A list of rates may hold whole numbers, which a field of floats refuses.
-    c[last] = float(value) if isinstance(c[last], float) else value
+    config[last] = float(value) if isinstance(config[last], float) else value
 
 
 def _short(axis: str) -> str:

@@ -16,6 +16,7 @@ from jaxprompt import rng, tree
 from jaxprompt.build import initial_params
 from jaxprompt.build.initial_params import check_all
 from jaxprompt.build.optimizer import build_optimizer
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.models.model import Model
@@ -90,7 +91,7 @@ class Start(NamedTuple):
 class Shared(NamedTuple):
     """What the runs of a group have in common."""
 
-    config: Any  # of the first run
+    config: RunConfig  # of the first run
     placement: Placement
     loaded: Any
     objectives: Sequence[Objective]
@@ -108,20 +109,22 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, Any]) -> None:
 
     `shapes` keeps those of the numbers of each model, which several members may have.
     """
-    c, scorer, model = member.run.config, member.scorer, member.model
+    config, scorer, model = member.run.config, member.scorer, member.model
     if id(model) not in shapes:
         init = partial(model.init, choices=scorer.layout.num_rows)
         shapes[id(model)] = jax.eval_shape(init, jax.random.key(0), shared.loaded.params)
     own, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
-    trainable = check_all(c, scorer, own, member.counts, fingerprint, shared.placement)
-    build_optimizer(c, trainable, member.plan, member.steps_per_epoch)
+    trainable = check_all(config, scorer, own, member.counts, fingerprint, shared.placement)
+    build_optimizer(config, trainable, member.plan, member.steps_per_epoch)
 
 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
-    c = member.run.config
-    weights = initial_params.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
-    tx = build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
+    config = member.run.config
+    weights = initial_params.start(
+        config, member.scorer, shared.loaded, member.counts, shared.placement
+    )
+    tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)
     settings = member.run.settings
     key = rng.key_for(settings.seed, "dropout", settings.rng)
     state = make_state(weights.trainable, tx, key)

@@ -18,6 +18,7 @@ from jaxprompt.build.initial_params import count_tokens, start
 from jaxprompt.build.method import method_of
 from jaxprompt.build.optimizer import build_optimizer, counts_epochs, plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import settings_of
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -52,8 +53,8 @@ def prepare(
     A run that cannot be is handed to `failed`; where none can there is nothing to share. Raises
     InputError for a corpus that has changed.
     """
-    c = runs[0].config
-    placement = build_placement(c)
+    config = runs[0].config
+    placement = build_placement(config)
     asked: dict[str, ppt.PptTask] = {}
     tasks: dict[str, SharedTask] = {}
     corpus, found = None, []
@@ -66,7 +67,7 @@ def prepare(
             failed(run, error)
             continue
         if corpus is None:  # what is wrong with it is so for all runs
-            corpus = _read(c, asked[key], workdir)
+            corpus = _read(config, asked[key], workdir)
         try:
             if key not in tasks:
                 text = ppt.read_text(run.config, corpus, asked[key], placement.share())
@@ -74,7 +75,7 @@ def prepare(
         except InputError as error:
             failed(run, error)
             continue
-        ppt.check_same(read_record(run.folder), tasks[key].text.facts, c)
+        ppt.check_same(read_record(run.folder), tasks[key].text.facts, config)
         found.append((run, key))
     if not found:
         return None, []
@@ -94,59 +95,61 @@ def prepare(
         records.check_repeated(run.folder, record)
         member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
-    objectives = ppt.make_objectives(c, members[0].scorer.model)[1]
-    says = ppt.told(c, backbone, loaded.report, corpus)
-    says += tell_kernel(c, placement, backbone.module)
+    objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
+    says = ppt.told(config, backbone, loaded.report, corpus)
+    says += tell_kernel(config, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
-    return Shared(c, placement, loaded, objectives, HeldOutScorer, says, "held_out"), members
+    return Shared(config, placement, loaded, objectives, HeldOutScorer, says, "held_out"), members
 
 
-def _read(c: Any, asked: ppt.PptTask, workdir: Path) -> Corpus:
+def _read(config: RunConfig, asked: ppt.PptTask, workdir: Path) -> Corpus:
     vocab = asked.backbone.module.cfg.vocab
-    return read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
+    return read_corpus(config, asked.scorer.tokenizer, vocab, workdir)
 
 
 def _member(
     run: GridRun, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
     record: dict[str, Any],
 ) -> Member:  # fmt: skip
-    c = run.config
-    plan, epoch = _plan(c, text)
+    config = run.config
+    plan, epoch = _plan(config, text)
     # What else depends on the length of an epoch is told by the plan.
-    shape = epoch if counts_epochs(c) else 0, scorer.layout
+    shape = epoch if counts_epochs(config) else 0, scorer.layout
     return Member(
-        run, scorer, ppt.make_objectives(c, scorer.model)[0], plan, epoch, shape, source=text,
-        feed=partial(_feed, c, text, flops, placement),
-        longest=partial(_longest, c, text), held=text, record=record,
-        about=ppt.about(c),
+        run, scorer, ppt.make_objectives(config, scorer.model)[0], plan, epoch, shape, source=text,
+        feed=partial(_feed, config, text, flops, placement),
+        longest=partial(_longest, config, text), held=text, record=record,
+        about=ppt.about(config),
     )  # fmt: skip
 
 
-def _plan(c: Any, text: ppt.Text) -> tuple[Milestones, int]:
-    epoch = -(-len(text.rows) // settings_of(c).batch)
-    return plan_of(c, epoch, len(text.rows)), epoch
+def _plan(config: RunConfig, text: ppt.Text) -> tuple[Milestones, int]:
+    epoch = -(-len(text.rows) // settings_of(config).batch)
+    return plan_of(config, epoch, len(text.rows)), epoch
 
 
-def _longest(c: Any, text: ppt.Text) -> Batch:
-    own = settings_of(c)
+def _longest(config: RunConfig, text: ppt.Text) -> Batch:
+    own = settings_of(config)
     return next(iter(Pass(text.rows, batch=own.batch, seed=own.seed, limit=own.batch)))
 
 
-def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
-    own = settings_of(c)
+def _feed(config: RunConfig, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
+    own = settings_of(config)
     batches = Visits(text.rows, batch=own.batch, seed=own.seed, share=placement.share())
     meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype, placement)
     return RunBatches(batches, meter.take, meter.describe)
 
 
-def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
+def _flops(
+    config: RunConfig, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement
+) -> float:
     """Counts what a step of a run asks for, as of one alone."""
-    weights = start(c, scorer, loaded, None, placement, restored=True)  # shapes count
-    tx = build_optimizer(c, weights.trainable, *_plan(c, text))
-    own = settings_of(c)
+    weights = start(config, scorer, loaded, None, placement, restored=True)  # shapes count
+    tx = build_optimizer(config, weights.trainable, *_plan(config, text))
+    own = settings_of(config)
     state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout", own.rng))
-    learned = ppt.Learner(*ppt.make_objectives(c, scorer.model), *weights)
+    learned = ppt.Learner(*ppt.make_objectives(config, scorer.model), *weights)
     return ppt.flops_of(learned, tx, state, next(iter(text.held)), own.batch, placement)
 
 

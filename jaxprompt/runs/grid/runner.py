@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.build.examples import check_tunes
+from jaxprompt.config.run import RunConfig
 from jaxprompt.config.settings import FREE, settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
@@ -103,17 +104,17 @@ def train(
 
 
 def train_grid(
-    c: Any, workdir: str, command: str = "train", *, heard: Callable[[], int]
+    config: RunConfig, workdir: str, command: str = "train", *, heard: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
     """Trains the runs of `config.runs` as a command does. -> the runs, and their outcome"""
     free = (*FREE, "runs.size")
-    check_workdir(workdir, c.to_dict(), free)
-    grid = list_runs(c, workdir)
+    check_workdir(workdir, config.to_dict(), free)
+    grid = list_runs(config, workdir)
     for run in grid:
         KINDS[command].check(run.config)
-    settings = settings_of(c)
+    settings = settings_of(config)
     keep_programs(settings.compilation_cache)
-    bind = partial(guard_workdir, workdir, c.to_dict(), free)
+    bind = partial(guard_workdir, workdir, config.to_dict(), free)
     return grid, train(
         grid, workdir, command=command, size=settings.at_once, heard=heard, ready=bind
     )

@@ -27,6 +27,7 @@ from jaxprompt.build.task import (
     tell_examples,
     train_batches,
 )
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -55,10 +56,10 @@ def prepare(
 
     What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
     """
-    c = runs[0].config
-    placement = build_placement(c)
+    config = runs[0].config
+    placement = build_placement(config)
     # What each run starts from is checked for it alone, see `check_start`.
-    backbone = open_fitting(c, placement, restored=True)
+    backbone = open_fitting(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     scorers: dict[str, Scorer] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -84,7 +85,7 @@ def prepare(
             continue
         found.append((run, scorers[key], encoded[key], facts[key]))
     backbone, loaded = load_weights(backbone, placement)
-    corpus = functools.cache(lambda: count_corpus(c, found[0][1], workdir))
+    corpus = functools.cache(lambda: count_corpus(config, found[0][1], workdir))
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
     for run, scorer, splits, known in found:
@@ -106,27 +107,27 @@ def prepare(
             json.dumps([own.prompt.block(), scorer.classes, words, own.front]), own
         )
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
-    members, fill = _keep(c, members, loaded, placement, workdir)
+    members, fill = _keep(config, members, loaded, placement, workdir)
     for member in members:
         records.check_repeated(member.run.folder, member.record)
-    says = [f"backbone {backbone.block['path']} ({backbone.family})"]
-    says += tell_kernel(c, placement, backbone.module)
+    says = [f"backbone {backbone.config.path} ({backbone.family})"]
+    says += tell_kernel(config, placement, backbone.module)
     differ = len(set(map(tuple, told.values()))) > 1
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
-    objectives = build_objectives(c, members[0].model) if members else []
-    shared = Shared(c, placement, loaded, objectives, SplitScorer, says)
+    objectives = build_objectives(config, members[0].model) if members else []
+    shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
     return shared._replace(fill=fill), members
 
 
 def _keep(
-    c: Any, members: Sequence[Member], loaded: Any, placement: Placement, workdir: Any
+    config: RunConfig, members: Sequence[Member], loaded: Any, placement: Placement, workdir: Any
 ) -> tuple[list[Member], Callable[..., None]]:
     """Plans which states runs keep, those of the same rows once. -> members with them, fill
 
     Raises InputError where a run cannot keep any, or all need more room than the limit.
     """
-    plan = KeepingPlan(c, placement, workdir, several=True)
+    plan = KeepingPlan(config, placement, workdir, several=True)
     weights: dict[int, Any] = {}  # of equal models, whose numbers do not matter here
     found = []
     for member in members:
@@ -156,12 +157,12 @@ def _asks(scorer: Scorer) -> Asks:
 def _member(
     run: GridRun, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]
 ) -> Member:
-    c, train = run.config, splits["train"]
+    config, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / run.settings.batch)
     member = Member(
-        run, scorer, scorer.model, plan_of(c, epoch, len(train.rows)), epoch, (),
-        source=train, feed=partial(_feed, c, scorer, train),
-        longest=partial(longest_batch, c, scorer, train), held=splits, record=record,
+        run, scorer, scorer.model, plan_of(config, epoch, len(train.rows)), epoch, (),
+        source=train, feed=partial(_feed, config, scorer, train),
+        longest=partial(longest_batch, config, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
     # One program knows the words of one training text, and what a method computes with.
@@ -170,8 +171,8 @@ def _member(
     return member._replace(shape=shape)
 
 
-def _feed(c: Any, scorer: Scorer, train: Split) -> RunBatches:
-    batches = train_batches(c, scorer, train)
+def _feed(config: RunConfig, scorer: Scorer, train: Split) -> RunBatches:
+    batches = train_batches(config, scorer, train)
     return RunBatches(batches, lambda: next(batches))
 
 
@@ -234,8 +235,8 @@ class SplitScorer:
     ) -> list[dict | InputError]:
         """Lets each run write its texts, one run after another."""
         if self._texts is None:
-            c, scorer = self._shared.config, members[0].scorer
-            self._texts = build_measure(c, scorer, self._shared.placement)
+            config, scorer = self._shared.config, members[0].scorer
+            self._texts = build_measure(config, scorer, self._shared.placement)
         programs, found = self._programs, []
         for row, member in enumerate(members):
             frozen = programs.frozen | {name: x[row] for name, x in own.frozen.items()}

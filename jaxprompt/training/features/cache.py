@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.batches.stacking import share_of
 from jaxprompt.data.text.encoded import Split
@@ -119,10 +120,12 @@ class KeepingPlan:
     `several` runs have a folder for each of their splits on disk, one run the config's own.
     """
 
-    def __init__(self, c: Any, placement: Placement, workdir: Any, *, several: bool = False):
-        self._config, self._placement, self._several = c, placement, several
-        self._folder = Path(c.cache.folder or Path(workdir) / "kept")
-        self.keeps, self._on_disk = bool(c.cache.where), c.cache.where == "disk"
+    def __init__(
+        self, config: RunConfig, placement: Placement, workdir: Any, *, several: bool = False
+    ):
+        self._config, self._placement, self._several = config, placement, several
+        self._folder = Path(config.cache.folder or Path(workdir) / "kept")
+        self.keeps, self._on_disk = bool(config.cache.where), config.cache.where == "disk"
         self._parts: dict[tuple, KeptSplit] = {}
         is_one = jax.process_count() == 1
         self._exchange = RowExchange(placement) if self.keeps and not is_one else None
@@ -133,12 +136,12 @@ class KeepingPlan:
         `weights` are the run's, see `initial_params`; of what trains only the names count. The test
         split is kept where several runs score it; one run scores it once.
         """
-        c = self._config
+        config = self._config
         if not self.keeps:
             return FeatureCache(scorer)
-        what = choose(c, scorer, splits["train"], weights)
+        what = choose(config, scorer, splits["train"], weights)
         # Texts are written by all layers, token by token.
-        scored = ["dev", *["test"] * (self._several and c.train.test and "test" in splits)]
+        scored = ["dev", *["test"] * (self._several and config.train.test and "test" in splits)]
         names = ["train", *([] if scorer.head.WRITES else scored)]
         at, parts = scorer.layout, []
         for name in names:
@@ -146,7 +149,10 @@ class KeepingPlan:
             laid = at.num_rows, at.shift, at.decoder_shift, scorer.template
             key = name, id(split), what, *laid
             if key not in self._parts:
-                facts, sizes = _facts(c, scorer, split, what, weights), _sizes(scorer, split, what)
+                facts, sizes = (
+                    _facts(config, scorer, split, what, weights),
+                    _sizes(scorer, split, what),
+                )
                 self._parts[key] = KeptSplit(name, scorer, split, what, facts, sizes)
             parts.append(self._parts[key])
         return FeatureCache(scorer, what, parts, self._exchange)
@@ -156,14 +162,14 @@ class KeepingPlan:
 
         From lengths alone, so that it is told before anything is computed.
         """
-        c, parts = self._config, list(self._parts.values())
+        config, parts = self._config, list(self._parts.values())
         room = self._room(parts)
-        if room > c.cache.limit:
+        if room > config.cache.limit:
             shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
-            half = "take cache.dtype=bfloat16, " * (c.cache.dtype == "float32")
+            half = "take cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
             raise InputError(
-                f"keeping {shown} takes {room:.3g} GiB{_each()}, over cache.limit={c.cache.limit}; "
-                f"raise that, {half}{OFF}"
+                f"keeping {shown} takes {room:.3g} GiB{_each()}, over "
+                f"cache.limit={config.cache.limit}; raise that, {half}{OFF}"
             )
 
     def open(self, parts: Sequence[KeptSplit]) -> None:
@@ -245,16 +251,20 @@ class KeepingPlan:
 
 
 def plan_keeping(
-    c: Any, scorer: Scorer, splits: Mapping[str, Split], weights: Any, placement: Placement,
+    config: RunConfig,
+    scorer: Scorer,
+    splits: Mapping[str, Split],
+    weights: Any,
+    placement: Placement,
     workdir: str,
-) -> tuple[FeatureCache, Callable[[Say], None]]:  # fmt: skip
+) -> tuple[FeatureCache, Callable[[Say], None]]:
     """Finds what never changes in one run. -> it, fill(say)
 
     `fill` computes it, or takes what an earlier run left on disk, and tells of it. Raises
     InputError where nothing can be kept, where it needs more room than the limit, and for a folder
     of something else.
     """
-    plan = KeepingPlan(c, placement, workdir)
+    plan = KeepingPlan(config, placement, workdir)
     kept = plan.add(scorer, splits, weights)
     plan.check()
     plan.open(kept.parts)
@@ -274,19 +284,21 @@ def _each() -> str:
     return f" on each of {count} processes" if count > 1 else ""
 
 
-def _facts(c: Any, scorer: Scorer, split: Split, what: What, weights: Any) -> dict[str, str]:
+def _facts(
+    config: RunConfig, scorer: Scorer, split: Split, what: What, weights: Any
+) -> dict[str, str]:
     """Lists all that the states depend on."""
     at = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
         "the backbone's layers": identity_of(scorer)["layers"],
-        "backbone.dtype": c.backbone.dtype,
-        "backbone.rescale": str(c.backbone.rescale),
+        "backbone.dtype": config.backbone.dtype,
+        "backbone.rescale": str(config.backbone.rescale),
         "the data": split.digest(),
         "the template": scorer.template,
         "the first positions": f"{at.shift} and {at.decoder_shift}",
         "what is kept": str(what),
-        "cache.dtype": c.cache.dtype,
+        "cache.dtype": config.cache.dtype,
     }
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
@@ -32,12 +33,12 @@ class What(NamedTuple):
         return f"what layers 1-{self.layer} give for {tokens}"
 
 
-def choose(c: Any, scorer: Scorer, train: Split, weights: Any) -> What:
+def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> What:
     """Finds the highest states that nothing trained and nothing drawn reaches.
 
     Raises InputError where every layer depends on something that trains or is drawn.
     """
-    where = f"cache.where={c.cache.where}"
+    where = f"cache.where={config.cache.where}"
     model = scorer.model
     cfg = model.backbone.cfg
     rates = ("dropout", "attention_dropout", "embed_dropout")

@@ -1,8 +1,9 @@
-"""What a field of a config is: its kind, its range or words, its default and a line of help.
+"""Kinds of fields: each declares a field of a dataclass, with its range or words and its help.
 
 Nothing heavy is imported: a config is read and its help is shown with JAX unloaded.
 """
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Sequence
@@ -54,71 +55,90 @@ class Field(NamedTuple):
         return () if isinstance(self.limit, str) else tuple(self.limit)
 
 
-class Block(dict):
-    """Fields by name, and blocks of them."""
+class Open(NamedTuple):
+    """A block whose fields are those of the class that it names."""
 
-    def __init__(self, note: str, **fields: "Field | Block"):
-        """Takes what the block is for, and its fields."""
-        super().__init__(fields)
-        self.note = note
+    kind: str  # "prompt" or "head"
+
+
+DECLARED = "declared"  # key of a dataclass field's metadata
 
 
 # -- kinds of fields ------------------------------------------------------------------------------
 
 
-def text(default: str, note: str) -> Field:
-    """Makes a field of any text."""
-    return Field(str, default, note)
+def _declare(field: Field) -> Any:
+    return dataclasses.field(default=field.default, metadata={DECLARED: field})
 
 
-def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> Field:
-    """Makes a field of several texts."""
-    return Field(tuple, tuple(default), note, is_pattern=is_pattern)
+def block(kind: type) -> Any:
+    """Declares a block of fields, at their defaults by default."""
+    return dataclasses.field(default_factory=kind, metadata={DECLARED: kind})
 
 
-def path(default: str, note: str) -> Field:
-    """Makes a field of a path, or of what may stand in its place."""
-    return Field(str, default, note, is_path=True)
+def open_block(kind: str) -> Any:
+    """Declares a block whose fields are those of the class that it names; it has no default."""
+    return dataclasses.field(kw_only=True, metadata={DECLARED: Open(kind)})
 
 
-def flag(default: bool, note: str) -> Field:
-    """Makes a field of yes or no."""
-    return Field(bool, default, note)
+def text(default: str, note: str) -> Any:
+    """Declares any text."""
+    return _declare(Field(str, default, note))
 
 
-def word(default: str, known: Sequence[str] | Words, note: str) -> Field:
-    """Makes a field of one of the known words; "" is one only where it is the default."""
-    return Field(str, default, note, known, optional=default == "")
+def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> Any:
+    """Declares several texts."""
+    return _declare(Field(tuple, tuple(default), note, is_pattern=is_pattern))
 
 
-def whole(default: int, note: str, limit: str = "") -> Field:
-    """Makes a field of a whole number."""
-    return Field(int, default, note, limit)
+def path(default: str, note: str) -> Any:
+    """Declares a path, or what may stand in its place."""
+    return _declare(Field(str, default, note, is_path=True))
 
 
-def count(default: int, note: str) -> Field:
-    """Makes a field of a whole number from 0 on."""
+def flag(default: bool, note: str) -> Any:
+    """Declares yes or no."""
+    return _declare(Field(bool, default, note))
+
+
+def word(default: str, words: Sequence[str] | Words, note: str) -> Any:
+    """Declares one of some words; "" is one only where it is the default."""
+    return _declare(Field(str, default, note, words, optional=default == ""))
+
+
+def whole(default: int, note: str, limit: str = "") -> Any:
+    """Declares a whole number."""
+    return _declare(Field(int, default, note, limit))
+
+
+def count(default: int, note: str) -> Any:
+    """Declares a whole number from 0 on."""
     return whole(default, note, "at least 0")
 
 
-def size(default: int, note: str) -> Field:
-    """Makes a field of a whole number from 1 on."""
+def size(default: int, note: str) -> Any:
+    """Declares a whole number from 1 on."""
     return whole(default, note, "at least 1")
 
 
-def number(default: float | None, note: str, limit: str = "at least 0") -> Field:
-    """Makes a field of a number; None is one only where it is the default."""
-    return Field(float, default, note, limit, optional=default is None)
+def number(default: float | None, note: str, limit: str = "at least 0") -> Any:
+    """Declares a number; None is one only where it is the default."""
+    return _declare(Field(float, default, note, limit, optional=default is None))
 
 
-def share(default: float | None, note: str) -> Field:
-    """Makes a field of a number in [0, 1)."""
+def share(default: float | None, note: str) -> Any:
+    """Declares a number in [0, 1)."""
     return number(default, note, "in [0, 1)")
 
 
-def several(field: Field) -> Field:
-    """Makes a field of several such values, of none by default."""
-    return field._replace(default=(), many=True)
+def option(default: Any, note: str) -> Any:
+    """Declares a field of a method or a head, of its default's type; the class checks its range."""
+    return _declare(Field(type(default), default, note))
+
+
+def several(one: Any) -> Any:
+    """Declares several such values, by default none."""
+    return _declare(one.metadata[DECLARED]._replace(default=(), many=True))
 
 
 # -- checks ---------------------------------------------------------------------------------------
@@ -126,7 +146,7 @@ def several(field: Field) -> Field:
 
 def check_value(name: str, field: Field, value: Any) -> None:
     """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
-    if field.optional and value in (None, ""):
+    if field.optional and value == (None if field.kind is float else ""):
         return
     if field.many:
         if not isinstance(value, tuple | list):
@@ -152,3 +172,18 @@ def check_value(name: str, field: Field, value: Any) -> None:
             raise InputError(
                 f"{name}: {brief(pattern)} is no regular expression ({error})"
             ) from error
+
+
+def as_declared(field: Field, value: Any) -> Any:
+    """Returns a checked value as a dataclass holds it: lists as tuples, whole numbers as floats."""
+    value = plain(value)
+    if field.many:
+        return tuple(as_declared(field._replace(many=False), part) for part in value)
+    if field.kind is float and value is not None:
+        return float(value)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with tuples in the place of lists."""
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
