@@ -71,6 +71,41 @@ PLACE = (
 # -- what is asked for ---------------------------------------------------------------------------
 
 
+def make_parser(argv: Sequence[str]) -> Parser:
+    """Returns the parser, with the flags of the paper that `argv` names, or of every paper."""
+    tables = [
+        f"{paper.TITLE}, PAPER = {paper.NAME}:\n"
+        + "\n".join(f"  {name:15} {table.about}" for name, table in paper.TABLES.items())
+        for paper in PAPERS.values()
+    ]
+    doc = (__doc__ or "").replace("{tables}", "\n\n".join(tables))
+    parser = Parser("paper", doc, config=False)
+    parser.prog = "python launch/papers"
+    parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
+    parser.add_argument("table", help="one of those above")
+    parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")
+    parser.add_argument(
+        "--backbone", default="", help="folder, hub id or pkg:PACKAGE/FOLDER, in place of the "
+        "paper's",
+    )  # fmt: skip
+    papers = [paper for name, paper in PAPERS.items() if name in argv] or list(PAPERS.values())
+    for paper in papers:
+        paper.add_flags(parser)
+    parser.add_argument("--data", default="", help="folder with a folder per task, not the hub's")
+    parser.add_argument("--tasks", default="", help="only these, separated by semicolons")
+    parser.add_argument("--rows", default="", help="only these, separated by semicolons")
+    parser.add_argument("--seeds", default="", help="in place of the paper's")
+    parser.add_argument("--learning-rates", default="", help="in place of the paper's grid")
+    parser.add_argument("--output", default="", help="picture: .png, .pdf, .svg; in the workdir")
+    do = parser.add_mutually_exclusive_group()
+    do.add_argument("--print", action="store_true", help="show what has been run, run nothing")
+    do.add_argument(
+        "--estimate", action="store_true",
+        help="print how many runs there are and the commands that estimate them, run nothing",
+    )  # fmt: skip
+    return parser
+
+
 def pick(table: Table, args: Any) -> list[Cell]:
     """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
     tasks = _listed("--tasks", args.tasks, table.known) or table.tasks
@@ -107,6 +142,34 @@ def bind(args: Any) -> None:
                 "take another --workdir"
             )
     PAPERS[args.paper].check(args, held)
+
+
+def check_overrides(args: Any, overrides: Sequence[tuple[str, str]]) -> None:
+    """Raises InputError for a field that a flag sets, or that differs between rows or runs."""
+    paper = PAPERS[args.paper]
+    flags, named_by = FLAGS | paper.FLAGS, paper.TABLES[args.table].named_by
+    for field, _ in overrides:
+        if field in flags:
+            raise InputError(f"--config.{field} is set by {flags[field]} here")
+        if field in named_by:
+            raise InputError(
+                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
+                "by --rows"
+            )
+        if field == "train.test":
+            raise InputError("--config.train.test: a cell is of the test split; leave it out")
+        if field.startswith("runs.") and field != "runs.size":
+            raise InputError(f"--config.{field} is set by --seeds and --learning-rates here")
+
+
+def picture_path(args: Any) -> Path:
+    """Returns where the picture goes. Raises InputError for a path that cannot hold it."""
+    path = Path(args.output or Path(args.workdir) / f"{args.table}.png")
+    if PAPERS[args.paper].TABLES[args.table].draw:
+        figures.check_output(path)
+    elif args.output:
+        raise InputError(f"--output={args.output}: {args.table} has no picture; leave it out")
+    return path
 
 
 # -- the runs of a cell --------------------------------------------------------------------------
@@ -280,82 +343,35 @@ def list_changes(
 
 def main(argv: Sequence[str]) -> int:
     """Runs the cells that are asked for, and prints or draws all that have results."""
-    known = [
-        f"{paper.TITLE}, PAPER = {paper.NAME}:\n"
-        + "\n".join(f"  {name:15} {table.about}" for name, table in paper.TABLES.items())
-        for paper in PAPERS.values()
-    ]
-    doc = (__doc__ or "").replace("{tables}", "\n\n".join(known))
-    parser = Parser("paper", doc, config=False)
-    parser.prog = "python launch/papers"
-    parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
-    parser.add_argument("table", help="one of those above")
-    parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")
-    parser.add_argument(
-        "--backbone", default="", help="folder, hub id or pkg:PACKAGE/FOLDER, in place of the "
-        "paper's",
-    )  # fmt: skip
-    asked = [paper for name, paper in PAPERS.items() if name in argv] or list(PAPERS.values())
-    for paper in asked:
-        paper.add_flags(parser)
-    parser.add_argument("--data", default="", help="folder with a folder per task, not the hub's")
-    parser.add_argument("--tasks", default="", help="only these, separated by semicolons")
-    parser.add_argument("--rows", default="", help="only these, separated by semicolons")
-    parser.add_argument("--seeds", default="", help="in place of the paper's")
-    parser.add_argument("--learning-rates", default="", help="in place of the paper's grid")
-    parser.add_argument("--output", default="", help="picture: .png, .pdf, .svg; in the workdir")
-    do = parser.add_mutually_exclusive_group()
-    do.add_argument("--print", action="store_true", help="show what has been run, run nothing")
-    do.add_argument(
-        "--estimate", action="store_true",
-        help="print how many runs there are and the commands that estimate them, run nothing",
-    )  # fmt: skip
-    args, overrides = parser.read(argv)
+    args, overrides = make_parser(argv).read(argv)
     choose("the paper", args.paper, PAPERS)
     paper = PAPERS[args.paper]
     if args.table not in paper.TABLES:
-        known = ", ".join(paper.TABLES)
-        raise InputError(f"{args.table} is no table or figure here; known: {known}")
+        names = ", ".join(paper.TABLES)
+        raise InputError(f"{args.table} is no table or figure here; known: {names}")
     table = paper.TABLES[args.table]
-    for field, _ in overrides:
-        if field in (flags := FLAGS | paper.FLAGS):
-            raise InputError(f"--config.{field} is set by {flags[field]} here")
-        if field in table.named_by:
-            raise InputError(
-                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
-                "by --rows"
-            )
-        if field == "train.test":
-            raise InputError("--config.train.test: a cell is of the test split; leave it out")
-        if field.startswith("runs.") and field != "runs.size":
-            raise InputError(f"--config.{field} is set by --seeds and --learning-rates here")
+    check_overrides(args, overrides)
     bind(args)
-    output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
-    if table.draw:
-        figures.check_output(output)
-    elif args.output:
-        raise InputError(f"--output={args.output}: {args.table} has no picture; leave it out")
+    picture = picture_path(args)
     runs = [(cell, list_runs(cell, args, overrides)) for cell in pick(table, args)]
-    todo = [(cell, own) for cell, own in runs if not paper.why_not(cell, args)]
+    todo = [(cell, cell_runs) for cell, cell_runs in runs if not paper.why_not(cell, args)]
     if not args.print:
         tell_left_out([cell for cell, _ in runs], args)
     if args.estimate:
         print(estimate(todo, overrides))
         return 0
-    failed: dict[str, str] | None = {}
-    if not args.print:
-        failed = execute(todo, args)
-        if failed is None:
-            return 0
-    measured = [(cell, measure(cell, own, paper.BEST)) for cell, own in runs]
+    errors = {} if args.print else execute(todo, args)
+    if errors is None:
+        return 0
+    measured = [(cell, measure(cell, cell_runs, paper.BEST)) for cell, cell_runs in runs]
     print(
         heading(args, measured, overrides), show(measured, read_published(args.paper, args.table)),
         sep="\n\n",
     )  # fmt: skip
-    if table.draw and any(own.runs for _, own in measured):
+    if table.draw and any(results.runs for _, results in measured):
         points = list_points(paper, measured)
-        for path in figures.write(output, table.draw(points), points, table.axis):
+        for path in figures.write(picture, table.draw(points), points, table.axis):
             print(path, file=sys.stderr)
-    if failed:
-        raise InputError(f"{len(failed)} runs failed; the lines above the table say why")
+    if errors:
+        raise InputError(f"{len(errors)} runs failed; the lines above the table say why")
     return 0
