@@ -23,6 +23,14 @@ ON_ERROR = ("raise", "skip")
 
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each line of the input: its row and what is predicted of it."""
+    args, overrides = _make_parser().read(argv)
+    if overrides:
+        raise InputError("predict takes no --config: the exported card says all")
+    _check_flags(args)
+    return _predict_by_bank(args) if args.column else _predict(args)
+
+
+def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
     bank.add_serving(parser, "WORKDIR/export")
     parser.add_argument("--workdir", help="folder of the run that was exported")
@@ -50,97 +58,132 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-new", type=int, help="tokens of a written text at most (default: the card's)"
     )
-    args, overrides = parser.read(argv)
-    if overrides:
-        raise InputError("predict takes no --config: the exported card says all")
+    return parser
+
+
+def _check_flags(args: Any) -> None:
+    """Raises InputError for flags that are missing or do not go together."""
     if not (args.prompt or args.workdir):
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
     bank.check_serving(args)
     choose("--on-error", args.on_error, ON_ERROR)
-    is_submission = args.format != "jsonl"
-    if is_submission and (args.generate or args.prefix or args.on_error == "skip"):
+    if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
             f"--format={args.format} is a submission to a benchmark, which has no --generate, "
             "--prefix or --on-error=skip; leave these out"
         )
 
-    if args.column:
-        return _predict_by_bank(args)
 
-    from jaxprompt.build.prompt_artifact import read_export
+def _is_submission(args: Any) -> bool:
+    return args.format != "jsonl"
+
+
+def _predict(args: Any) -> int:
+    """Answers the input by one prompt, and writes the answers."""
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder
-    from jaxprompt.heads import make_head, writer
-    from jaxprompt.serving.answers import make_answers, mark_errors
-    from jaxprompt.serving.export import check_newest
 
     choose("--format", args.format, submissions.formats())
-    if not args.prompt:
-        check_single(args.workdir)
-    where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
-    _, card = read_export(where)
-    if not args.prompt:
-        check_newest(args.workdir, card)
-    head = writer() if args.generate else make_head(**card["head"])
-    if args.max_new is not None and not head.WRITES:
-        raise InputError(f"--max-new={args.max_new} is of texts; {where} answers {head.OF}")
-    how = card["generate"] | ({} if args.max_new is None else {"max_new": args.max_new})
-    at_least("--max-new", how["max_new"], 1)
-    errors = ("error",) if args.on_error == "skip" else ()
+    path, card = _read_card(args)
+    head, generation = _make_head(args, path, card)
     name, task = "", task_from_json(card["task"])
-    if is_submission:
+    if _is_submission(args):
         name = submissions.file_name(args.format, task, head.columns(task))
     # Before the weights: what is wrong with the output or the input is told at once.
-    place = _check_output(args, name)
-    given = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
-    if not is_submission:
-        records.check_columns(given, head.columns(task) + errors, args.prefix)
+    output = _check_output(args, name)
+    inputs = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
+    if not _is_submission(args):
+        records.check_columns(inputs, head.columns(task) + _error_columns(args), args.prefix)
     exported, placement = bank.open_export(
-        args, where, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
+        args, path, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )
-    scorer = exported.scorer
     if head.WRITES:
-        scorer = scorer.writing(how["max_new"])
+        exported = exported._replace(scorer=exported.scorer.writing(generation["max_new"]))
+    task = exported.scorer.task
     # Rows of which some become several examples: each of these has a line of its own.
-    given = records.with_examples(scorer.task, given)
-    unreadable.raise_first(given, args.on_error)
-    for line in records.tell_unknown(scorer.task, given):
+    inputs = records.with_examples(task, inputs)
+    unreadable.raise_first(inputs, args.on_error)
+    for line in records.tell_unknown(task, inputs):
         _say(line)
-    asked = [record for record in given if record.example]
-    if is_submission:
-        submissions.check(args.format, scorer.task, asked)
-    answers = []
-    if asked:
-        answer = make_answers(scorer, how=how, placement=placement)
-
-        def answer_all(given: Sequence[Any]) -> Any:
-            asked = [record.example for record in given if record.example]
-            return answer(exported.params, asked) if asked else None
-
-        def mark(given: Sequence[Any]) -> Sequence[Any]:
-            given = mark_errors(scorer, given, how)
-            unreadable.raise_first(given, args.on_error)
-            return given
-
-        given, found = unreadable.answer_encodable(answer_all, mark, given)
-        if found:
-            for line in _tell(found, scorer.layout.max_len, len(found.columns)):
-                _say(line)
-            answers = found.columns
-    unreadable.report(given)
-    if is_submission:
-        lines = submissions.write(args.format, scorer.task, asked, answers)
+    if _is_submission(args):
+        submissions.check(args.format, task, _with_example(inputs))
+    inputs, answers = _answer(exported, placement, generation, inputs, args.on_error)
+    unreadable.report(inputs)
+    if _is_submission(args):
+        lines = submissions.write(args.format, task, _with_example(inputs), answers)
     else:
-        lines = "".join(records.to_lines(given, answers, args.prefix))
-    if name and place:
-        make_folder(place.parent)
-    _write(place, lines)
-    if place and place != Path(args.output):  # the file of a folder
-        _say(f"wrote {place}")
+        lines = "".join(records.to_lines(inputs, answers, args.prefix))
+    if name and output:
+        make_folder(output.parent)
+    _write(output, lines)
+    if output and output != Path(args.output):  # the file of a folder
+        _say(f"wrote {output}")
     return 0
+
+
+def _read_card(args: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the path of the export, of --prompt or in --workdir, and its card."""
+    from jaxprompt.build.prompt_artifact import read_export
+    from jaxprompt.serving.export import check_newest
+
+    if args.prompt:
+        return args.prompt[0], read_export(args.prompt[0])[1]
+    check_single(args.workdir)
+    path = str(Path(args.workdir) / "export")
+    _, card = read_export(path)
+    check_newest(args.workdir, card)
+    return path, card
+
+
+def _make_head(args: Any, path: str, card: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the head that answers, and the card's `generate` block with --max-new in it."""
+    from jaxprompt.heads import make_head, writer
+
+    head = writer() if args.generate else make_head(**card["head"])
+    if args.max_new is not None and not head.WRITES:
+        raise InputError(f"--max-new={args.max_new} is of texts; {path} answers {head.OF}")
+    generation = card["generate"] | ({} if args.max_new is None else {"max_new": args.max_new})
+    at_least("--max-new", generation["max_new"], 1)
+    return head, generation
+
+
+def _answer(
+    exported: Any, placement: Any, generation: dict[str, Any], inputs: list[Any], on_error: str
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Answers the examples of `inputs`, and says on stderr how good the answers are.
+
+    Returns:
+      The inputs, with an error in the place of an example that cannot be encoded; the answers.
+    """
+    from jaxprompt.serving.answers import make_answers, mark_errors
+
+    if not _with_example(inputs):
+        return inputs, []
+    scorer = exported.scorer
+    answer = make_answers(scorer, how=generation, placement=placement)
+
+    def answer_all(inputs: Sequence[Any]) -> Any:
+        examples = [record.example for record in _with_example(inputs)]
+        return answer(exported.params, examples) if examples else None
+
+    def mark(inputs: Sequence[Any]) -> Sequence[Any]:
+        inputs = mark_errors(scorer, inputs, generation)
+        unreadable.raise_first(inputs, on_error)
+        return inputs
+
+    inputs, answers = unreadable.answer_encodable(answer_all, mark, inputs)
+    if answers is None:
+        return inputs, []
+    for line in _answer_messages(answers, scorer.layout.max_len):
+        _say(line)
+    return inputs, answers.columns
+
+
+def _with_example(inputs: Sequence[Any]) -> list[Any]:
+    return [record for record in inputs if record.example]
 
 
 def _predict_by_bank(args: Any) -> int:
@@ -161,13 +204,12 @@ def _predict_by_bank(args: Any) -> int:
     given = _read_texts(args, ())
     prompts = bank.open_bank(args)
     asked = read_asked(prompts, given, args.column)
-    errors = ("error",) if args.on_error == "skip" else ()
     for number, record in asked:
         columns: tuple[str, ...] = ()
         if number >= 0:
             scorer = prompts.scorers[number]
             columns = scorer.head.columns(scorer.task)
-        records.check_columns([record], columns + errors, args.prefix)
+        records.check_columns([record], columns + _error_columns(args), args.prefix)
     unreadable.raise_first([record for _, record in asked], args.on_error)
 
     def mark(asked: Sequence[Any]) -> Sequence[Any]:
@@ -187,6 +229,10 @@ def _predict_by_bank(args: Any) -> int:
     own = in_order(asked, answers)
     _write(place, "".join(records.to_lines([r for _, r in asked], own, args.prefix)))
     return 0
+
+
+def _error_columns(args: Any) -> tuple[str, ...]:
+    return ("error",) if args.on_error == "skip" else ()
 
 
 def _check_output(args: Any, name: str = "") -> Path | None:
@@ -216,16 +262,17 @@ def _write(place: Path | None, lines: str) -> None:
         write_output(place, lines)
 
 
-def _tell(found: Any, length: int, total: int) -> Iterator[str]:
+def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Says how many texts were cut, and how good the answers are where that is known."""
     from jaxprompt.data.text.overview import tell_unmarked
 
-    if found.cut:
-        yield f"texts cut to {length} tokens: {found.cut} of {total}"
-    yield from tell_unmarked({"the input": (found.unmarked, total)})
-    if found.known:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.measured.items())
-        yield f"{shown} on {found.known} of {total} examples, those with a label"
+    total = len(answers.columns)
+    if answers.cut:
+        yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
+    yield from tell_unmarked({"the input": (answers.unmarked, total)})
+    if answers.known:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
+        yield f"{scores} on {answers.known} of {total} examples, those with a label"
 
 
 def _say(line: str) -> None:
