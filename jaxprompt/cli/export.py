@@ -4,14 +4,58 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli.options import Parser, load_run, need
 from jaxprompt.errors import InputError, escape
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxprompt.api.prompts import Prompt
+
 
 def main(argv: Sequence[str]) -> int:
     """Folds the prompt, writes it and prints the paths and bytes as JSON."""
+    args, overrides = _make_parser().read(argv)
+    need(args, "workdir")
+    if args.delta and args.tuned:
+        raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
+    config = load_run(args, overrides)
+    folder = args.output or Path(args.workdir) / "export"
+    _check_paths(args, folder)
+
+    from jaxprompt.api.prompts import Prompt
+    from jaxprompt.convert.artifact import write_npy
+    from jaxprompt.convert.hub import push_prompt
+    from jaxprompt.serving.export import pack_run
+
+    scorer, tensors, card = pack_run(config, args.workdir)
+    prompt = Prompt(tensors, card, args.workdir)
+    # Before anything is written: an array or PEFT may have no form for the prompt.
+    tokens = _soft_tokens(prompt) if args.npy else None
+    adapter = _make_adapter(scorer, prompt, bool(args.tuned)) if args.peft else {}
+    # First, because --delta and --tuned take weights out that the program holds.
+    program: tuple[Path, ...] = ()
+    if args.stablehlo:
+        program = _write_program(args.stablehlo, prompt, config.backbone.dtype)
+    if args.tuned:
+        prompt = _write_tuned_backbone(args.tuned, prompt)
+    elif args.delta:
+        prompt = _with_differences(prompt)
+    paths = _write_prompt(folder, prompt)
+    if args.npy:
+        write_npy(args.npy, tokens)
+        paths = (*paths, Path(args.npy))
+    if args.peft:
+        paths = (*paths, *_write_adapter(args.peft, adapter, prompt.card))
+    print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
+    if args.push:
+        print(escape(push_prompt(folder, args.push, prompt.card)), file=sys.stderr)
+    return 0
+
+
+def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__)
     parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
@@ -29,29 +73,17 @@ def main(argv: Sequence[str]) -> int:
         help="write the tuned backbone as a folder that transformers loads; the prompt names it",
     )  # fmt: skip
     parser.add_argument("--push", metavar="OWNER/NAME", help="also push it to the hub")
-    args, overrides = parser.read(argv)
-    need(args, "workdir")
-    if args.delta and args.tuned:
-        raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
-    config = load_run(args, overrides)
+    return parser
 
-    from jaxprompt.api.prompts import Prompt
-    from jaxprompt.api.saving import load_own_backbone, save_prompt
-    from jaxprompt.build.prompt_artifact import plain_tokens
-    from jaxprompt.build.tuned_backbone import tuned_names
-    from jaxprompt.config.settings import settings_of
-    from jaxprompt.convert.artifact import summary_of, write_artifact, write_npy
-    from jaxprompt.convert.hub import check_name, push_prompt
-    from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
-    from jaxprompt.convert.peft import outputs_of, write_peft
-    from jaxprompt.serving.adapters import as_peft
-    from jaxprompt.serving.export import pack_run
 
-    folder = args.output or Path(args.workdir) / "export"
+def _check_paths(args: Any, folder: str | Path) -> None:
+    """Raises InputError for what cannot be written, before minutes of work on the run."""
+    from jaxprompt.convert.hub import check_name
+    from jaxprompt.convert.model_card import check_card, check_peft_folder
+
     if args.npy and Path(args.npy).suffix != ".npy":
         raise InputError(f"--npy={args.npy} does not end in .npy; name a file that does")
     if args.push:
-        # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
         check_card(folder)
     if args.peft:
@@ -60,69 +92,101 @@ def main(argv: Sequence[str]) -> int:
         from jaxprompt.api.stablehlo import check_folder
 
         check_folder(args.stablehlo)
-    scorer, tensors, card = pack_run(config, args.workdir)
-    rows = plain_tokens(tensors, card)
-    if args.npy and rows is None:
+
+
+def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
+    """Returns the soft tokens that --npy writes. Raises InputError where there are none. [P, E]"""
+    from jaxprompt.build.prompt_artifact import plain_tokens
+
+    tokens = plain_tokens(prompt.tensors, prompt.card)
+    if tokens is None:
         raise InputError(
-            f"--npy: a prompt of {card['method']} has no soft tokens; export it without --npy"
+            f"--npy: a prompt of {prompt.card['method']} has no soft tokens; export it without "
+            "--npy"
         )
-    # Before anything is written: PEFT may have no form for the prompt.
-    tuned = tuned_names(tensors) if args.tuned else ()
-    plain = {name: x for name, x in tensors.items() if name not in tuned}
-    adapter = as_peft(scorer, plain, card) if args.peft else {}
-    # First, because --delta and --tuned take weights out that the program holds.
-    program = ()
-    if args.stablehlo:
-        prompt = Prompt(tensors, card, args.workdir)
-        backbone = load_own_backbone(prompt, settings_of(config).dtype)
-        program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
-    if args.delta or args.tuned:
-        tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
-    before = summary_of(folder)
-    paths = write_artifact(folder, tensors, card)
-    if before and before != summary_of(folder):
-        line = f"{folder} held another export, which this one replaces: {before}"
-        print(escape(line), file=sys.stderr)
-    if args.npy:
-        write_npy(args.npy, rows)
-        paths = (*paths, Path(args.npy))
-    if args.peft:
-        # The tuned one, where --tuned has written it.
-        adapter |= {"base": card["backbone"]["id"], "revision": card["backbone"]["revision"]}
-        files = write_peft(args.peft, **adapter)
-        paths = (*paths, *files, write_peft_card(args.peft, card, outputs_of(adapter)))
-    print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
-    if args.push:
-        print(escape(push_prompt(folder, args.push, card)), file=sys.stderr)
-    return 0
+    return tokens
 
 
-def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
+def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dict[str, Any]:
+    """Returns the arguments of `write_peft`, without the weights that --tuned puts elsewhere."""
+    from jaxprompt.build.tuned_backbone import tuned_names
+    from jaxprompt.serving.adapters import as_peft
+
+    names = set(tuned_names(prompt.tensors)) if is_backbone_tuned else set()
+    tensors = {name: x for name, x in prompt.tensors.items() if name not in names}
+    return as_peft(scorer, tensors, prompt.card)
+
+
+def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...]:
+    """Writes what --stablehlo asks for. Returns its files."""
+    from jaxprompt.api.saving import load_own_backbone, save_prompt
+
+    backbone = load_own_backbone(prompt, dtype)
+    return save_prompt(prompt, folder, "stablehlo", backbone=backbone)
+
+
+def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
+    """Writes what --tuned asks for. Returns the prompt of that backbone, without its weights."""
     from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.saving import load_own_backbone
-    from jaxprompt.build.tuned_backbone import as_delta, save_tuned
-    from jaxprompt.convert.artifact import check_fingerprint
+    from jaxprompt.api.prompts import Prompt
+    from jaxprompt.build.tuned_backbone import save_tuned
 
-    whole, card = load_own_backbone(prompt), dict(prompt.card)
-    # It may have been replaced since the run was read.
-    check_fingerprint(card, whole.loaded.report.fingerprint, force=False)
-    if args.tuned:
-        tensors = save_tuned(
-            args.tuned, prompt.tensors, card, whole,
-            f"export of {Path(args.workdir).resolve()}", "--tuned",
-        )  # fmt: skip
-        place = str(Path(args.tuned).absolute())
-        line = f"the prompt stands on {place}, which is to go along with it"
-        print(escape(line), file=sys.stderr)
-        # Of the folder as others will read it.
-        mark = load_backbone(place).loaded.report.fingerprint
-        card["backbone"] = card["backbone"] | {"id": place, "revision": "", "fingerprint": mark}
-        return tensors, card
-    delta = as_delta(prompt.tensors, whole, "--delta")
-    line = (
+    card = dict(prompt.card)
+    tensors = save_tuned(
+        folder, prompt.tensors, card, _load_backbone(prompt),
+        f"export of {Path(prompt.path).resolve()}", "--tuned",
+    )  # fmt: skip
+    path = str(Path(folder).absolute())
+    print(escape(f"the prompt stands on {path}, which is to go along with it"), file=sys.stderr)
+    # Of the folder as others will read it.
+    fingerprint = load_backbone(path).loaded.report.fingerprint
+    card["backbone"] = card["backbone"] | {"id": path, "revision": "", "fingerprint": fingerprint}
+    return Prompt(tensors, card, prompt.path)
+
+
+def _with_differences(prompt: "Prompt") -> "Prompt":
+    """Returns the prompt with float16 differences in the place of tuned weights, as of --delta."""
+    from jaxprompt.api.prompts import Prompt
+    from jaxprompt.build.tuned_backbone import as_delta
+
+    delta = as_delta(prompt.tensors, _load_backbone(prompt), "--delta")
+    message = (
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,}; no weight is off "
         f"by more than {delta.error:.1e}"
     )
-    print(escape(line), file=sys.stderr)
-    return delta.tensors, card
+    print(escape(message), file=sys.stderr)
+    return Prompt(delta.tensors, prompt.card, prompt.path)
+
+
+def _load_backbone(prompt: "Prompt") -> Any:
+    """Loads the backbone of the prompt. Raises InputError where it was replaced since the run."""
+    from jaxprompt.api.saving import load_own_backbone
+    from jaxprompt.convert.artifact import check_fingerprint
+
+    backbone = load_own_backbone(prompt)
+    check_fingerprint(prompt.card, backbone.loaded.report.fingerprint, force=False)
+    return backbone
+
+
+def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
+    """Writes the export, and says where it replaces another. Returns its files."""
+    from jaxprompt.convert.artifact import summary_of, write_artifact
+
+    before = summary_of(folder)
+    paths = write_artifact(folder, dict(prompt.tensors), dict(prompt.card))
+    if before and before != summary_of(folder):
+        message = f"{folder} held another export, which this one replaces: {before}"
+        print(escape(message), file=sys.stderr)
+    return paths
+
+
+def _write_adapter(folder: str, adapter: dict[str, Any], card: Any) -> tuple[Path, ...]:
+    """Writes what --peft asks for. Returns its files."""
+    from jaxprompt.convert.model_card import write_peft_card
+    from jaxprompt.convert.peft import outputs_of, write_peft
+
+    # The tuned one, where --tuned has written it.
+    base = {"base": card["backbone"]["id"], "revision": card["backbone"]["revision"]}
+    adapter = adapter | base
+    files = write_peft(folder, **adapter)
+    return (*files, write_peft_card(folder, card, outputs_of(adapter)))
