@@ -1,7 +1,7 @@
 """A stack of equal layers: the only place that knows scan, unroll and remat."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -63,35 +63,82 @@ def run_stack(
     that the prefix alone would ask for. Where nothing that trains is in x (`fresh`), that layer's
     own input has no gradient either.
     """
-    stored = jax.tree.leaves(params)[0].shape[0]
-    length = len(takes or range(stored))
+    length = len(takes) if takes else jax.tree.leaves(params)[0].shape[0]
     last = length if last is None else last
     if first == last:
         return x, None
     follows = behind_first is not None and first == 0
     # What follows the first layer needs all that it gives.
     narrows = reads is not None and not (follows and last == 1)
-    # In a loop all layers give as much, and are differentiated alike: these are none of it.
-    lone = {last - 1} if narrows else set()
-    if fresh:
-        stands = [low for low, _, part in segments(per_layer, first, last) if _has_prefix(part)]
-        lone |= set(stands[:1])
-    cut = set()
+    unlooped, cuts = set(range(first, last)), set()
     if stack == "scan":
-        cut = ({1} if follows else set()) | lone | {layer + 1 for layer in lone}
-        cut &= set(range(first + 1, last))
-    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cut)
+        unlooped = _unlooped_layers(per_layer, first, last, narrows=narrows, fresh=fresh)
+        cuts = unlooped | {i + 1 for i in unlooped} | ({1} if follows else set())
+    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cuts)
     # Slices of the stack would be copies of the weights.
     in_place = len(parts) > 1 or last - first < length or (takes is not None and stack == "scan")
-    # Under scan the index is traced, and can pick from an array alone.
-    owner = lambda index: index if takes is None else jnp.asarray(takes)[index]
+    apply = _make_apply(layer, params, shared, flags, key=key, takes=takes)
+    checkpoint = _make_checkpoint(params, stack=stack, remat=remat, in_place=in_place)
+    looped, alone = checkpoint(apply, in_loop=True), checkpoint(apply)
+    narrowed = checkpoint(functools.partial(apply, reads=reads)) if narrows else alone
+    # Under scan the one layer outside of loops reads its parameters as these do.
+    sliced = None if in_place and stack == "scan" else params
+    extras = []
+    for number, item, is_loop in _items(parts, sliced, takes, unlooped):
+        if is_loop:
+            x, extra = jax.lax.scan(looped, x, item)
+        else:
+            x, extra = (narrowed if number == last - 1 else alone)(x, item)
+        if follows and number == 0:
+            x = behind_first(x)
+        extras.append(extra if is_loop else jax.tree.map(lambda leaf: leaf[None], extra))
+    if reads is not None and not narrows:
+        x = take(x, reads)
+    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *extras)
+
+
+def _unlooped_layers(
+    per_layer: Any, first: int, last: int, *, narrows: bool, fresh: bool
+) -> set[int]:
+    """Lists layers for no loop, whose layers all give as much, and are differentiated alike."""
+    unlooped = {last - 1} if narrows else set()
+    if fresh:
+        parts = segments(per_layer, first, last)
+        prefixed = [low for low, _, part in parts if _has_prefix(part)]
+        unlooped |= set(prefixed[:1])
+    return unlooped
+
+
+def _items(parts, params, takes, unlooped: Collection[int]) -> Iterator[tuple[int, Any, bool]]:
+    """Yields (lowest layer, what `apply` is called with, whether to loop over it), from below.
+
+    A segment of `parts` is a loop, or one item for each layer where these are `unlooped`. `params`
+    is None where `apply` reads each layer's from the stack.
+    """
+    for low, high, part in parts:
+        if low not in unlooped:
+            yield low, (jnp.arange(low, high), params, part), True
+            continue
+        for i in range(low, high):
+            stored = i if takes is None else takes[i]
+            layer_params = jax.tree.map(lambda leaf, at=stored: leaf[at], params)
+            share = jax.tree.map(lambda leaf, at=i - low: leaf[at], part)
+            yield i, (i, layer_params, share), False
+
+
+def _make_apply(layer, params, shared, flags, *, key, takes):
+    """Makes (x, (layer's number, its parameters, its share), **flags) -> (x, anything).
+
+    Where its parameters are None, they are read from the stack `params`.
+    """
 
     def apply(x, item, **more_flags):
         index, layer_params, part = item
         rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
-        if in_place and stack == "scan":
-            own = owner(index)
-            pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, own, keepdims=False)
+        if layer_params is None:
+            # Under scan the index is traced, and can pick from an array alone.
+            stored = index if takes is None else jnp.asarray(takes)[index]
+            pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, stored, keepdims=False)
             layer_params = jax.tree.map(pick, params)
         # Inside of what is checkpointed: the backward pass gathers and dequantizes again, and keeps
         # no whole layer. Codes are gathered, which are smaller than numbers.
@@ -100,44 +147,26 @@ def run_stack(
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **how)
         return sharding.constrain(x, "act_batch", None, None), more
 
+    return apply
+
+
+def _make_checkpoint(params, *, stack: str, remat: str, in_place: bool):
+    """Makes (function of a layer, in_loop) -> that function, recomputed in the backward pass."""
+    computes_weights = sharding.gathers() or has_quantized(params)
     # Even without remat: else the weights of every layer, read, gathered or dequantized, would be
     # kept for the backward pass.
-    again = remat != "none" or in_place or sharding.gathers() or has_quantized(params)
-    again = again and remat != WATCHED
-
-    def wrap(apply, barred: bool):
-        if not again:
-            return apply
-        return jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=barred)
-
+    if remat == WATCHED or not (remat != "none" or in_place or computes_weights):
+        return lambda apply, in_loop=False: apply
     # Merging of common subexpressions would undo the recomputation, except in a loop's body. Of one
     # layer by itself the weights may be kept: a barrier would make arrays of the zeroes that stand
     # for gradients which are not needed.
-    spares = stack == "unroll" or remat != "none" or sharding.gathers() or has_quantized(params)
-    looped, alone = wrap(apply, stack == "unroll"), wrap(apply, spares)
-    read = wrap(functools.partial(apply, reads=reads), spares) if narrows else alone
-    found = []
-    for low, high, part in parts:
-        if stack == "scan" and low not in lone:
-            items = jnp.arange(low, high), None if in_place else params, part
-            x, more = jax.lax.scan(looped, x, items)
-            found.append(more)
-            if follows and low == 0:
-                x = behind_first(x)
-            continue
-        for i in range(low, high):
-            at = i if takes is None else takes[i]
-            # Under scan the one layer outside of loops picks its numbers as these do.
-            picks = in_place and stack == "scan"
-            own = None if picks else jax.tree.map(lambda leaf, at=at: leaf[at], params)
-            share = jax.tree.map(lambda leaf, i=i - low: leaf[i], part)
-            x, more = (read if i == last - 1 else alone)(x, (i, own, share))
-            if follows and i == 0:
-                x = behind_first(x)
-            found.append(jax.tree.map(lambda leaf: leaf[None], more))
-    if reads is not None and not narrows:
-        x = take(x, reads)
-    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+    barred = stack == "unroll" or remat != "none" or computes_weights
+
+    def checkpoint(apply, in_loop=False):
+        prevent_cse = barred and not in_loop
+        return jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=prevent_cse)
+
+    return checkpoint
 
 
 def _cast_kernels(params, dtype):
@@ -181,7 +210,8 @@ def segments(
     stands = [p.mask.any(axis=(1, 2)) for p in known]
     # Only where a mask begins or ends: every cut is one more loop to compile.
     inner = {i for there in stands for i in range(first + 1, last) if there[i] != there[i - 1]}
-    bounds = [first, *sorted(inner | set(more)), last]
+    inner |= {i for i in more if first < i < last}
+    bounds = [first, *sorted(inner), last]
 
     def cut(part, low: int, high: int):
         if _is_prefix(part) and isinstance(part.mask, np.ndarray):
