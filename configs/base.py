@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from configs.parts import heads
 from configs.parts.methods import METHODS, prefix
-from jaxprompt.config.schema import make_defaults
+from jaxprompt.config.load import make_defaults
 from jaxprompt.errors import choose
 
 

@@ -4,7 +4,7 @@ Names resolve when they are first used, so that the import itself is quick. Meth
 found by their names: jp.prefix, jp.soft, jp.full, jp.linear, jp.verbalizer and so on.
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     elif name.startswith("_"):  # of tools that look for special names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif importlib.util.find_spec(f"{__name__}.{name}"):  # of `from jaxprompt import signals`
+        return importlib.import_module(f"{__name__}.{name}")
     else:
         value = _choice(name)
     globals()[name] = value

@@ -1,5 +1,6 @@
 """Methods, heads and tasks as `train` takes them: jp.prefix(16), jp.linear(), jp.task("text")."""
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.config.blocks import part_of
-from jaxprompt.config.load import apply, fields, load_config
-from jaxprompt.config.open_blocks import make_block, names, own_fields
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import check_fields
+from jaxprompt.config.load import apply, fields, read_config, to_run
+from jaxprompt.config.open_blocks import declared, make_block, names
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
 
@@ -50,12 +50,10 @@ class Choice:
         own = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **own, **values})
 
-    def fill(self, config: RunConfig) -> None:
+    def fill(self, config: ConfigDict) -> None:
         """Puts it into a config. Raises InputError for a field that it has not."""
         part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
-        known = set(own_fields(self.block, self.name)) if self.name in names(self.block) else set()
-        if self.block == "prompt" and known:
-            known |= {"init"}
+        known = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
         if part is not None:
             own = inspect.signature(part).parameters.values()
             known |= {p.name for p in list(own)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -115,7 +113,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fill_fields(config: RunConfig, overrides: Mapping[str, Any]) -> None:
+def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Sets other fields of a config, by their last name where one field alone has it.
 
     "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
@@ -167,10 +165,10 @@ def make_config(
         block, _, field = name.replace("__", ".").partition(".")
         if field and block in _BACKBONES:
             raise InputError(f"{name} is of the backbone; give it to load_backbone")
-    config, shape = load_config("base"), backbone.placement.mesh.shape
+    config, shape = read_config("base"), backbone.placement.mesh.shape
     with config.unlocked():
         # What is loaded decides, and the run's record says so.
-        config.backbone.update(backbone.backbone.block)
+        config.backbone.update(backbone.backbone.config.to_dict())
         config.mesh.data, config.mesh.model = shape["data"], shape["model"]
         if not isinstance(task, str | Mapping | None):
             raise InputError(
@@ -185,14 +183,14 @@ def make_config(
             if choice is not None:
                 choice.fill(config)
     fill_fields(config, overrides)
-    return config
+    return to_run(config)
 
 
-def writing(held: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets fields of the block `generate`. Raises InputError for an unknown one, or its value."""
-    config = load_config("base")
+def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
+    """Returns it with other values. Raises InputError for an unknown field, or its value."""
+    config = read_config("base")
     # Fields of a config are texts where a word is one of their values.
     word = lambda value: str(value).lower() if isinstance(value, bool) else value
-    fill_fields(config, {f"generate__{name}": word(value) for name, value in how.items()})
-    check_fields(config.generate.to_dict(), "generate")
-    return dict(held) | {name: config.generate[name] for name in how}
+    fill_fields(config, {f"generate__{name}": word(value) for name, value in changes.items()})
+    checked = to_run(config).generate
+    return dataclasses.replace(generation, **{name: getattr(checked, name) for name in changes})

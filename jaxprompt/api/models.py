@@ -1,5 +1,6 @@
 """A prompt on its backbone: it predicts, it writes, and it is a pure function of its numbers."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ from typing import Any, overload
 import jax
 
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
-from jaxprompt.api.choices import Choice, check_choice, make_config, writing
+from jaxprompt.api.choices import Choice, change_generation, check_choice, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
-from jaxprompt.build.prompt_artifact import join, scorer_of_card, with_base
+from jaxprompt.build.prompt_artifact import generation_of_card, join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
@@ -42,8 +43,8 @@ class PromptedModel:
     @functools.cached_property
     def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
         """Answers (params, examples); a later call of equal shape compiles nothing."""
-        how = self.prompt.card["generate"]
-        return make_answers(self.scorer, how=how, placement=self.placement)
+        generation = generation_of_card(self.prompt.card)
+        return make_answers(self.scorer, generation=generation, placement=self.placement)
 
     @functools.cached_property
     def writers(self) -> dict[tuple[Any, ...], Any]:
@@ -208,15 +209,17 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     card says. Raises InputError for a backbone that does not write.
     """
     check_type("model", model, PromptedModel, "what attach gives of one prompt")
-    held = writing(model.prompt.card["generate"], how)
-    scorer, asked = model.scorer.writing(held["max_new"]), tuple(sorted(held.items()))
+    generation = change_generation(generation_of_card(model.prompt.card), how)
+    scorer = model.scorer.writing(generation.max_new)
     # Other lengths or beams are other programs; equal ones are compiled once.
-    if asked not in model.writers:
-        model.writers[asked] = make_answers(scorer, how=held, placement=model.placement)
+    if generation not in model.writers:
+        model.writers[generation] = make_answers(
+            scorer, generation=generation, placement=model.placement
+        )
     examples, (column,) = model.read(rows), scorer.head.COLUMNS
     if not examples:
         return []
-    return [row[column] for row in model.writers[asked](model.params, examples).columns]
+    return [row[column] for row in model.writers[generation](model.params, examples).columns]
 
 
 def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:

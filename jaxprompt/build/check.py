@@ -1,13 +1,10 @@
 """What is wrong with a config whatever its data and its backbone."""
 
-from typing import Any
-
 from jaxprompt.build.demonstrations import check_demos
 from jaxprompt.build.examples import in_form, read_task
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.scorer import check_template, choose_template
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import check_fields
+from jaxprompt.config.run import RunConfig, TrainConfig
 from jaxprompt.data.text.target import read_answer
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.training import optim
@@ -15,7 +12,6 @@ from jaxprompt.training import optim
 
 def check_config(config: RunConfig) -> None:
     """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
-    check_fields(config.to_dict())
     check_totals(config.train)
     optim.check_warmup(config.optim.schedule, config.optim.warmup_steps, config.optim.warmup_ratio)
     if config.data.batch % config.optim.accumulate:
@@ -24,8 +20,8 @@ def check_config(config: RunConfig) -> None:
             f"optim.accumulate={config.optim.accumulate}"
         )
     for field in ("data", "model"):
-        if config.mesh[field] != -1:
-            at_least(f"mesh.{field}", config.mesh[field], 1)
+        if (size := getattr(config.mesh, field)) != -1:
+            at_least(f"mesh.{field}", size, 1)
     if config.cache.folder and config.cache.where != "disk":
         raise InputError(f"cache.folder={config.cache.folder!r} needs cache.where=disk")
     prompt, head = method_of(config), head_of(config)
@@ -46,9 +42,10 @@ def check_config(config: RunConfig) -> None:
     head.objectives(config.optim.smoothing)
 
 
-def check_totals(train: Any) -> None:
+def check_totals(train: TrainConfig) -> None:
     """Raises InputError where a run has no length or several, or never looks at dev."""
-    totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
+    names = ("total_steps", "total_epochs", "total_examples")
+    totals = {name: getattr(train, name) for name in names}
     if sum(value > 0 for value in totals.values()) != 1:
         shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
         cure = "set the others to 0" if any(totals.values()) else "set one above 0"

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
-from jaxprompt.config.fields import check_value
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.kinds import check_value
+from jaxprompt.config.run import DataConfig, DemosConfig, RunConfig
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.text.template import Template
@@ -19,7 +18,7 @@ from jaxprompt.heads import Kind
 
 def shows_demos(config: RunConfig) -> bool:
     """Tells whether a config lays demonstrations beside its examples."""
-    return any(config.demos[name] > 0 for name in COUNTS)
+    return any(getattr(config.demos, name) > 0 for name in COUNTS)
 
 
 def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -> None:
@@ -27,10 +26,10 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
     if not shows_demos(config):
         return
     own = config.demos
-    field, *more = [name for name in COUNTS if own[name]]
-    shown = f"demos.{field}={own[field]}"
+    field, *more = [name for name in COUNTS if getattr(own, name)]
+    shown = f"demos.{field}={getattr(own, field)}"
     if more:
-        raise InputError(f"{shown} and demos.{more[0]}={own[more[0]]}; set one")
+        raise InputError(f"{shown} and demos.{more[0]}={getattr(own, more[0])}; set one")
     if not head.READS_WORDS:
         raise InputError(
             f"{shown} shows label words, which head.name={head.name} does not read; take "
@@ -118,7 +117,7 @@ def card_of(demos: Demonstrations) -> dict[str, Any]:
 
 def check_demos_card(path: str, block: Any, task: Mapping[str, Any]) -> None:
     """Raises InputError where the block `demos` of a card is not what an export writes."""
-    known = {**FIELDS["demos"], "seed": FIELDS["data"]["seed"]}
+    known = DemosConfig.declared() | {"seed": DataConfig.declared()["seed"]}
     if not isinstance(block, Mapping) or {*known, "fingerprint", "examples"} - block.keys():
         raise _wrong(path, "", block)
     for name, field in known.items():

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
 from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import FIELDS, check_fields
+from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data.rows import Rows
@@ -36,38 +35,38 @@ _OF_CUSTOM = (
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
-def read_task(block: Mapping[str, Any]) -> Task:
-    """Makes the task of a config block; words and metric of the block replace the task's own.
+def read_task(config: TaskConfig) -> Task:
+    """Makes the task of a config block; words and metric of the config replace the task's own.
 
-    Raises InputError for a field that is not of its kind, and for a task that does not fit itself.
+    Raises InputError for a task that does not fit itself.
     """
-    check_fields(block, "task")
-    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
-    _check_vocabulary(block)
-    if block["name"] == "custom":
+    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
+    _check_vocabulary(config)
+    if config.name == "custom":
         names = (*_OF_CUSTOM, "markers", "metric", "option", "positive")
-        columns = {name: block[name] for name in names}
-        spaced = block["spaced"] != "false"
-        return custom_task(fields=block["fields"], words=given, spaced=spaced, **columns)
-    task = get_task(block["name"])
-    _check_known(block, task)
+        columns = {name: getattr(config, name) for name in names}
+        spaced = config.spaced != "false"
+        return custom_task(fields=config.fields, words=given, spaced=spaced, **columns)
+    task = get_task(config.name)
+    _check_known(config, task)
     if given and len(given) != len(task.labels):
         raise InputError(
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
-    if block["positive"] not in ("", task.positive) and task.positive:
+    if config.positive not in ("", task.positive) and task.positive:
         raise InputError(
-            f"task.positive={brief(block['positive'])}: the positive class of {task.name} is "
+            f"task.positive={brief(config.positive)}: the positive class of {task.name} is "
             f"{task.positive!r}, as in its benchmark; leave task.positive out"
         )
-    own = {"metric": block["metric"] or task.metric}
-    own["positive"] = block["positive"] or task.positive
-    if block["markers"]:
-        own["markers"] = tuple(block["markers"])
-    if task.kind == "tags" and block["labels"]:
-        own["labels"] = tuple(block["labels"])
-    task = _as_written(check_task(dataclasses.replace(task, **own)), block)
+    task = dataclasses.replace(
+        task,
+        metric=config.metric or task.metric,
+        positive=config.positive or task.positive,
+        markers=config.markers or task.markers,
+        labels=config.labels if task.kind == "tags" and config.labels else task.labels,
+    )
+    task = _as_written(check_task(task), config)
     if not given:
         return task
     first = tuple(entry[0] for entry in given)
@@ -75,24 +74,23 @@ def read_task(block: Mapping[str, Any]) -> Task:
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
 
 
-def _check_vocabulary(block: Mapping[str, Any]) -> None:
+def _check_vocabulary(config: TaskConfig) -> None:
     """Raises InputError where the classes of a task are given in two ways."""
-    others = [name for name in _NO_VOCABULARY if block[name]]
-    if block["vocabulary"] and (others or block["name"] != "custom"):
+    others = [name for name in _NO_VOCABULARY if getattr(config, name)]
+    if config.vocabulary and (others or config.name != "custom"):
         field = others[0] if others else "name"
         raise InputError(
             f"task.vocabulary names the classes of task.name=custom, and task.{field}="
-            f"{brief(block[field])} has its own; leave one of the two out"
+            f"{brief(getattr(config, field))} has its own; leave one of the two out"
         )
 
 
-def _check_known(block: Mapping[str, Any], task: Task) -> None:
+def _check_known(config: TaskConfig, task: Task) -> None:
     """Raises InputError for a field that only a custom task has, and that would not be read."""
-    read = ("fields",) * (block["form"] in TASKS) + ("labels",) * (task.kind == "tags")
+    read = ("fields",) * (config.form in TASKS) + ("labels",) * (task.kind == "tags")
     for name in ("fields", *_OF_CUSTOM):
-        value = block[name]
-        own = (FIELDS["task"][name].default, getattr(task, name))
-        if name not in read and (tuple(value) if isinstance(value, list) else value) not in own:
+        value = getattr(config, name)
+        if name not in read and value not in (getattr(TaskConfig(), name), getattr(task, name)):
             raise InputError(
                 f"task.{name}={brief(value)} is of task.name=custom, and task.name={task.name} has "
                 "its own; leave it out, or give task.name=custom with the columns of your file"
@@ -133,10 +131,10 @@ def in_form(config: RunConfig, task: Task) -> Task:
     return _as_written(made, block)
 
 
-def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
-    """Takes over how a config block writes options and label words."""
-    spaced = task.spaced if block["spaced"] == "" else block["spaced"] == "true"
-    return dataclasses.replace(task, option=block["option"] or task.option, spaced=spaced)
+def _as_written(task: Task, config: TaskConfig) -> Task:
+    """Takes over how a config writes options and label words."""
+    spaced = task.spaced if config.spaced == "" else config.spaced == "true"
+    return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
 
 def check_tunes(config: RunConfig) -> None:
@@ -171,7 +169,7 @@ class _DataSet:
     """The data set of a config, and what was left out of the splits that were read."""
 
     def __init__(self, config: RunConfig, in_memory: Mapping[str, Rows] | None):
-        files = {name: path for name, path in config.data.files.items() if path}
+        files = config.data.files.paths()
         self.config, self.in_memory, self.left_out = config, in_memory, []
         self.place = dict(
             source=config.data.source,
@@ -321,7 +319,7 @@ def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Exampl
 def examples_key(config: RunConfig) -> str:
     """Sums up all that the examples of a run depend on."""
     return json.dumps(
-        [config[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True
+        [block.to_dict() for block in (config.data, config.task, config.demos)], sort_keys=True
     )
 
 
@@ -342,7 +340,7 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     examples would choose the prompt and be reported as test.
     """
     data = config.data
-    is_named = given is not None or any(data.files.values())
+    is_named = given is not None or any(data.files.paths())
     if split != "test" or is_named or data.test_split == "test":
         return split
     if not makes_dev(data):
@@ -354,16 +352,14 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     return data.test_split
 
 
-def makes_dev(data: Any) -> bool:
+def makes_dev(data: DataConfig) -> bool:
     """Tells whether the protocol makes dev of training examples."""
     return bool(data.protocol) and (data.protocol != "fraction" or data.holdout > 0)
 
 
 def data_files(config: RunConfig) -> dict[str, Path]:
     """Finds the files of a user that a config reads, see `sources.local_files`."""
-    return sources.local_files(
-        config.data.source, {name: path for name, path in config.data.files.items() if path}
-    )
+    return sources.local_files(config.data.source, config.data.files.paths())
 
 
 def read_rows(
@@ -373,7 +369,7 @@ def read_rows(
 
     `task` has its labels found. -> where each row stands, the row, its example
     """
-    data, files = config.data, {name: path for name, path in config.data.files.items() if path}
+    data, files = config.data, config.data.files.paths()
     place = dict(
         source=data.source, files=files, cache_dir=data.cache_dir or None, only=data.only
     )  # fmt: skip
@@ -397,7 +393,7 @@ def read_rows(
 
 
 def _draw(
-    data: Any, task: Task, examples: Sequence[Example], rows: Rows
+    data: DataConfig, task: Task, examples: Sequence[Example], rows: Rows
 ) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
@@ -406,7 +402,7 @@ def _draw(
             f"data.protocol={data.protocol} draws by class, and task {task.name} has {task.kind}; "
             "take holdout, fraction or none"
         )
-    values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
+    values = data.to_dict() | {"path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
     labels = [example.label for example in examples]
     if task.kind != "classes" or (data.protocol == "holdout" and task.choices):

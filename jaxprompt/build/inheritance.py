@@ -191,7 +191,7 @@ def inherit_head(
 
     Raises InputError for an export on other weights, of other classes or with another form.
     """
-    (path,) = list_paths(config.prompt.init)
+    (path,) = list_paths(config.prompt.get("init"))
     tensors, card = _open(fingerprint, path)
     if tuple(card["task"]["labels"]) != tuple(labels):
         own, other = (", ".join(names)[:60] for names in (card["task"]["labels"], labels))

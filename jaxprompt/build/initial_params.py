@@ -64,7 +64,7 @@ def start(
         pass
     elif config.prompt.get("init"):
         params["prompt"] = inherit(
-            config, fingerprint, labels, config.prompt.init, params["prompt"]
+            config, fingerprint, labels, config.prompt.get("init"), params["prompt"]
         )
     else:
         source = _make_source(
@@ -148,7 +148,9 @@ def check_all(
     """
     check_init(config, scorer.model.backbone.dims)
     if config.prompt.get("init"):
-        inherit(config, fingerprint, scorer.task.labels, config.prompt.init, shapes["prompt"])
+        inherit(
+            config, fingerprint, scorer.task.labels, config.prompt.get("init"), shapes["prompt"]
+        )
     if config.train.init_head:
         inherit_head(config, fingerprint, scorer.task.labels, shapes["head"])
     check_start(config, scorer, shapes, counts)

@@ -30,10 +30,10 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
     return method
 
 
-def drop_unread(config: RunConfig) -> None:
-    """Empties the fields of a config that the start of its prompt does not read."""
-    for field in _unread(make_prompt(**config.prompt.to_dict(), dims=_ANY)):
-        config.prompt[field] = ""
+def drop_unread(config: RunConfig) -> RunConfig:
+    """Returns a config without the fields that the start of its prompt does not read."""
+    unread = _unread(make_prompt(**config.prompt.to_dict(), dims=_ANY))
+    return config.replace({f"prompt.{field}": "" for field in unread})
 
 
 def _unread(method: Method) -> list[str]:

@@ -4,7 +4,7 @@ What follows goes on from `build.backbone.open_backbone` and `build.backbone.loa
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.build.backbone import shape_backbone

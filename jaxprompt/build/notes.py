@@ -6,9 +6,7 @@ from typing import Any
 
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import method_of, starts_of
-from jaxprompt.config.load import fields
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.run import DataConfig, RunConfig
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
@@ -16,10 +14,10 @@ from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import idle_fields
 
 
-def unread_options(data: Mapping[str, Any]) -> list[str]:
+def unread_options(data: DataConfig) -> list[str]:
     """Lists the options of a block `data` that its protocol does not read."""
     names = {"path": "rows"}
-    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data["protocol"], ())}
+    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data.protocol, ())}
     known = {names.get(own, own) for options in fewshot.PROTOCOLS.values() for own in options}
     return sorted(known - read)
 
@@ -28,29 +26,25 @@ def fields_read(config: RunConfig) -> dict[str, Any]:
     """Lists the fields of a run by dotted name, but for those that it did not read."""
     unread = {f"data.{name}" for name in unread_options(config.data)}
     unread |= {"task.name"} if config.shared.tasks else set()
-    return {name: value for name, value in fields(config).items() if name not in unread}
+    return {name: value for name, value in config.leaves().items() if name not in unread}
 
 
 def tell_unread(config: RunConfig) -> list[str]:
     """Names what a config gives that nothing reads: of its method, head, words and protocol."""
-    data, head = config.data, make_head(**config.head.to_dict())
+    default, data, head = DataConfig(), config.data, make_head(**config.head.to_dict())
     lines = _tell_idle(config, head)
     if config.task.words and not (head.READS_WORDS or "labels" in starts_of(config)):
         lines.append(
             f"task.words={brief(','.join(config.task.words))} is not read: head.name is "
             f"{config.head.name}; take head.name=verbalizer for label words"
         )
-    if data.test_split != FIELDS["data"]["test_split"].default and any(data.files.values()):
+    if data.test_split != default.test_split and data.files.paths():
         lines.append(f"data.test_split={data.test_split} is not read: data.files names each split")
-    given = [x for x in unread_options(data) if data[x] != FIELDS["data"][x].default]
+    options = [x for x in unread_options(data) if getattr(data, x) != getattr(default, x)]
     why = f"data.protocol is {data.protocol or 'empty'}"
-    if (
-        data.seed != FIELDS["data"]["seed"].default
-        and not data.protocol
-        and not shows_demos(config)
-    ):
-        given.append("seed")
-    return lines + [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
+    if data.seed != default.seed and not data.protocol and not shows_demos(config):
+        options.append("seed")
+    return lines + [f"data.{x}={brief(getattr(data, x))} is not read: {why}" for x in options]
 
 
 def _tell_idle(config: RunConfig, head: Kind) -> list[str]:

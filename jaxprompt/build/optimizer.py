@@ -4,13 +4,12 @@ import math
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import FIELDS
+from jaxprompt.config.run import OptimConfig, RunConfig, TrainConfig
 from jaxprompt.training import optim
 from jaxprompt.training.loop import Milestones
 
 
-def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
+def make_plan(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milestones:
     """Turns the one total that is given into steps; `batch` is the mean number of examples."""
     steps = train.total_epochs * steps_per_epoch or train.total_examples / batch
     # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
@@ -45,8 +44,8 @@ def build_optimizer(
     if "head" in rates and config.shared.tasks:  # each counts its own steps
         heads = {"/".join(name.split("/")[:2]) for name in trainable if name.startswith("head/")}
         rates |= dict.fromkeys(sorted(heads), rates.pop("head"))
-    optim.check_no_decay(o.no_decay, FIELDS["optim"]["no_decay"].default, trainable)
+    optim.check_no_decay(o.no_decay, OptimConfig().no_decay, trainable)
     return optim.make_optimizer(
-        o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
+        o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=o.no_decay,
         clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,
     )  # fmt: skip

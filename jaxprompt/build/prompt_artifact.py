@@ -15,6 +15,7 @@ from jaxprompt.build.cards import check_card
 from jaxprompt.build.demonstrations import card_of, demos_of_card, with_encoder
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.tuned_backbone import without_delta
+from jaxprompt.config.run import BackboneConfig, GenerateConfig, RunConfig
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.tasks.registry import task_from_json
@@ -186,6 +187,11 @@ def backbone_of_card(card: Mapping[str, Any], config: BackboneConfig) -> Backbon
     if not config.path:
         named |= {"path": known["id"], "revision": known["revision"]}
     return dataclasses.replace(config, **named)
+
+
+def generation_of_card(card: Mapping[str, Any]) -> GenerateConfig:
+    """Returns how texts are written with the prompt of a card."""
+    return GenerateConfig.from_dict(card["generate"], "generate.")
 
 
 def scorer_of_card(

@@ -17,7 +17,7 @@ from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer, segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head
-from jaxprompt.models.model import READS, Model
+from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric

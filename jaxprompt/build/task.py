@@ -44,7 +44,7 @@ def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = Fa
 
     So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
     """
-    backbone = open_backbone(config.backbone.to_dict())
+    backbone = open_backbone(config.backbone)
     check_fit(
         backbone,
         prompt=config.prompt.to_dict(),

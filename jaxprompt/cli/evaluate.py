@@ -59,7 +59,6 @@ def evaluate(
     from jaxprompt.build.evaluation import build_judge
     from jaxprompt.build.examples import data_files
     from jaxprompt.build.task import share_front
-    from jaxprompt.config.settings import settings_of
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
@@ -69,7 +68,7 @@ def evaluate(
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
-    keep_programs(settings_of(config).compilation_cache)
+    keep_programs(config.train.compilation_cache)
     trained = restore(config, workdir, [split])
     if split not in trained.splits:
         raise InputError(
@@ -119,22 +118,23 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
-    from jaxprompt.build.prompt_artifact import read_export
+    from jaxprompt.build.prompt_artifact import generation_of_card, read_export
     from jaxprompt.data.sources.records import tell_unknown, with_examples
     from jaxprompt.serving.answers import make_answers, mark_errors
 
     (where,) = args.prompt
     card = read_export(where)[1]
+    generation = generation_of_card(card)
     given = read(card["task"]["columns"])
     exported, placement = bank.open_export(args, where)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        scorer = scorer.writing(card["generate"]["max_new"])
+        scorer = scorer.writing(generation.max_new)
     given = with_examples(scorer.task, given)
     _refuse(given)
     for line in tell_unknown(scorer.task, given):
         print(escape(line), file=sys.stderr)
-    answer = make_answers(scorer, how=card["generate"], placement=placement)
+    answer = make_answers(scorer, generation=generation, placement=placement)
 
     def mark(given: Sequence[Any]) -> Sequence[Any]:
         marked = mark_errors(scorer, given)

@@ -13,7 +13,6 @@ from jaxprompt import signals
 from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device, parse_devices
 
@@ -48,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
         from jaxprompt.planning import compilers
 
         compilers.check(args.compiler, device)
-    given = config, count or settings_of(config).devices, device, args.limit, args.compiler
+    # What the mesh leaves open counts as one device.
+    devices = count or max(config.mesh.data, 1) * max(config.mesh.model, 1)
+    given = config, devices, device, args.limit, args.compiler
     found = (
         in_child_process(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
     )

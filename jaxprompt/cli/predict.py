@@ -7,6 +7,7 @@ takes, and --output may be a folder: the file has the benchmark's name for it. W
 a row's --column says which it takes: they share one backbone, and batches.
 """
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Sequence
@@ -101,7 +102,7 @@ def _predict(args: Any) -> int:
         args, path, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )
     if head.WRITES:
-        exported = exported._replace(scorer=exported.scorer.writing(generation["max_new"]))
+        exported = exported._replace(scorer=exported.scorer.writing(generation.max_new))
     task = exported.scorer.task
     # Rows of which some become several examples: each of these has a line of its own.
     inputs = records.with_examples(task, inputs)
@@ -138,15 +139,18 @@ def _read_card(args: Any) -> tuple[str, dict[str, Any]]:
     return path, card
 
 
-def _make_head(args: Any, path: str, card: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the head that answers, and the card's `generate` block with --max-new in it."""
+def _make_head(args: Any, path: str, card: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the head that answers, and how it writes texts, with --max-new."""
+    from jaxprompt.build.prompt_artifact import generation_of_card
     from jaxprompt.heads import make_head, writer
 
     head = writer() if args.generate else make_head(**card["head"])
     if args.max_new is not None and not head.WRITES:
         raise InputError(f"--max-new={args.max_new} is of texts; {path} answers {head.OF}")
-    generation = card["generate"] | ({} if args.max_new is None else {"max_new": args.max_new})
-    at_least("--max-new", generation["max_new"], 1)
+    generation = generation_of_card(card)
+    if args.max_new is not None:
+        generation = dataclasses.replace(generation, max_new=args.max_new)
+    at_least("--max-new", generation.max_new, 1)
     return head, generation
 
 
@@ -163,7 +167,7 @@ def _answer(
     if not _with_example(inputs):
         return inputs, []
     scorer = exported.scorer
-    answer = make_answers(scorer, how=generation, placement=placement)
+    answer = make_answers(scorer, generation=generation, placement=placement)
 
     def answer_all(inputs: Sequence[Any]) -> Any:
         examples = [record.example for record in _with_example(inputs)]

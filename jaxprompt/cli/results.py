@@ -84,7 +84,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     """
     from jaxprompt.build.notes import fields_read
     from jaxprompt.config.load import load_config
-    from jaxprompt.config.settings import FREE
+    from jaxprompt.config.run import FREE
     from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]

@@ -73,14 +73,13 @@ def main(argv: Sequence[str]) -> int:
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
     """Raises InputError where a result is of another config than the sweep has for its run."""
-    from jaxprompt.config.settings import FREE
-    from jaxprompt.runs.grid.expand import take_size
+    from jaxprompt.config.run import FREE
+    from jaxprompt.runs.grid.expand import alone
     from jaxprompt.training import run_folder
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            config = load(run, overrides)
-            take_size(config)
+            config = alone(load(run, overrides))
             run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
@@ -93,18 +92,19 @@ def execute(
     same call goes on.
     """
     from jaxprompt.build.check import check_config
-    from jaxprompt.config.settings import FREE, programs_folder
+    from jaxprompt.config.run import FREE
     from jaxprompt.inspection.tables import failures
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
-    from jaxprompt.runs.grid.expand import GridRun, take_size
+    from jaxprompt.runs.grid.expand import GridRun, alone
     from jaxprompt.training import run_folder
 
     loaded = [load(run, overrides) for run in runs]
-    keep_programs(programs_folder(loaded[0]))
-    # Taken out of the configs, so that runs are grouped and recorded without it.
-    size = max(map(take_size, loaded), default=0)
+    keep_programs(loaded[0].train.compilation_cache)
+    size = max(config.runs.size for config in loaded)
+    # Runs are grouped and recorded without it.
+    loaded = [alone(config) for config in loaded]
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)

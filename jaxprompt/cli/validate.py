@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.config.load import load_config
-from jaxprompt.config.settings import settings_of
 from jaxprompt.errors import InputError, escape
 
 
@@ -14,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config")
     config = load_config(args.config, overrides)
-    if settings_of(config).pretrains:
+    if config.ppt.task:
         raise InputError(
             "validate is for tuning, and ppt.task pre-trains a prompt; `plan` checks such a config "
             "without its corpus"

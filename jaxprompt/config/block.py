@@ -87,6 +87,12 @@ class OpenBlock:
     name: str
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Makes a block of a name and values by field; a list is a tuple, as JSON has it."""
+        fields = {field: kinds.plain(value) for field, value in values.items()}
+        return cls(fields.pop("name"), fields)
+
     def get(self, field: str, default: Any = None) -> Any:
         """Returns the value of a field, `default` where the class has no such field."""
         return self.fields.get(field, default)
@@ -104,9 +110,8 @@ def _read(name: str, declared: Declared, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise InputError(f"config field {name}={brief(value)} must be a block of fields")
     if isinstance(declared, kinds.Open):
-        fields = {key: kinds.plain(x) for key, x in value.items()}
-        check_kind(f"{name}.name", fields.get("name"), str)
-        return OpenBlock(fields.pop("name"), fields)
+        check_kind(f"{name}.name", value.get("name"), str)
+        return OpenBlock.from_dict(value)
     return declared.from_dict(value, f"{name}.")
 
 

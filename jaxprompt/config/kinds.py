@@ -146,6 +146,8 @@ def several(one: Any) -> Any:
 
 def check_value(name: str, field: Field, value: Any) -> None:
     """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
+    if type(value) is field.kind and value == field.default:
+        return  # no module is imported for its words
     if field.optional and value == (None if field.kind is float else ""):
         return
     if field.many:

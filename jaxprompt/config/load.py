@@ -37,11 +37,12 @@ def to_run(config: ConfigDict) -> RunConfig:
     return RunConfig.from_dict(config.to_dict())
 
 
-def to_config_dict(config: RunConfig) -> ConfigDict:
-    """Makes a `ConfigDict` of a typed config, whose fields can be set."""
+def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, Any]]) -> RunConfig:
+    """Returns a config with overrides applied, see `apply`."""
     values = _from_json(config.to_dict())
     values.lock()
-    return values
+    apply(values, overrides)
+    return to_run(values)
 
 
 def make_defaults() -> ConfigDict:

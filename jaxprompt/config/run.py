@@ -196,6 +196,10 @@ class FilesConfig(Block):
     dev: str = kinds.path("", "of the examples that choose the best prompt")
     test: str = kinds.path("", "of the examples that are scored once")
 
+    def paths(self) -> dict[str, str]:
+        """Returns the files that are named, by split."""
+        return {name: path for name, path in self.to_dict().items() if path}
+
 
 @dataclass(frozen=True)
 class DataConfig(Block):

@@ -62,7 +62,7 @@ def starting_numbers(config: RunConfig, trained: Any) -> tuple[tree.Flat | None,
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
     try:
         if tuned:
-            _, loaded = load_weights(open_backbone(config.backbone.to_dict()), trained.placement)
+            _, loaded = load_weights(open_backbone(config.backbone), trained.placement)
         else:
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
         counts = count_tokens(config, trained.splits.get("train"), _no_corpus)

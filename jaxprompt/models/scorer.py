@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.backbones import for_words
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import Demonstrations

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxprompt.build.examples import Examples, in_form, read_task
 from jaxprompt.build.method import head_of
 from jaxprompt.build.scorer import check_fit
 from jaxprompt.build.task import build_objectives, scorer_from_config, share_front
-from jaxprompt.config.run import BackboneConfig, GenerateConfig, RunConfig
+from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.data.tasks.readers.reading import with_labels
 from jaxprompt.data.tasks.tags import labels_of
@@ -55,7 +55,6 @@ class AbstractRun:
     objectives: Sequence[Objective]
     batch: Batch  # numpy, every row as long as it may be
     evaluated: Batch  # the same of evaluation
-    writing: Mapping[str, Any]  # the `generate` block
     copies: bool  # whether the writing of texts copies the layers on the device
     widens: bool  # whether the device has no bfloat16 and holds float32 in its place
     notes: tuple[str, ...]  # where its shape is from, and what was assumed
@@ -121,11 +120,11 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         if head_of(config).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)
     if config.mesh.slices > 1:
-        config.mesh.slices = 1  # simulated devices are one slice
+        config = config.replace({"mesh.slices": 1})  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
-    for name in COUNTS:
-        config.demos[name] = 0  # every row is as long as it may be without them
+    # Every row is as long as it may be without demonstrations.
+    config = config.replace({f"demos.{name}": 0 for name in COUNTS})
     if config.ppt.task:
         scorer, more = ppt.make_scorer(config, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(config)))
@@ -150,7 +149,6 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         model,
         objectives,
         *batches,
-        config.generate.to_dict(),
         device is None or copies_layers(device.platform),
         widens,
         notes + more,

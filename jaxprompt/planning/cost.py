@@ -94,13 +94,13 @@ def make_shapes(
     the letter, for the device's own compiler. Raises InputError where the model does not divide
     over the mesh.
     """
-    s, rows = run.settings, placement.padded(run.backbone.module.cfg.vocab)
-    module = _module(run, rows, remat or s.remat, attention, as_it_runs)
+    config, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
+    module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
     trainable, frozen, state = _numbers(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
-        run.objectives, accumulate=s.accumulate,
+        run.objectives, accumulate=config.optim.accumulate,
     )  # fmt: skip
     return Shapes(
         within(placement, step),
@@ -167,8 +167,8 @@ def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, 
         return tree.cast(trainable, jnp.float32), frozen
 
     trainable, frozen = jax.eval_shape(draw, jax.random.key(0))
-    own = run.settings
-    tx, key = _optimizer(run, trainable), rng.key_for(own.seed, "dropout", own.rng)
+    key = rng.key_for(run.config.seed, "dropout", run.config.rng)
+    tx = _optimizer(run, trainable)
     return trainable, frozen, jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
 
 
@@ -211,11 +211,11 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 
     The loop over tokens is not compiled: in front of it XLA's CPU compiler would widen all layers.
     """
-    model, how = found.model, run.writing
+    model, generation = found.model, run.config.generate
 
     def start(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
         _, states, cache = read_input(
-            model, tree.merge(trainable, frozen), batch, how["max_new"] - 1
+            model, tree.merge(trainable, frozen), batch, generation.max_new - 1
         )
         return states[:, -1], cache
 
@@ -229,8 +229,8 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     # The copies of the layers lie as these do.
     copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
     # Each beam has a cache of its own, and the scores of the whole vocabulary.
-    beams = (how["beams"] - 1) * kept * _whole(cache.own) // _whole((state, cache))
-    rows = placement.batch.shard_shape(state.shape)[0] * how["beams"]
+    beams = (generation.beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
+    rows = placement.batch.shard_shape(state.shape)[0] * generation.beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
     return copies + kept + max(reading, beams + scores)
 
@@ -252,7 +252,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
     """Compiles the evaluation of a batch for the devices of a mesh by their own compiler."""
     found = make_evaluation(run, placement, attention, as_it_runs=True)
     step = (
-        make_writing(run.writing, found.model, run.scorer.layout)
+        make_writing(run.config.generate, found.model, run.scorer.layout)
         if run.scorer.head.WRITES
         else make_eval_step(found.model)
     )

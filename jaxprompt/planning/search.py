@@ -189,11 +189,11 @@ def smallest(
 
 def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
     """Lists how `count` devices can be laid out, data x model, for this batch."""
-    s = run.settings
+    data_block, accumulate = run.config.data, run.config.optim.accumulate
     for model in (m for m in range(1, count + 1) if count % m == 0):
         data = count // model
         # Both batches have to divide over the data axis, that of a step after accumulation.
-        if not (s.batch // s.accumulate % data or s.eval_batch % data):
+        if not (data_block.batch // accumulate % data or data_block.eval_batch % data):
             yield data, model
 
 

@@ -18,8 +18,7 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.corpus import need_corpus, read_corpus, tell
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.examples import check_tunes, read_task
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import FREE, FREE_TRAINED
+from jaxprompt.config.run import FREE, FREE_TRAINED, RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
     AnnotationWriter,
@@ -110,7 +109,7 @@ def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
 
 def read_units(config: RunConfig, workdir: str) -> Corpus:
     """Opens the text of a config, indexed by the classifier's own tokenizer."""
-    backbone = open_backbone(config.backbone.to_dict())
+    backbone = open_backbone(config.backbone)
     tokenizer = load_tokenizer(backbone.folder)
     return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 

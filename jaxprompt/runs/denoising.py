@@ -131,8 +131,8 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     style, head = NEEDS[config.objective.name]
     if config.backbone.quantize != "none":
         raise InputError(
-            f"backbone.quantize={config.backbone.quantize} is of frozen weights, and adapt trains all; "
-            "take backbone.quantize=none"
+            f"backbone.quantize={config.backbone.quantize} is of frozen weights, and adapt trains "
+            "all; take backbone.quantize=none"
         )
     if config.backbone.init:
         backbone = new_backbone.open_config(config.backbone, (head,))

@@ -19,11 +19,8 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, Any]:
     classes by how frequent they are. No backbone is read. Raises InputError for a task without
     classes, and where the split is not there.
     """
-    whole = config.copy_and_resolve_references()
-    with whole.unlocked():
-        # On a copy: what is scored is still chosen by the protocol.
-        whole.data.protocol = ""
-    full = read_examples(whole, ["train"])
+    # What is scored is still chosen by the protocol.
+    full = read_examples(config.replace({"data.protocol": ""}), ["train"])
     task = full.task
     if task.kind != "classes" or not task.labels:
         raise InputError(

@@ -31,7 +31,7 @@ from jaxprompt.build.task import (
     tell_examples,
     train_batches,
 )
-from jaxprompt.config.load import apply
+from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
@@ -58,12 +58,11 @@ def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
 
 
 def is_shared(config: RunConfig) -> bool:
-    """Tells whether a config, checked or not, has several tasks that share a prompt."""
-    block = config.to_dict().get("shared")
-    return bool(isinstance(block, Mapping) and block.get("tasks"))
+    """Tells whether a config has several tasks that share a prompt."""
+    return bool(config.shared.tasks)
 
 
-def task_configs(config: RunConfig) -> dict[str, Any]:
+def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     """Makes the config of each task, by its name.
 
     Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
@@ -89,15 +88,10 @@ def task_configs(config: RunConfig) -> dict[str, Any]:
                 f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
                 'their whole names, as in {"task.name": "conll2003"}'
             )
-        made = config.copy_and_resolve_references()
-        # So that a task's file cannot name a field that no config has.
-        made.lock()
         try:
-            apply(made, list(own.items()))
+            made = with_overrides(config, [*own.items(), ("shared.tasks", ())])
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        with made.unlocked():
-            made.shared.tasks = ()
         found[name], paths[name] = made, path
     if len(found) < 2:
         raise InputError(f"shared.tasks names {len(found)} task; give 2 or more, or train it alone")
@@ -325,8 +319,8 @@ class SharedTuning(Work):
             measured = {"dev": _own(dev, name), "test": _own(test, name)}
             tensors, card = pack(
                 scorer, _of_task(numbers, name), _of_task(self.frozen, name),
-                backbone=own.backbone.to_dict() | {"family": self.backbone.family},
-                fingerprint=self.loaded.report.fingerprint, config=own.to_dict(),
+                backbone=dataclasses.replace(own.backbone, family=self.backbone.family),
+                fingerprint=self.loaded.report.fingerprint, config=own,
                 metrics={part: found for part, found in measured.items() if found}, origin=origin,
             )  # fmt: skip
             write_artifact(Path(self.workdir) / "export" / name, tensors, card)

@@ -18,10 +18,7 @@ from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.task import open_fitting
-from jaxprompt.config.load import fields
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import FIELDS
-from jaxprompt.config.settings import FREE, FREE_TRAINED
+from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass
@@ -92,10 +89,10 @@ def check_ppt(config: RunConfig) -> None:
 
 def _check_idle(config: RunConfig) -> None:
     """Raises InputError for fields that say what a task is: here the pre-training task is that."""
-    idle = {f"task.{name}": FIELDS["task"][name].default for name in config.task}
+    idle = TaskConfig().leaves("task.")
     named = ("source", "only", "protocol", "rows", "files.train", "files.dev", "files.test")
     idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
-    given = fields(config)
+    given = config.leaves()
     # Sorted, so that all processes name the same one.
     for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
         value = given[field]
@@ -114,9 +111,10 @@ def tell_idle(config: RunConfig) -> list[str]:
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
-        f"ppt.{name}={brief(config.ppt[name])} is not read: ppt.task is {config.ppt.task}"
+        f"ppt.{name}={brief(value)} is not read: ppt.task is {config.ppt.task}"
         for name, tasks in read.items()
-        if config.ppt.task not in tasks and config.ppt[name] != FIELDS["ppt"][name].default
+        for value in [getattr(config.ppt, name)]
+        if config.ppt.task not in tasks and value != getattr(PPTConfig(), name)
     ]
 
 
@@ -196,7 +194,7 @@ def open_asked(config: RunConfig, placement: Placement, *, restored: bool = Fals
         eos=config.task.eos,
         sentinel=config.backbone.sentinel,
         num_types=segments(scorer.tokenizer, cfg.types),
-        whole=config.head.span == "target",
+        whole=config.head.get("span") == "target",
         answer=config.task.answer,
     )
     return PptTask(backbone, scorer, forms)

@@ -12,8 +12,7 @@ from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import describe_data, encode_splits, open_fitting, scorer_from_config
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import FREE, FREE_TRAINED, OF_DATA
+from jaxprompt.config.run import FREE, FREE_TRAINED, OF_DATA, RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer

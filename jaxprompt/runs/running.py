@@ -1,7 +1,6 @@
 """What every run does around its training: its folder, its other processes, its result."""
 
 import abc
-import functools
 import hashlib
 import json
 import sys
@@ -9,13 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flax import traverse_util
-
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import FREE, Settings, settings_of
+from jaxprompt.config.run import FREE, RunConfig, TrainConfig
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
 from jaxprompt.errors import InputError, escape
@@ -47,10 +43,10 @@ class Work(Job):
     def __init__(self, config: RunConfig, workdir: str):
         self.config, self.workdir = config, str(workdir)
 
-    @functools.cached_property
-    def settings(self) -> Settings:
-        """What the loop asks of the config, once that is checked."""
-        return settings_of(self.config)
+    @property
+    def settings(self) -> TrainConfig:
+        """What the loop reads of the config."""
+        return self.config.train
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -175,6 +171,7 @@ def agree_on(record: Mapping[str, Any]) -> None:
 
 def facts(config: RunConfig) -> dict[str, str]:
     """Lists what the processes of a run must have in common before they read anything."""
-    leaves = traverse_util.flatten_dict(config.to_dict(), sep=".")
-    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(_PLACES)}
+    shown = {
+        name: str(value) for name, value in config.leaves().items() if not name.startswith(_PLACES)
+    }
     return shown | {f"version of {name}": text for name, text in package_versions().items()}

@@ -125,7 +125,7 @@ class Tuning(Work):
         log.say(tree.overview(trainable, frozen))
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
         if fresh and config.train.init_head:
-            log.say(f"head from {config.prompt.init}: {', '.join(fresh)}")
+            log.say(f"head from {config.prompt.get('init')}: {', '.join(fresh)}")
         elif fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
         log.say(f"{self.milestones.total} steps, {where}")

@@ -1,5 +1,6 @@
 """Prompts of others, PEFT's folders and .npy arrays, as exports of ours; exports for PEFT."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxprompt.build.inheritance import rescaled
 from jaxprompt.build.prompt_artifact import describe, encode_text, plain_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
@@ -94,7 +96,7 @@ def card_of_adopted(
 ) -> dict[str, Any]:
     """Makes the card that a prompt without one would have on a backbone, by a config.
 
-    The config says task, head and layout, and is taken over. Raises InputError where they do not
+    The config says task, head and layout. Raises InputError where they do not
     fit, and where the classes are not known.
     """
     opened = backbone.backbone
@@ -112,15 +114,14 @@ def card_of_adopted(
         )
     if "pooler" in adopted.head and config.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
-        fitting = "roberta" if config.head.pooler == "trained" else "bert"
+        fitting = "roberta" if config.head.get("pooler") == "trained" else "bert"
         if opened.family != fitting:
             raise InputError(
                 f"{path} has a head as {fitting} has it, and the backbone is "
                 f"{with_article(opened.family)}; give a head of your own, or the backbone that it "
                 "was learned on"
             )
-    with config.unlocked():
-        config.prompt = type(config)(adopted.prompt)
+    config = dataclasses.replace(config, prompt=OpenBlock.from_dict(adopted.prompt))
     task = read_task(config.task)
     if task.kind == "classes" and not (task.labels or task.choices):
         raise InputError("without training rows the classes are not known; give the task's labels")
@@ -129,9 +130,9 @@ def card_of_adopted(
     return describe(
         scorer,
         scorer.model.prompt,
-        backbone={**opened.block, "family": opened.family},
+        backbone=dataclasses.replace(opened.config, family=opened.family),
         fingerprint=backbone.loaded.report.fingerprint,
-        config=config.to_dict(),
+        config=config,
         metrics={},
         origin={},
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.sources.records import Record
 from jaxprompt.data.tasks.task import Example
@@ -28,15 +29,12 @@ class Answered(NamedTuple):
 
 
 def make_answers(
-    scorer: Scorer, *, how: Mapping[str, Any], placement: Placement
+    scorer: Scorer, *, generation: GenerateConfig, placement: Placement
 ) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
-    """Makes (params, examples) -> their answers in order, compiled once per shape of a batch.
-
-    `how` is the `generate` block of a card.
-    """
+    """Makes (params, examples) -> their answers in order, compiled once per shape of a batch."""
     scorer = with_front(scorer)
     head, at = scorer.head, scorer.layout
-    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, at)
+    answering = make_answering(head, placement, scorer.model, generation, scorer.tokenizer, at)
 
     def answer(params: Mapping[str, Any], examples: Sequence[Example]) -> Answered:
         split = scorer.encode(examples)
@@ -52,12 +50,11 @@ def make_answers(
 
 
 def mark_errors(
-    scorer: "Scorer", records: Sequence[Record], how: Mapping[str, Any] | None = None
+    scorer: "Scorer", records: Sequence[Record], generation: GenerateConfig | None = None
 ) -> list[Record]:
     """Replaces each example that cannot be encoded by itself with the reason.
 
-    By `how`, the `generate` block of a card, so is one that leaves no room for a text to be
-    written.
+    With `generation` so is one that leaves no room for a text to be written.
     """
     marked = []
     for record in records:
@@ -65,8 +62,8 @@ def mark_errors(
             if record.example:
                 split = scorer.encode([record.example])
                 batches = EvalBatches(split.rows, split.labels, scorer.layout)
-                if how is not None and scorer.head.WRITES:
-                    size, ends = (how["max_new"], how["beams"]), scorer.layout.ends
+                if generation is not None and scorer.head.WRITES:
+                    size, ends = (generation.max_new, generation.beams), scorer.layout.ends
                     check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")

@@ -106,9 +106,7 @@ def make_bank(
                 f"prompt {name} was learned with rescale={known['rescale']}, the bank's backbone "
                 f"has {opened.config.rescale}; serve it by itself"
             )
-        own = opened._replace(
-            config=dataclasses.replace(opened.config, sentinel=known["sentinel"])
-        )
+        own = opened._replace(config=dataclasses.replace(opened.config, sentinel=known["sentinel"]))
         try:
             scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
         except InputError as error:

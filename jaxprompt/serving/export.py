@@ -1,5 +1,6 @@
 """The best prompt of a workdir as what an export holds."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -37,8 +38,8 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
     weights = trained.weights
     tensors, card = pack(
         trained.scorer, weights.trainable, weights.frozen,
-        backbone=config.backbone.to_dict() | {"family": trained.family},
-        fingerprint=weights.report.fingerprint, config=config.to_dict(),
+        backbone=dataclasses.replace(config.backbone, family=trained.family),
+        fingerprint=weights.report.fingerprint, config=config,
         metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
     )  # fmt: skip
     if "step" in trained.best:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
@@ -144,28 +145,29 @@ def predict_scores(
 
 
 def make_answering(
-    head: Kind, placement: Placement, model: Model, how: Mapping[str, Any], tokenizer: Any,
+    head: Kind, placement: Placement, model: Model, generation: GenerateConfig, tokenizer: Any,
     layout: Layout,
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
-    """Makes (trainable, frozen, batches, units) -> scores or texts of all, compiled once a shape.
-
-    `how` is the `generate` block of a config or card.
-    """
+    """Makes (trainable, frozen, batches, units) -> scores or texts, compiled once a shape."""
     if head.WRITES:
-        step = make_writer(placement, how, model, layout)
-        fits = partial(check_room, model, max_new=how["max_new"])
+        step = make_writer(placement, generation, model, layout)
+        fits = partial(check_room, model, max_new=generation.max_new)
         return partial(write_texts, step, tokenizer, layout.ends, check=fits)
     return partial(predict_scores, scoring_step(placement, model))
 
 
-def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layout: Layout) -> Step:
-    """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
-    return place_step(placement, make_writing(how, model, layout), begin_pass(model))
+def make_writer(
+    placement: Placement, generation: GenerateConfig, model: Model, layout: Layout
+) -> Step:
+    """Compiles the writing of texts. -> [B, max_new]"""
+    return place_step(placement, make_writing(generation, model, layout), begin_pass(model))
 
 
-def make_writing(how: Mapping[str, Any], model: Model, layout: Layout) -> Callable[..., jax.Array]:
+def make_writing(
+    generation: GenerateConfig, model: Model, layout: Layout
+) -> Callable[..., jax.Array]:
     """Makes the step that `make_writer` compiles."""
-    settings = dict(how, eos=layout.ends, pad=layout.pad_id)
+    settings = generation.to_dict() | {"eos": layout.ends, "pad": layout.pad_id}
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
     return make_generate_step(model, **settings)
 

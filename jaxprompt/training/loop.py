@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
+from jaxprompt.config.run import TrainConfig
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
@@ -93,7 +94,7 @@ class Job(abc.ABC):
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
     milestones: Milestones
-    settings: Any  # keep, log_steps, max_streak, patience, profile, tracker
+    settings: TrainConfig
     drops = True  # its model has dropout
 
     @abc.abstractmethod

@@ -26,8 +26,7 @@ from jaxprompt.cli import sweep
 from jaxprompt.cli.evaluate import evaluate, majority
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
-from jaxprompt.config.load import fields, resolved
-from jaxprompt.config.settings import FREE
+from jaxprompt.config.run import FREE
 from jaxprompt.errors import InputError, choose, escape
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.inspection.tables import failures

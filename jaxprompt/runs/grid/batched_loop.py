@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.config.settings import FREE, settings_of
+from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
@@ -37,7 +37,7 @@ class BatchedRuns:
         """Takes members of equal shapes and the programs they run in."""
         self.shared, self.members, self.programs = shared, members, programs
         self.group, self.log = group, log
-        self.plan, self.settings = members[0].plan, settings_of(shared.config)
+        self.plan, self.settings = members[0].plan, shared.config.train
         self.scorer = shared.make_scorer(shared, members, programs)
         self.stands = [Progress() for _ in members]
         self.rows = list(range(len(members)))  # the member of each row of the state; some done
@@ -289,8 +289,8 @@ class BatchedRuns:
             if isinstance(test, InputError):
                 self._tell_failed(i, str(test))
                 continue
-            settings = member.run.settings
-            own = {"method": settings.method, "seed": settings.seed}
+            config = member.run.config
+            own = {"method": config.prompt.name, "seed": config.seed}
             share = self.seconds / len(self.members)  # a run's part of what all took together
             result = stand.result(
                 {**member.about, **own}, trained=self.size, total=self.total,

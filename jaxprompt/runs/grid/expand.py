@@ -1,5 +1,6 @@
 """Which runs a config stands for, and which of them can train as one program."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -10,9 +11,7 @@ from typing import Any, NamedTuple
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import drop_unread, head_of, starts_of
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.schema import check_fields
-from jaxprompt.config.settings import Settings, settings_of
+from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.training.progress import rank
 
@@ -42,17 +41,10 @@ class GridRun(NamedTuple):
     config: RunConfig  # its own, without a grid
     folder: Path
 
-    @property
-    def settings(self) -> Settings:
-        """The values of its config."""
-        return settings_of(self.config)
-
 
 def is_grid(config: RunConfig) -> bool:
-    """Tells whether a config, checked or not, stands for several runs."""
-    block = config.to_dict().get("runs")
-    values = block.values() if isinstance(block, Mapping) else ()
-    return any(value for value in values if isinstance(value, tuple))
+    """Tells whether a config stands for several runs."""
+    return any(getattr(config.runs, axis) for axis in AXES)
 
 
 def why_alone(config: RunConfig) -> str:
@@ -72,10 +64,9 @@ def why_alone(config: RunConfig) -> str:
 
 def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
-    check_fields(config.to_dict())
     if why := why_alone(config):
         raise InputError(f"{why}, or empty config.runs")
-    axes = {axis: tuple(config.runs[axis]) for axis in AXES if config.runs[axis]}
+    axes = {axis: x for axis in AXES if (x := getattr(config.runs, axis))}
     _check_axes(config, axes)
     runs, names = [], {}
     for values in itertools.product(*axes.values()):
@@ -84,11 +75,9 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
             f"{_short(axis)}={_show(value, axes[axis])}"
             for axis, value in zip(axes, values, strict=True)
         )
-        own = alone(config)
-        for field, value in changes.items():
-            _set(own, field, value)
+        own = alone(config).replace({field: _value(field, x) for field, x in changes.items()})
         if "starts" in axes:  # what is given for one of them is not for the others
-            drop_unread(own)
+            own = drop_unread(own)
         check_config(own)
         # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)
@@ -101,21 +90,9 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
     return runs
 
 
-def take_size(config: RunConfig) -> int:
-    """Reads how many runs train at once, and takes it out of a config: no run depends on it."""
-    if "size" not in config.get("runs", {}):
-        return 0
-    size, config.runs.size = config.runs.size, 0
-    return size
-
-
-def alone(config: RunConfig) -> Any:
-    """Copies a config and empties its grid."""
-    own = config.copy_and_resolve_references()
-    for axis in AXES:
-        own.runs[axis] = ()
-    own.runs.size = 0
-    return own
+def alone(config: RunConfig) -> RunConfig:
+    """Returns a config without its grid."""
+    return dataclasses.replace(config, runs=GridConfig())
 
 
 def alike(config: RunConfig) -> str:
@@ -177,9 +154,8 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
             "empty it"
         )
     head = head_of(config)
-    if "texts" in axes and "text" in config.prompt and not config.prompt.text:
-        config = config.copy_and_resolve_references()
-        config.prompt.text = axes["texts"][0]  # the runs give it
+    if "texts" in axes and config.prompt.get("text") == "":
+        config = config.replace({"prompt.text": axes["texts"][0]})  # the runs give it
     starts = axes.get("starts", starts_of(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
@@ -200,23 +176,18 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
         )
     for axis in ("starts", "texts"):
         field = AXES[axis].partition(".")[2]
-        if axis in axes and field not in config.prompt:
+        if axis in axes and field not in config.prompt.fields:
             raise InputError(
                 f"config.runs.{axis} needs a method with prompt.{field}, which "
                 f"{config.prompt.name} has not; take prompt.name=soft"
             )
-    if "texts" in axes and set(axes.get("starts", (config.prompt.start,))) != {"text"}:
+    if "texts" in axes and set(axes.get("starts", (config.prompt.get("start"),))) != {"text"}:
         raise InputError("config.runs.texts needs prompt.start=text, and no other start")
 
 
-def _set(config: RunConfig, field: str, value: Any) -> None:
-    *blocks, last = field.split(".")
-    for block in blocks:
-        config = config[block]
-    if field == "task.words":
-        value = tuple(part.strip() for part in value.split(","))
-    # A list of rates may hold whole numbers, which a field of floats refuses.
-    config[last] = float(value) if isinstance(config[last], float) else value
+def _value(field: str, value: Any) -> Any:
+    """Returns the value of a run's field by an entry of its axis."""
+    return tuple(part.strip() for part in value.split(",")) if field == "task.words" else value
 
 
 def _short(axis: str) -> str:

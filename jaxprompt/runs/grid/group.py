@@ -125,8 +125,7 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
         config, member.scorer, shared.loaded, member.counts, shared.placement
     )
     tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)
-    settings = member.run.settings
-    key = rng.key_for(settings.seed, "dropout", settings.rng)
+    key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(weights.trainable, tx, key)
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
     common = {n: leaf for n, leaf in weights.frozen.items() if is_common(n)}
@@ -150,7 +149,7 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
     """
     sets: dict[tuple, list[Member]] = {}
     for member in members:
-        sets.setdefault((member.run.settings.seed, id(member.source)), []).append(member)
+        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
     is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
     worth = is_cpu and max(map(len, sets.values())) > 1
     return list(sets.values()) if worth else [list(members)]
@@ -158,7 +157,7 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
 
 def same_batches(members: Sequence[Member]) -> bool:
     """Tells whether runs train on the same batches in the same order."""
-    return len({(m.run.settings.seed, id(m.source)) for m in members}) == 1
+    return len({(m.run.config.seed, id(m.source)) for m in members}) == 1
 
 
 def longest(members: Sequence[Member]) -> Batch:

@@ -19,7 +19,6 @@ from jaxprompt.build.method import method_of
 from jaxprompt.build.optimizer import build_optimizer, counts_epochs, plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import settings_of
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
@@ -125,19 +124,19 @@ def _member(
 
 
 def _plan(config: RunConfig, text: ppt.Text) -> tuple[Milestones, int]:
-    epoch = -(-len(text.rows) // settings_of(config).batch)
+    epoch = -(-len(text.rows) // config.data.batch)
     return plan_of(config, epoch, len(text.rows)), epoch
 
 
 def _longest(config: RunConfig, text: ppt.Text) -> Batch:
-    own = settings_of(config)
-    return next(iter(Pass(text.rows, batch=own.batch, seed=own.seed, limit=own.batch)))
+    batch = config.data.batch
+    return next(iter(Pass(text.rows, batch=batch, seed=config.seed, limit=batch)))
 
 
 def _feed(config: RunConfig, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
-    own = settings_of(config)
-    batches = Visits(text.rows, batch=own.batch, seed=own.seed, share=placement.share())
-    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype, placement)
+    batches = Visits(text.rows, batch=config.data.batch, seed=config.seed, share=placement.share())
+    scoring, dtype = ppt.scoring(text.tasks[0]), config.backbone.dtype
+    meter = Meter(batches, scoring, flops, dtype, placement)
     return RunBatches(batches, meter.take, meter.describe)
 
 
@@ -147,10 +146,10 @@ def _flops(
     """Counts what a step of a run asks for, as of one alone."""
     weights = start(config, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = build_optimizer(config, weights.trainable, *_plan(config, text))
-    own = settings_of(config)
-    state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout", own.rng))
+    key = rng.key_for(config.seed, "dropout", config.rng)
+    state = make_state(weights.trainable, tx, key)
     learned = ppt.Learner(*ppt.make_objectives(config, scorer.model), *weights)
-    return ppt.flops_of(learned, tx, state, next(iter(text.held)), own.batch, placement)
+    return ppt.flops_of(learned, tx, state, next(iter(text.held)), config.data.batch, placement)
 
 
 class HeldOutScorer:

@@ -18,8 +18,7 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.build.examples import check_tunes
-from jaxprompt.config.run import RunConfig
-from jaxprompt.config.settings import FREE, settings_of
+from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
@@ -112,11 +111,10 @@ def train_grid(
     grid = list_runs(config, workdir)
     for run in grid:
         KINDS[command].check(run.config)
-    settings = settings_of(config)
-    keep_programs(settings.compilation_cache)
+    keep_programs(config.train.compilation_cache)
     bind = partial(guard_workdir, workdir, config.to_dict(), free)
     return grid, train(
-        grid, workdir, command=command, size=settings.at_once, heard=heard, ready=bind
+        grid, workdir, command=command, size=config.runs.size, heard=heard, ready=bind
     )
 
 
@@ -270,7 +268,7 @@ class _Work:
             if key not in made:
                 made[key] = Programs(
                     shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
-                    accumulate=settings_of(shared.config).accumulate, rest=some[0].rest,
+                    accumulate=shared.config.optim.accumulate, rest=some[0].rest,
                 )  # fmt: skip
             return made[key], words
 

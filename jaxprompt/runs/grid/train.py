@@ -91,7 +91,7 @@ def prepare(
     for run, scorer, splits, known in found:
         prompt, asks = method_of(run.config, backbone.module.dims), _asks(scorer)
         if asks != _asks(found[0][1]):
-            failed(run, InputError(_OTHER_WORDS.format(run.settings.method)))
+            failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
         scorer = scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
         scorer = scorer.with_vocabulary_of(splits["train"])
@@ -158,7 +158,7 @@ def _member(
     run: GridRun, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]
 ) -> Member:
     config, train = run.config, splits["train"]
-    epoch = math.ceil(len(train.rows) / run.settings.batch)
+    epoch = math.ceil(len(train.rows) / run.config.data.batch)
     member = Member(
         run, scorer, scorer.model, plan_of(config, epoch, len(train.rows)), epoch, (),
         source=train, feed=partial(_feed, config, scorer, train),
