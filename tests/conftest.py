@@ -161,10 +161,10 @@ def make_run():
         HEADS[fields.pop("head__name", "linear")](c)
         getattr(methods, method)(c)
         c.backbone.path, c.backbone.dropout = path, 0.0
-        c.mesh.data = 1
+        c = c.replace({"mesh.data": 1})
         for name, value in fields.items():
             block, field = name.split("__")
-            c[block][field] = value
+            c = c.replace({f"{block}.{field}": value})
         return open_run(c)
 
     return make

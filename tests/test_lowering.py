@@ -576,7 +576,7 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
     assert told(c, on(H100), whole) == told(c, on(V100), dropped) == []
     assert told(c, on(TPU), dropped) == told(c, alone, dropped) == []
-    c.data.max_len = 512
+    c = c.replace({"data.max_len": 512})
     assert tell_kernel(c, on(TPU), dropped) == [line]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -50,6 +51,10 @@ class Block:
         """Returns the values by field, those of blocks as dicts; tuples stay."""
         values = ((name, getattr(self, name)) for name in self.declared())
         return {name: x.to_dict() if isinstance(x, Block | OpenBlock) else x for name, x in values}
+
+    def to_json(self) -> str:
+        """Returns the values as JSON, from which `from_dict` makes an equal block."""
+        return json.dumps(self.to_dict())
 
     def leaves(self, prefix: str = "") -> dict[str, Any]:
         """Returns the values of all fields by dotted name, those of blocks inside."""

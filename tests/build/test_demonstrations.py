@@ -26,7 +26,7 @@ def config(**fields):
     c = base()
     for name, value in fields.items():
         block, field = name.split("__")
-        c[block][field] = value
+        c = c.replace({f"{block}.{field}": value})
     return c
 
 
@@ -42,7 +42,7 @@ def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     given, shown = {"train": TRAIN, "dev": DEV}, {}
     for seed, data_seed in ((0, 0), (1, 0), (0, 1)):
         c = config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
-        c.seed = seed
+        c = c.replace({"seed": seed})
         demos = demos_of(c, TASK, given)
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)

@@ -45,7 +45,7 @@ def shuffled(seed, label):
 def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
     """Whatever the seed of the run; a dev_k of 0 is as many as train has."""
     c = config(tmp_path, protocol="kshot", k=2, dev_k=dev_k, seed=seed)
-    c.seed = 9
+    c = c.replace({"seed": 9})
     found = texts(c)
     classes = [shuffled(seed, label) for label in (0, 1)]
     assert sorted(found["train"]) == sorted(t for own in classes for t in own[:2])
@@ -61,7 +61,7 @@ def test_a_share_without_a_holdout_leaves_dev_to_its_file(tmp_path):
     with pytest.raises(InputError, match="protocol=fraction makes dev of the training examples"):
         read_examples(c)
     assert len(texts(c, ("train",))["train"]) == 6  # nobody asks for dev here
-    c.data.files.dev = ""
+    c = c.replace({"data.files.dev": ""})
     assert [len(part) for part in texts(c).values()] == [6, 2]
 
 
@@ -117,10 +117,10 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
     found = texts(c)
     questions = {n: {int(t[1:]) // 2 for t in part} for n, part in found.items()}
     assert len(found["dev"]) == 4 and not questions["train"] & questions["dev"]
-    c.data.k = 4
+    c = c.replace({"data.k": 4})
     with pytest.raises(InputError, match="data.k=4 samples single candidates, and f1a"):
         read_examples(c)
-    c.task.metric = "accuracy"
+    c = c.replace({"task.metric": "accuracy"})
     assert [len(part) for part in texts(c).values()] == [5, 3]
 
 

@@ -16,9 +16,9 @@ def write(path, rows):
 
 def config(folder, rows, listed, **task):
     c = base()
-    c.data.files.train = write(folder / "train.jsonl", rows)
+    c = c.replace({"data.files.train": write(folder / "train.jsonl", rows)})
     c.data.protocol, c.data.rows = "listed", write(folder / "rows.jsonl", [{"seed": 0} | listed])
-    c.task.name = "custom"
+    c = c.replace({"task.name": "custom"})
     for name, value in task.items():
         c.task[name] = value
     return c
@@ -33,9 +33,9 @@ ODD = [{"t": f"t{i}", "src": "ab"[i % 2], "label": "xy"[i // 2 % 2]} for i in ra
 
 def test_rows_of_another_column_still_count(tmp_path):
     c = config(tmp_path, ODD, {"train": [5, 1], "dev": [11]}, fields=("t",))
-    c.data.only = "src=b"
+    c = c.replace({"data.only": "src=b"})
     assert texts(c, "train", "t") == ["t5", "t1"] and texts(c, "dev", "t") == ["t11"]
-    c.data.rows = write(tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}])
+    c = c.replace({"data.rows": write(tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}])})
     with pytest.raises(InputError, match="rows.jsonl:1: train lists row 2, which is left out of"):
         read_examples(c, ("train", "dev"))
 
@@ -44,7 +44,7 @@ def test_rows_without_an_agreed_label_still_count(tmp_path):
     labels = (0, -1, 1, 2, 0)
     rows = [{"premise": f"p{i}", "hypothesis": "h", "label": x} for i, x in enumerate(labels)]
     c = config(tmp_path, rows, {"train": [0, 2], "dev": [3]})
-    c.task.name = "snli"
+    c = c.replace({"task.name": "snli"})
     assert texts(c, "train", "premise") == ["p0", "p2"] and texts(c, "dev", "premise") == ["p3"]
 
 

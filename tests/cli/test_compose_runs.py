@@ -80,8 +80,7 @@ def test_soft_tokens_stand_before_those_of_dart(backbone, data, tmp_path, capsys
 
 def test_a_grid_of_them_trains_as_one_program(backbone, data, tmp_path, capsys):
     c = composed(backbone, data, "prefix(length=2)+p_tuning(length=2,encoder=mlp)", **SHORT)
-    with c.unlocked():
-        c.runs.seeds = (0, 1)
+    c = c.replace({"runs.seeds": (0, 1)})
     (tmp_path / "c.json").write_text(c.to_json())
     workdir = tmp_path / "runs"
     code, _, err = jaxprompt(
@@ -137,7 +136,7 @@ def test_parts_for_whose_slots_there_is_no_place_are_refused(backbone, data, tmp
 def test_a_composition_starts_by_its_parts_alone(backbone, data, tmp_path, capsys, refused):
     c = composed(backbone, data, "soft(length=2)+prefix(length=2)", **{"train.total_steps": 1})
     _, workdir, _ = train_and_export(capsys, tmp_path, c)
-    c.prompt.init = str(workdir / "export")
+    c = c.replace({"prompt.init": str(workdir / "export")})
     (tmp_path / "again.json").write_text(c.to_json())
     words = [f"--config={tmp_path / 'again.json'}", f"--workdir={tmp_path / 'again'}"]
     assert "set init= of each of prompt.parts" in refused("train", *words, started=True)
@@ -193,7 +192,7 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
     assert f"prompt from {named}\n" in err
     shutil.rmtree(named)
     assert jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[0] == 0
-    c.prompt.init = f"{init},/no/where"
+    c = c.replace({"prompt.init": f"{init},/no/where"})
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True

@@ -20,7 +20,7 @@ from jaxprompt.build.task import build_objectives, open_fitting, scorer_from_con
 from jaxprompt.cli.reference import write_page
 from jaxprompt.config.fields import Block
 from jaxprompt.config.files import load_module
-from jaxprompt.config.load import fields, load_config, override, resolved
+from jaxprompt.config.load import fields, load_config, override
 from jaxprompt.config.open_blocks import names as block_names
 from jaxprompt.config.open_blocks import own_fields, own_notes
 from jaxprompt.config.schema import FIELDS, OPEN
@@ -70,14 +70,14 @@ def test_there_are_configs():
 def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     c = load(path, argument)
     if not c.backbone.path:  # some name none: it is given by hand
-        c.backbone.path = "somewhere"
+        c = c.replace({"backbone.path": "somewhere"})
     check_config(c)
     assert tell_unread(c) == []
     saved = tmp_path / "config.json"
-    saved.write_text(json.dumps(resolved(c)))
+    saved.write_text(c.to_json())
     again = load_config(str(saved))
     check_config(again)
-    assert fields(again) == fields(c) and resolved(again) == resolved(c)
+    assert fields(again) == fields(c) and again.to_dict() == c.to_dict()
 
 
 @pytest.fixture
@@ -172,29 +172,30 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
     elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
         c.backbone.path, c.data.max_len = str(electra), 66
     elif c.backbone.quantize != "none":
-        c.backbone.path = str(whole)
+        c = c.replace({"backbone.path": str(whole)})
     else:
-        c.backbone.path = str(backbone)
+        c = c.replace({"backbone.path": str(backbone)})
     if c.head.get("stride", 0) >= c.data.max_len:
-        c.head.stride = 8
+        c = c.replace({"head.stride": 8})
     if c.demos.per_class or c.demos.total:
         c.data.max_len, c.demos.encoder = 64, str(backbone)
-        c.task.words = tuple(WORDS[: len(get_task(c.task.name).labels)])  # one subword each
+        c = c.replace({"task.words": tuple(WORDS[: len(get_task(c.task.name).labels)])})  # one subword each
     if path.parent.name in ("ipt", "ptuning_v2"):  # exports are of the paper's backbone
-        c.prompt.update({"length": 4} if "length" in c.prompt else {})
-        c.prompt.update({name: "" for name in ("pretrained", "init") if name in c.prompt})
+        tiny = {"length": 4, "pretrained": "", "init": ""}
+        c = c.replace({f"prompt.{n}": x for n, x in tiny.items() if n in c.prompt.fields})
     if c.task.name == "custom" and not c.task.vocabulary:
-        c.data.source = str(rows_of("topics"))
+        c = c.replace({"data.source": str(rows_of("topics"))})
     elif c.task.name != "topics":
-        c.data.source = str(rows_of(c.task.name))
+        c = c.replace({"data.source": str(rows_of(c.task.name))})
     if c.task.vocabulary:
-        c.task.vocabulary = f"{c.data.source}/words.txt"
+        c = c.replace({"task.vocabulary": f"{c.data.source}/words.txt"})
     if path.stem == "relations":  # words that the tiny one has, and few examples
-        c.prompt.update({"text": "a a an an is the this"} if "text" in c.prompt else {})
-        c.optim.warmup_steps = 1
-        c.data.max_len = 64 if "fixed_labels" in argument else 24  # words of many masks
+        if "text" in c.prompt.fields:
+            c = c.replace({"prompt.text": "a a an an is the this"})
+        c = c.replace({"optim.warmup_steps": 1})
+        c = c.replace({"data.max_len": 64 if "fixed_labels" in argument else 24})  # words of many masks
     check_config(c)
-    c.mesh.data = c.mesh.model = 1
+    c = c.replace({"mesh.data": 1, "mesh.model": 1})
     placement = build_placement(c)
     opened = open_fitting(c, placement)
     examples = read_examples(c)
@@ -281,14 +282,13 @@ def parts():
 
 @pytest.mark.parametrize("kind, part", list(parts()))
 def test_every_part_fits_the_base(kind, part):
-    c = load(CONFIGS / "base.py")
-    with c.unlocked():
-        part(c)
+    c = with_part(load(CONFIGS / "base.py"), part)
     columns = {"text": "target", "tags": "tags", "regression": "number"}
     answers = (columns | dict.fromkeys(("spans", "multi_spans"), "answers")).get(c.head.name)
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
-        c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
-    c.backbone.path = c.backbone.path or "somewhere"
+        own = {"task.name": "custom", "task.fields": ("words",), f"task.{answers}": "column"}
+        c = c.replace(own)
+    c = c.replace({"backbone.path": c.backbone.path or "somewhere"})
     check_config(c)
     if kind == "tasks":
         assert c.task.name in task_names()
@@ -346,7 +346,7 @@ def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, ca
     for name, value in wanted.items():
         override(c, name, str(value))
     given = tmp_path / "given.json"
-    given.write_text(json.dumps(resolved(c)))
+    given.write_text(c.to_json())
     run = tmp_path / "run"
     assert jaxprompt(capsys, "train", f"--config={given}", f"--workdir={run}")[0] == 0
     assert json.loads((run / "config.json").read_text()) == json.loads(given.read_text())

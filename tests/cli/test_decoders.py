@@ -144,7 +144,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     data = text_data(tmp_path / "data")
     fields = TEXT | {"generate.max_new": 20}
     c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
-    c.train.total_steps = c.train.eval_steps = 1
+    c = c.replace({"train.total_steps": 1, "train.eval_steps": 1})
     run(c, str(tmp_path / "run"))
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0

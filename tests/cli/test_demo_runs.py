@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCaus
 
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
-from jaxprompt.config.load import resolved
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.runs.restore import restore
 
@@ -40,7 +39,7 @@ def llama(tmp_path_factory):
 def write(c, folder):
     """Saves a config. -> its flag"""
     path = folder / "config.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     return f"--config={path}"
 
 

@@ -50,10 +50,9 @@ def prepare(folder, data, kind, **fields):
     name = head.pop("head.name", None)
     if name:  # after the method, which may bring a head of its own
         c = make_config(folder, data, method, **{"prompt.length": own["prompt.length"]})
-        with c.unlocked():
-            from configs.parts.heads import discriminator
+        from configs.parts.heads import discriminator
 
-            discriminator(c)
+        c = with_part(c, discriminator)
     else:
         c = make_config(folder, data, method)
     from jaxprompt.config.load import apply

@@ -13,7 +13,7 @@ from spoil import BASE, PYTHON, change
 from tiny_run import ROOT, WIDTH, flags, jaxprompt, tiny_fields
 
 from jaxprompt.__main__ import main
-from jaxprompt.config.load import load_config, resolved
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 
 # -- flags and configs ----------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_lost_process_is_told(count, monkeypatch, capsys):
 
 def test_the_saved_config_is_a_config(trained):
     saved = trained / "config.json"
-    assert resolved(load_config(str(saved))) == json.loads(saved.read_text())
+    assert json.loads(load_config(str(saved)).to_json()) == json.loads(saved.read_text())
 
 
 # -- out of memory --------------------------------------------------------------------------------

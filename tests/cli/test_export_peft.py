@@ -253,7 +253,7 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     c = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
     check_config(c)
     placement = make_placement(1, 1)
-    opened = open_backbone(c.backbone.to_dict())
+    opened = open_backbone(c.backbone)
     scorer = scorer_from_config(c, opened, read_examples(c, ["train"]), placement)
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
     card = {"template": template, "prompt": {}, "method": "soft"}
@@ -270,7 +270,7 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
 def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     c = make_config(t5, data, "ipt", head__name="verbalizer", task__template="{text} [mask]")
     check_config(c)
-    opened = open_backbone(c.backbone.to_dict())
+    opened = open_backbone(c.backbone)
     examples = read_examples(c, ["train"])
     scorer = scorer_from_config(c, opened, examples, make_placement(1, 1))
     card = {"template": scorer.template, "prompt": {}, "method": "ipt"}

@@ -168,8 +168,7 @@ def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
 
 def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
     c = make_config(backbone, data, "ipt", **SHORT)
-    with c.unlocked():
-        c.runs.seeds = (0, 1)
+    c = c.replace({"runs.seeds": (0, 1)})
     (tmp_path / "c.json").write_text(c.to_json())
     workdir = tmp_path / "runs"
     words = [f"--config={tmp_path / 'c.json'}", f"--workdir={workdir}"]
@@ -247,7 +246,7 @@ def test_no_soft_tokens_stand_where_a_left_to_right_model_reads(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
     assert f"task.template={template!r} ends in [soft], where this backbone reads" in line
-    c.task.template = template.replace(" [soft]", " [soft] it")
+    c = c.replace({"task.template": template.replace(" [soft]", " [soft] it")})
     (tmp_path / "c.json").write_text(c.to_json())
     assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0
 

@@ -20,7 +20,6 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.config.load import resolved
 from jaxprompt.runs.train import run
 
 # Dropout above what is kept stays.
@@ -145,7 +144,7 @@ def config(folders, data, tmp_path):
         fields = COMMON | UPPER | dict(cache__where="disk", cache__folder=tmp_path / "kept")
         c = make_config(folders["bert"], data, "prefix", **fields | changes)
         path = tmp_path / "c.json"
-        path.write_text(json.dumps(resolved(c)))
+        path.write_text(c.to_json())
         return path
 
     return write
@@ -251,7 +250,7 @@ def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path)
     fields = COMMON | dict(cache__where="host") | fields
     rate = fields.pop("backbone__dropout")
     c = make_config(folders["bert"], data, method, **fields)
-    tree = resolved(c)
+    tree = c.to_dict()
     tree["backbone"]["dropout"] = rate
     path = tmp_path / "c.json"
     path.write_text(json.dumps(tree))
@@ -272,7 +271,7 @@ def test_flags_reach_the_block(folders, data, tmp_path, capsys):
     words = flags({"cache.where": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
     c = make_config(folders["bert"], data, "prefix", **COMMON | UPPER | dict(train__total_steps=1))
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     place = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
     code, _, err = jaxprompt(capsys, "train", *place, *words)
     assert code == 0 and f"GiB in {tmp_path / 'run' / 'kept'}" in err

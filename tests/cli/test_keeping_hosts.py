@@ -9,7 +9,6 @@ from processes import Processes
 from test_keeping import COMMON, DECODER, UPPER, start
 from tiny_run import WIDTH, make_backbone, make_config, timeless
 
-from jaxprompt.config.load import resolved
 
 STILL = COMMON | dict(
     prompt__dropout=0, head__dropout=0, data__multiple=4, data__batch=8, data__eval_batch=16,
@@ -48,7 +47,7 @@ def train(folder: Path, c, number: int, devices: int) -> tuple[dict, list[float]
     """Trains on several processes. -> (result, losses, what process 0 says)"""
     folder.mkdir(exist_ok=True)
     path = folder / "c.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
     with Processes(folder / "logs", devices=devices) as processes:
         processes.start_all(number, words) if number > 1 else processes.start(words)
@@ -121,7 +120,7 @@ def test_states_are_read_again_and_those_of_other_processes_are_not(folders, dat
 def refuse(folder: Path, c) -> list[str]:
     """Starts two processes of one config that is refused. -> the line of each"""
     path = folder / "c.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
     with Processes(folder / "logs", devices=1) as processes:
         processes.start_all(2, words)

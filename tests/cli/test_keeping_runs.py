@@ -10,7 +10,6 @@ from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.config.load import resolved
 from jaxprompt.runs.grid.batched_loop import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import run
@@ -166,7 +165,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     def line(**changes):
         path = tmp_path / "c.json"
         c = make_config(folders["bert"], data, "prefix", **own | changes)
-        path.write_text(json.dumps(resolved(c)))
+        path.write_text(c.to_json())
         return refused("train", f"--config={path}", f"--workdir={tmp_path / 'grid'}")
 
     said = line(cache__limit=1e-9)
@@ -195,7 +194,7 @@ def test_a_grid_that_can_keep_nothing_says_why(
     fields = COMMON | HOST | dict(runs__lr="1e-2,2e-2") | changes
     path = tmp_path / "c.json"
     c = make_config(folders["bert"], data, method, **fields)
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     assert said in refused("train", f"--config={path}", f"--workdir={tmp_path / 'grid'}")
     assert not list((tmp_path / "grid").glob("*/metrics.jsonl"))
 
@@ -216,7 +215,7 @@ def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):
     """Prefixes and heads alone: of the same rows, and yet other states."""
     file = tmp_path / "grid.py"
     file.write_text(SWEEP)
-    given = resolved(make_config(folders["bert"], data, "head_only", **COMMON))
+    given = make_config(folders["bert"], data, "head_only", **COMMON).to_dict()
     fields = {f"train.{n}": given["train"][n] for n in ("total_epochs", "total_steps")}
     fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tracker")}
     fields |= {f"data.{n}": given["data"][n] for n in ("source", "max_len", "multiple", "batch")}

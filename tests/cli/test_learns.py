@@ -16,7 +16,6 @@ from tiny_run import (
     split_scores,
 )
 
-from jaxprompt.config.load import resolved
 from jaxprompt.runs.train import run
 from jaxprompt.scoring.decisions import probabilities
 
@@ -60,7 +59,7 @@ def test_learns(case, backbone, data, tmp_path):
 def test_zero_shot_is_the_answer_of_the_pretrained_model(backbone, data, tmp_path, capsys):
     c = make_config(backbone, data, "zero_shot", **MASKED)
     config = tmp_path / "zero.json"
-    config.write_text(json.dumps(resolved(c)))
+    config.write_text(c.to_json())
     code, out, err = jaxprompt(capsys, "evaluate", f"--config={config}", "--split=test")
     assert code == 0, err
     found = json.loads(out)

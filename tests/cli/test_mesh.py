@@ -7,7 +7,6 @@ import pytest
 from spoil import BASE
 from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt.config.load import resolved
 from jaxprompt.parallel import compilation
 from jaxprompt.runs.train import run
 from jaxprompt.training import loop
@@ -46,7 +45,7 @@ def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path,
 def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, capsys):
     c, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESHES["soft"])
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     where = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
     for mesh in ("4", "1"):
         words = (f"--config.mesh.model={2 if mesh == '4' else 1}", f"--config.mesh.data={mesh}")
@@ -74,7 +73,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
     folder = tmp_path / "moved"
     with pytest.raises(KeyboardInterrupt):
         run_until(4, c, folder)
-    c.mesh.update(data=2, model=1, fsdp=True)
+    c = c.replace({"mesh.data": 2, "mesh.model": 1, "mesh.fsdp": True})
     run(c, str(folder))
     found = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -89,8 +89,7 @@ def test_learns_exports_and_predicts(fields, folder, tmp_path, capsys):
 
 def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
     c = prepare(folder, head__tune=True, train__total_steps=40, train__eval_steps=20)
-    with c.unlocked():
-        c.runs.seeds = (0, 1)
+    c = c.replace({"runs.seeds": (0, 1)})
     config, workdir = tmp_path / "config.json", tmp_path / "runs"
     config.write_text(c.to_json())
     code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
@@ -107,7 +106,7 @@ def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
 
 def test_ten_percent_of_the_questions(folder, tmp_path, capsys):
     c = prepare(folder, data__protocol="fraction", data__ratio=0.25, train__total_steps=2)
-    c.train.eval_steps = 1
+    c = c.replace({"train.eval_steps": 1})
     _, _, err = train_and_export(capsys, tmp_path, c)
     assert "train 12, dev 16" in err
 

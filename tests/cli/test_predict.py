@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.config.load import resolved
 from jaxprompt.data.sampling.fewshot import holdout
 from jaxprompt.runs.train import run
 
@@ -415,10 +414,9 @@ def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp
     Label rows and the objective that learns them leave with the prompt, or stay behind.
     """
     c = make_config(backbone, data, backbone__dropout=0, head__dropout=0, optim__lr=3e-2)
-    with c.unlocked():
-        c.prompt = ConfigDict(dict(name=name, length=3))
+    c = dataclasses.replace(c, prompt=OpenBlock(name, {"length": 3}))
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(resolved(c)))
+    config.write_text(c.to_json())
     place = [f"--config={config}", f"--workdir={tmp_path / 'run'}"]
     out = tmp_path / "test.jsonl"
     with probes.known():

@@ -17,7 +17,6 @@ from tiny_pretrain import (
 )
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
-from jaxprompt.config.load import resolved
 from jaxprompt.corpus import divide, index_corpus
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -269,7 +268,7 @@ def tune(refused, tmp_path_factory, data, tmp_path):
             folder, data, method, arguments=arguments or dict(length=SLOTS), **(fields | changes)
         )
         path = tmp_path / "tune.json"
-        path.write_text(json.dumps(resolved(c)))
+        path.write_text(c.to_json())
         return refused("train", f"--config={path}", f"--workdir={tmp_path / 'new'}", started=True)
 
     return call

@@ -97,7 +97,7 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
 
 def test_what_the_weights_decide_is_not_compared(backbone):
     """Tables are padded, and an untied output table is found, once weights are read."""
-    opened = open_backbone(make_defaults().backbone.to_dict() | {"path": str(backbone)})
+    opened = open_backbone(BackboneConfig(path=str(backbone)))
     tokenizer, cfg = load_tokenizer(opened.folder), opened.module.cfg
     made = lambda cfg: SimpleNamespace(
         tokenizer=tokenizer, model=SimpleNamespace(backbone=SimpleNamespace(cfg=cfg))

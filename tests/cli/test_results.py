@@ -10,7 +10,7 @@ from tiny_run import ROOT, jaxprompt
 
 from jaxprompt import __version__
 from jaxprompt.config.blocks import make_block
-from jaxprompt.config.load import fields, load_config, resolved
+from jaxprompt.config.load import fields, load_config
 from jaxprompt.heads import kinds
 
 
@@ -21,7 +21,7 @@ def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="acc
     result = {"method": c.prompt.name, "seed": c.seed, "trained": 10, "total": 1000, "best_step": 3}
     result |= {"dev": {metric: dev}, "test": {metric: test}, "time": {"seconds": 3.0}}
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(resolved(c)))
+    (folder / "config.json").write_text(c.to_json())
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 
@@ -99,7 +99,9 @@ def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
         for lr, dev in ((0.01, low), (0.02, high)):
             folder = tmp_path / f"seed={seed},lr={lr}"
             write_run(folder, seed=seed, data__seed=seed + 10, optim__lr=lr, dev=dev, test=dev / 2)
-    grid = resolved(load_config("quickstart", [("runs.seeds", "0,1,2"), ("runs.lr", "0.01,0.02")]))
+    grid = load_config(
+        "quickstart", [("runs.seeds", "0,1,2"), ("runs.lr", "0.01,0.02")]
+    ).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(grid))
     _, rows = rows_of(capsys, "--table", str(tmp_path))
     assert list(rows) == ["prefix optim.lr=0.01", "prefix optim.lr=0.02", "prefix best on dev"]
@@ -162,7 +164,7 @@ def test_a_folder_of_several_runs_says_which(command, tmp_path, refused):
     words = [command, f"--workdir={folder}"] + ["--text=x"] * (command == "predict")
     expected = f"name one as in --workdir={folder}/seed=1; there are seed=1, seed=2"
     assert expected in refused(*words)
-    grid = resolved(load_config("quickstart", [("runs.seeds", "1,2")]))
+    grid = load_config("quickstart", [("runs.seeds", "1,2")]).to_dict()
     (folder / "config.json").write_text(json.dumps(grid))
     assert expected in refused(*words)
     if command != "predict":

@@ -15,7 +15,6 @@ import pytest
 from processes import PYTHON_PATH
 from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
-from jaxprompt.config.load import resolved
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
 
@@ -40,7 +39,7 @@ def config(dropping, data, tmp_path_factory):
         train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     return path
 
 

@@ -20,7 +20,7 @@ from tiny_run import (
 
 from jaxprompt import errors
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.config.load import load_config, resolved
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 from jaxprompt.runs.grid import batched_loop, runner
 from jaxprompt.runs.grid.batched_loop import BatchedRuns
@@ -38,7 +38,7 @@ SAME = ("method", "seed", "trained", "total", "steps", "skipped", "best_step", "
 def write(c, folder):
     """Writes a config. -> the flags of a run of it in `folder`"""
     path = folder / "grid.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     return f"--config={path}", f"--workdir={folder / 'grid'}"
 
 
@@ -109,8 +109,8 @@ def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
 
 def test_a_finished_grid_is_of_its_data_alone(config, grid):
     """Nothing is read of it any more, so that other data would pass for these."""
-    other = config.copy_and_resolve_references()
-    other.data.source = "elsewhere"
+    other = config
+    other = other.replace({"data.source": "elsewhere"})
     with pytest.raises(InputError, match="a run of another config: data.source"):
         train_grid(other, str(grid))
 
@@ -345,7 +345,7 @@ CHUNKS = {
 
 @pytest.mark.parametrize("why", CHUNKS)
 def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
-    c = config.copy_and_resolve_references()
+    c = config
     c.runs.size, sizes = CHUNKS[why]
     if why.startswith("memory"):
         monkeypatch.setattr(runner, "fitting", lambda *_, **__: 1)
@@ -376,7 +376,7 @@ def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
 
 
 def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
-    c = config.copy_and_resolve_references()
+    c = config
     c.runs.size, c.mesh.data = 0, 4
     assert train_grid(c, str(tmp_path / "grid")) == 0
     for name in NAMES:
@@ -467,7 +467,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     """IPT makes the rows of words by it in every step, so that such runs are no one program."""
     own = {"prompt.encoder": "mlp", "prompt.fixed": True, "prompt.hidden": 8, "prompt.length": 2}
     c = make_config(backbone, data, "ipt", **SHORT, **own)
-    (tmp_path / "base.json").write_text(json.dumps(resolved(c)))
+    (tmp_path / "base.json").write_text(c.to_json())
     file = tmp_path / "grid.py"
     file.write_text(
         "from jaxprompt.config.load import load_config\n"
@@ -479,8 +479,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     assert code == 0 and "one after another: 1 + 1 runs" in err, err
     assert err.count("\n1 run at once, ") == 2
     found = results(tmp_path / "grid")["prompt.scale=3.0"]
-    with c.unlocked():
-        c.prompt.scale = 3.0
+    c = c.replace({"prompt.scale": 3.0})
     expected = run(c, str(tmp_path / "alone"))
     assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
@@ -488,7 +487,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
 def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):
     file = tmp_path / "grid.py"
     file.write_text(SWEEP)
-    given = {name: value for name, value in resolved(config).items() if name != "runs"}
+    given = {name: value for name, value in config.to_dict().items() if name != "runs"}
     fields = {f"train.{n}": given["train"][n] for n in ("total_epochs", "total_steps")}
     fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tracker")}
     fields |= {f"data.{n}": given["data"][n] for n in ("source", "max_len", "multiple", "batch")}

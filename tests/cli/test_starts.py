@@ -59,7 +59,7 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
     grid = make_config(backbone, data, "prefix", **fields, runs__seeds="(0, 1)")
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     c = make_config(backbone, data)
-    opened = open_backbone(c.backbone.to_dict())
+    opened = open_backbone(c.backbone)
     loaded = load_backbone(backbone, opened.family, opened.hf).params
     ids = np.array(encode_texts(load_tokenizer(backbone), [text])[0][:4])
     k, v = text_keys(opened.module, loaded, ids)["encoder"]
@@ -82,7 +82,7 @@ def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, c
     rows = [load_file(own / "export/prompt.safetensors") for own in (workdir, after)]
     np.testing.assert_array_equal(rows[0]["prompt/slots"], rows[1]["prompt/slots"])
     config = tmp_path / "again.json"
-    c.prompt.encoder = "mlp"
+    c = c.replace({"prompt.encoder": "mlp"})
     config.write_text(c.to_json())
     line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
     assert "from other numbers than an export holds" in line and "set prompt.encoder=none" in line

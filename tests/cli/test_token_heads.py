@@ -8,7 +8,6 @@ from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines,
 
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.config.load import resolved
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import run
@@ -143,7 +142,7 @@ def test_it_learns_and_scores_by_its_metric(trained):
 def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
     kind, c, folder, result = trained
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(resolved(c)))
+    config.write_text(c.to_json())
     place = [f"--config={config}", f"--workdir={folder / 'run'}"]
     assert jaxprompt(capsys, "export", *place)[0] == 0
     out = tmp_path / "dev.jsonl"

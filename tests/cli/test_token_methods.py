@@ -76,9 +76,8 @@ def test_trains_exports_and_predicts(case, made, tmp_path, capsys):
     given = STILL | KINDS[kind][1] | {"train.total_steps": 4, "train.eval_steps": 2}
     fields = {name: x for name, x in given.items() if name not in ("head.name", "prompt.dropout")}
     c = make_config(encoder, data, method)
-    with c.unlocked():  # after the method, which may bring a head of its own
-        HEADS[kind](c)
-    apply(c, [*(fields | METHODS[method]).items()])
+    # After the method, which may bring a head of its own.
+    c = with_overrides(with_part(c, HEADS[kind]), [*(fields | METHODS[method]).items()])
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
     words = ["predict", f"--workdir={workdir}", f"--input={data / 'test.jsonl'}"]
     code, _, err = jaxprompt(capsys, *words, f"--output={tmp_path / 'out.jsonl'}")

@@ -23,7 +23,6 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.config.load import resolved
 from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8
@@ -39,7 +38,7 @@ def config(dropping, data, tmp_path_factory):
         train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
-    path.write_text(json.dumps(resolved(c)))
+    path.write_text(c.to_json())
     return path
 
 

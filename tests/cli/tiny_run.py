@@ -377,7 +377,7 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
 
     A field of a block is written with two underscores: optim__lr=1e-2.
     """
-    c = load_config(str(ROOT / "configs/base.py"))
+    c = read_config(str(ROOT / "configs/base.py"))
     given = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
     given = changed(given, {name.replace("__", "."): value for name, value in fields.items()})
     head = given.pop("head.name", None)
@@ -395,7 +395,14 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
         if name in ("prompt.length", *DROPS) and last not in c[block]:
             continue
         override(c, name, str(value))
-    return c
+    return to_run(c)
+
+
+def with_part(config: RunConfig, part: Callable[[ConfigDict], None]) -> RunConfig:
+    """Returns a config with a part of configs/parts applied, as `parts.heads.tags`."""
+    c = ConfigDict(config.to_dict())
+    part(c)
+    return to_run(c)
 
 
 def flags(c_or_fields: dict[str, object]) -> list[str]:

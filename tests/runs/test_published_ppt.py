@@ -129,14 +129,14 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
         rows = [{"text": f"{split} {i}", "label": i % 5} for i in range(80)]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     c = load_config("ppt/cells:sst5,pt,t5")
-    c.data.source = str(tmp_path)
+    c = c.replace({"data.source": str(tmp_path)})
     origin = lambda examples: {example.fields["text"].split()[0] for example in examples}
     splits = read_examples(c).splits
     assert {name: origin(examples) for name, examples in splits.items()} == {
         "train": {"train"}, "dev": {"train"}, "test": {"dev"},
     }  # fmt: skip
     assert origin(example for *_, example in read_rows(c, read_task(c.task), "test")) == {"dev"}
-    c.data.test_split = "test"
+    c = c.replace({"data.test_split": "test"})
     assert origin(read_examples(c, ("test",)).splits["test"]) == {"test"}
     c.data.test_split, c.data.protocol = "dev", ""
     with pytest.raises(InputError, match="data.test_split=dev would report the examples that"):
