@@ -154,17 +154,15 @@ def make_run():
     from configs.base import get_config
     from configs.parts import methods
     from configs.parts.heads import HEADS
+    from jaxprompt.config.load import to_run
     from jaxprompt.planning.abstract_run import open_run
 
     def make(path, method="soft", **fields):
         c = get_config()
         HEADS[fields.pop("head__name", "linear")](c)
         getattr(methods, method)(c)
-        c.backbone.path, c.backbone.dropout = path, 0.0
-        c = c.replace({"mesh.data": 1})
-        for name, value in fields.items():
-            block, field = name.split("__")
-            c = c.replace({f"{block}.{field}": value})
-        return open_run(c)
+        changes = {name.replace("__", "."): value for name, value in fields.items()}
+        own = {"backbone.path": path, "backbone.dropout": 0.0, "mesh.data": 1}
+        return open_run(to_run(c).replace(own | changes))
 
     return make

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export, with_part
 
+from jaxprompt.config.load import with_overrides
 from jaxprompt.prompts import methods
 from jaxprompt.runs.train import run
 
@@ -55,11 +56,8 @@ def prepare(folder, data, kind, **fields):
         c = with_part(c, discriminator)
     else:
         c = make_config(folder, data, method)
-    from jaxprompt.config.load import apply
-
-    own = {n: x for n, x in own.items() if n != "prompt.length" or "length" in c.prompt}
-    apply(c, list((own | head).items()))
-    return c
+    own = {n: x for n, x in own.items() if n != "prompt.length" or "length" in c.prompt.fields}
+    return with_overrides(c, list((own | head).items()))
 
 
 def test_every_method_is_run():

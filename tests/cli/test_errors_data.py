@@ -6,12 +6,12 @@ import shutil
 import struct
 
 import pytest
+from jaxprompt.config.schema import FIELDS
 from spoil import PYTHON, edit
 from tiny_run import read_lines, write_rows
 
 from jaxprompt.backbones import families
 from jaxprompt.build import examples
-from jaxprompt.config.schema import FIELDS
 
 # -- data -----------------------------------------------------------------------------------------
 

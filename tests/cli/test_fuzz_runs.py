@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sample, survive, write
+from jaxprompt.config.schema import FIELDS, make_defaults
 from spoil import BASE, write_card
 from tiny_run import make_backbone, make_config
 
@@ -19,7 +20,6 @@ from jaxprompt.build.prompt_artifact import read_export, unpack
 from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
-from jaxprompt.config.schema import FIELDS, make_defaults
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.parallel.sharding import make_placement

@@ -1,6 +1,5 @@
 """Grids that keep what frozen layers give, once for all runs of the same rows: the same numbers."""
 
-import json
 import os
 import signal
 

@@ -1,5 +1,6 @@
 """Prediction from an export: every way in, one JSON line an example out, in the order given."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -9,10 +10,10 @@ import threading
 import numpy as np
 import probes
 import pytest
-from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.data.sampling.fewshot import holdout
 from jaxprompt.runs.train import run
 

@@ -1,6 +1,5 @@
 """Bad input of `pretrain`, and of runs that start from an export: one line, exit code 2."""
 
-import json
 import shutil
 
 import pytest

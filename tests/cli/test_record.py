@@ -12,7 +12,7 @@ from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
-from jaxprompt.config.load import make_defaults
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.text import identity
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.training.run_folder import lock

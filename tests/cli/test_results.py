@@ -99,9 +99,7 @@ def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
         for lr, dev in ((0.01, low), (0.02, high)):
             folder = tmp_path / f"seed={seed},lr={lr}"
             write_run(folder, seed=seed, data__seed=seed + 10, optim__lr=lr, dev=dev, test=dev / 2)
-    grid = load_config(
-        "quickstart", [("runs.seeds", "0,1,2"), ("runs.lr", "0.01,0.02")]
-    ).to_dict()
+    grid = load_config("quickstart", [("runs.seeds", "0,1,2"), ("runs.lr", "0.01,0.02")]).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(grid))
     _, rows = rows_of(capsys, "--table", str(tmp_path))
     assert list(rows) == ["prefix optim.lr=0.01", "prefix optim.lr=0.02", "prefix best on dev"]

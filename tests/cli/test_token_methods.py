@@ -10,11 +10,12 @@ from tiny_run import (
     make_config,
     read_lines,
     train_and_export,
+    with_part,
     write_rows,
 )
 
 from configs.parts.heads import HEADS
-from jaxprompt.config.load import apply
+from jaxprompt.config.load import with_overrides
 from jaxprompt.prompts import methods
 
 ENCODERS = (

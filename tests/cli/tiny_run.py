@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxprompt.__main__ import main
-from jaxprompt.config.load import load_config, override
+from jaxprompt.config.load import override, read_config, to_run
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,7 +375,9 @@ def changed(fields: dict[str, object], changes: dict[str, object]) -> dict[str, 
     return {n: x for n, x in fields.items() if is_custom or n != "task.fields"} | changes
 
 
-def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None, **fields):
+def make_config(
+    backbone: Path, data: Path, method: str = "", *, arguments=None, **fields
+) -> RunConfig:
     """Fills base.py for a small run; `method` names a function of configs/parts/methods.py.
 
     A field of a block is written with two underscores: optim__lr=1e-2.
