@@ -1,7 +1,7 @@
 """Train and eval steps: factories of pure functions; no host callbacks, no closed-over rates."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,14 @@ from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch, Objective
+
+
+class _Term(NamedTuple):
+    """What an objective gives for a batch, or for the parts of one, summed."""
+
+    total: jax.Array  # of the losses
+    n: jax.Array  # what they are divided by
+    grads: Flat  # of `total`
 
 
 def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, deterministic):
@@ -44,88 +52,114 @@ def make_train_step(
     `make_optimizer`.
     """
 
-    def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
-        return _evaluate(
-            model, merge(trainable, frozen), batch, objective, key, deterministic=False
-        )
-
-    def terms(trainable: Flat, frozen: Flat, batch: Batch, key):
-        """Gives (sum, normaliser, gradient of the sum) of every objective, and its other sums."""
-        grad = jax.value_and_grad(term, has_aux=True)
-        # Each draws for itself: one objective more leaves what the others drop as it was.
-        keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
-        found, counted = [], []
-        for objective, own in zip(objectives, keys, strict=True):
-            (total, (n, sums, after)), grads = grad(trainable, frozen, batch, objective, own)
-            found.append((total, n, grads))
-            counted.append(sums)
-            # What a term leaves for the next, as a generator its draws for the discriminator.
-            batch = batch if after is None else after
-        return found, counted
+    compute_terms = _make_terms(model, objectives)
+    if accumulate > 1:
+        compute_terms = _accumulated(compute_terms, len(objectives), accumulate)
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         # Of the step's number, not of the key before: a resumed run drops what it would have.
         step_key = rng.at_step(rng.from_numbers(state.key), state.step)
-        if accumulate == 1:
-            found, counted = terms(state.trainable, frozen, batch, step_key)
-        else:
-            size = batch.index.shape[0] // accumulate  # examples of a part
-
-            # Every part lies over all devices, as the whole batch does: it takes one example of
-            # each `accumulate`, so that none is sent to another device. [B*K, ...] -> [A, ...]
-            def cut(x):
-                x = x.reshape(size, accumulate, -1, *x.shape[1:]).swapaxes(0, 1)
-                x = x.reshape(accumulate, -1, *x.shape[3:])
-                return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
-
-            parts = (jax.tree.map(cut, batch), jax.random.split(step_key, accumulate))
-            nothing = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.trainable))
-
-            def add(carry, part):
-                more, counted = terms(state.trainable, frozen, *part)
-                return jax.tree.map(jnp.add, carry, more), counted
-
-            # In a loop, so that the activations of one part are held at a time.
-            found, counted = jax.lax.scan(add, [nothing] * len(objectives), parts)
-            counted = jax.tree.map(lambda x: x.sum(0), counted)
-        # Divided here and not in each part: parts may have counted different numbers of labels.
-        loss, grads = 0.0, jax.tree.map(jnp.zeros_like, state.trainable)
-        for objective, (total, n, more) in zip(objectives, found, strict=True):
-            # A batch without a label adds nothing, instead of 0 / 0.
-            share = objective.weight / jnp.maximum(n, 1e-9)
-            loss += share * total
-            grads = jax.tree.map(lambda g, m, share=share: g + share * m, grads, more)
+        terms, counts = compute_terms(state.trainable, frozen, batch, step_key)
+        loss, grads = _weighted_sum(terms, objectives, state.trainable)
         # Before `tx` clips it, so that what is logged and judged is the gradient's own.
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         rates = learning_rates(opt_state)  # also of a step that is skipped
-        moved = (optax.apply_updates(state.trainable, updates), opt_state)
-        # A choice and no branch: under vmap, as in a grid, one run may be finite and another not.
-        keep = lambda new, old: jnp.where(finite, new, old)
-        trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
-        bad = 1 - finite.astype(jnp.int32)
-        new = TrainState(
-            # A skipped step counts: its batch is used up, and keys and data follow the number.
-            state.step + 1,
-            trainable,
-            opt_state,
-            state.skipped + bad,
-            (state.streak + 1) * bad,
-            state.key,
-        )
-        measured = {
-            "loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak,
+        state = _next_state(state, updates, opt_state, finite)
+        metrics = {
+            "loss": loss, "grad_norm": norm, "skipped": state.skipped, "streak": state.streak,
         }  # fmt: skip
-        measured |= {"lr": rates} if rates else {}
+        metrics |= {"lr": rates} if rates else {}
         sums = {
-            objective.name: {"loss": total, "n": n, **more}
-            for objective, (total, n, _), more in zip(objectives, found, counted, strict=True)
+            objective.name: {"loss": term.total, "n": term.n, **more}
+            for objective, term, more in zip(objectives, terms, counts, strict=True)
             if more
         }
-        return new, measured | {"sums": sums} if sums else measured
+        return state, metrics | {"sums": sums} if sums else metrics
 
     return step
+
+
+def _make_terms(model: Model, objectives: Sequence[Objective]):
+    """Makes (trainable, frozen, batch, key) -> (term, other sums) of every objective, two lists."""
+
+    def total(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
+        params = merge(trainable, frozen)
+        return _evaluate(model, params, batch, objective, key, deterministic=False)
+
+    def compute_terms(trainable: Flat, frozen: Flat, batch: Batch, key):
+        grad = jax.value_and_grad(total, has_aux=True)
+        # Each draws for itself: one objective more leaves what the others drop as it was.
+        keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
+        terms, counts = [], []
+        for objective, objective_key in zip(objectives, keys, strict=True):
+            (loss, (n, sums, after)), grads = grad(
+                trainable, frozen, batch, objective, objective_key
+            )
+            terms.append(_Term(loss, n, grads))
+            counts.append(sums)
+            # What a term leaves for the next, as a generator its draws for the discriminator.
+            batch = batch if after is None else after
+        return terms, counts
+
+    return compute_terms
+
+
+def _accumulated(compute_terms, num_terms: int, num_parts: int):
+    """Makes `compute_terms` add the sums of the parts that it cuts a batch into."""
+
+    def accumulate(trainable: Flat, frozen: Flat, batch: Batch, key):
+        size = batch.index.shape[0] // num_parts  # examples of a part
+
+        # Every part lies over all devices, as the whole batch does: it takes one example of
+        # each `num_parts`, so that none is sent to another device. [B*K, ...] -> [A, ...]
+        def cut(x):
+            x = x.reshape(size, num_parts, -1, *x.shape[1:]).swapaxes(0, 1)
+            x = x.reshape(num_parts, -1, *x.shape[3:])
+            return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
+
+        def add(terms, part):
+            part_terms, counts = compute_terms(trainable, frozen, *part)
+            return jax.tree.map(jnp.add, terms, part_terms), counts
+
+        parts = (jax.tree.map(cut, batch), jax.random.split(key, num_parts))
+        zero = _Term(jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, trainable))
+        # In a loop, so that the activations of one part are held at a time.
+        terms, counts = jax.lax.scan(add, [zero] * num_terms, parts)
+        return terms, jax.tree.map(lambda x: x.sum(0), counts)
+
+    return accumulate
+
+
+def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], trainable: Flat):
+    """Divides terms by their normalisers and adds them by their weights. -> loss, gradient"""
+    # Divided here and not in each part: parts may have counted different numbers of labels.
+    loss, grads = 0.0, jax.tree.map(jnp.zeros_like, trainable)
+    for objective, (total, n, term_grads) in zip(objectives, terms, strict=True):
+        # A batch without a label adds nothing, instead of 0 / 0.
+        share = objective.weight / jnp.maximum(n, 1e-9)
+        loss += share * total
+        grads = jax.tree.map(lambda g, t, share=share: g + share * t, grads, term_grads)
+    return loss, grads
+
+
+def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> TrainState:
+    """Counts a step, and applies its updates where it is `finite`."""
+    moved = (optax.apply_updates(state.trainable, updates), opt_state)
+    # A choice and no branch: under vmap, as in a grid, one run may be finite and another not.
+    keep = lambda new, old: jnp.where(finite, new, old)
+    trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
+    bad = 1 - finite.astype(jnp.int32)
+    return TrainState(
+        # A skipped step counts: its batch is used up, and keys and data follow the number.
+        state.step + 1,
+        trainable,
+        opt_state,
+        state.skipped + bad,
+        (state.streak + 1) * bad,
+        state.key,
+    )
 
 
 def tell_broken(streak: int, step: int, skipped: int) -> str:
