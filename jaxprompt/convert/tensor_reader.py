@@ -75,6 +75,30 @@ class _Shard(NamedTuple):
             found.append(own.reshape(columns, rows).T if transposed else own.reshape(rows, columns))
         return found
 
+    def clear_padding(
+        self, tensor: Tensor, parts: Sequence[_Part], layer: int, height: int, width: int
+    ) -> None:
+        """Sets to 0 what the file's matrix of `height` rows lacks: the padding of a vocabulary."""
+        rows = slice(max(0, height - self.rows.start), _length(self.rows))
+        columns = slice(max(0, width - self.columns.start), _length(self.columns))
+        for part, target in zip(parts, self.matrices(tensor, parts, layer), strict=True):
+            below, beside = part.scaled(rows, columns)
+            target[below.start :] = 0
+            target[:, beside.start :] = 0
+
+    def copy(
+        self, tensor: Tensor, parts: Sequence[_Part], layer: int, sources: Sequence[np.ndarray],
+        rows: slice, columns: slice,
+    ) -> None:  # fmt: skip
+        """Copies what it holds of a block of the file, which has these rows and columns of it."""
+        common = _overlap(self.rows, rows), _overlap(self.columns, columns)
+        in_block = _shift(common[0], rows), _shift(common[1], columns)
+        in_shard = _shift(common[0], self.rows), _shift(common[1], self.columns)
+        copy = _transpose if tensor.transposed else np.copyto
+        targets = self.matrices(tensor, parts, layer)
+        for part, source, target in zip(parts, sources, targets, strict=True):
+            copy(target[part.scaled(*in_shard)], source[part.scaled(*in_block)], casting="unsafe")
+
 
 class Filler:
     """Makes parameters from tensors of the file; several threads hash and copy."""
@@ -165,9 +189,13 @@ class Filler:
         shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
         return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
 
+    def _has_planes(self, tensor: Tensor) -> bool:
+        """Tells whether a parameter is quantized."""
+        return self.bits > 0 and input_axis(tensor.path) is not None
+
     def _parts(self, tensor: Tensor) -> list[_Part]:
         """Lists what a parameter consists of."""
-        if not self.bits or input_axis(tensor.path) is None:
+        if not self._has_planes(tensor):
             return [_Part("", self.dtype)]
         found = []
         for plane in PLANES:
@@ -225,77 +253,70 @@ class Filler:
         self, tensor: Tensor, layer: int, name: str, shards: list[_Shard], is_hashed: bool
     ) -> str:
         """Reads what shards need of a layer, all where it is hashed. -> its digest, "" where not"""
-        number, count = tensor.part
-        height, width = self.weights.matrix(name)
-        if tensor.transposed:
-            height //= count
-        else:
-            width //= count
-        here = (
-            slice(number * height, (number + 1) * height) if tensor.transposed else slice(0, height)
-        )
         parts = self._parts(tensor)
-        targets = [shard.matrices(tensor, parts, layer) for shard in shards]
-        for shard, own in zip(shards, targets, strict=True):  # the padding of a vocabulary
-            rows = slice(max(0, height - shard.rows.start), _length(shard.rows))
-            columns = slice(max(0, width - shard.columns.start), _length(shard.columns))
-            for part, target in zip(parts, own, strict=True):
-                below, beside = part.scaled(rows, columns)
-                target[below.start :] = 0
-                target[:, beside.start :] = 0
-        data, every = hashlib.sha256(), slice(0, width)
+        file_rows, file_columns = self._span_in_file(tensor, name)
+        # The ranges of shards, and those below, count from where the parameter begins in the file.
+        height, width = _length(file_rows), _length(file_columns)
+        for shard in shards:
+            shard.clear_padding(tensor, parts, layer, height, width)
+        data = hashlib.sha256()
         for block_rows in self.weights.blocks(name, parts[-1].rows):
-            if not _meets(block_rows, here):
+            if not _meets(block_rows, file_rows):
                 continue
-            rows = _shift(_overlap(block_rows, here), here)
-            users = [
-                (shard, own)
-                for shard, own in zip(shards, targets, strict=True)
-                if _meets(shard.rows, rows) and _meets(shard.columns, every)
-            ]
+            rows, columns = _shift(_overlap(block_rows, file_rows), file_rows), slice(0, width)
+            users = [s for s in shards if _meets(s.rows, rows) and _meets(s.columns, columns)]
             if not users and not is_hashed:
                 continue
-            columns = every
             if not is_hashed:
-                rows = _overlap(rows, _hull(shard.rows for shard, _ in users))
-                columns = _overlap(columns, _hull(shard.columns for shard, _ in users))
-            first = 0 if tensor.transposed else number * width
-            stored = slice(columns.start + first, columns.stop + first)
-            file_rows = slice(rows.start + here.start, rows.stop + here.start)
-            block = self.weights.read_block(name, file_rows, stored)
+                rows = _overlap(rows, _hull(shard.rows for shard in users))
+                columns = _overlap(columns, _hull(shard.columns for shard in users))
+            in_file = _unshift(rows, file_rows), _unshift(columns, file_columns)
+            block = self.weights.read_block(name, *in_file)
             if is_hashed:
                 # As it stands in the file, before any cast or division.
                 data.update(block.view(np.uint8))
                 # Each block is hashed by some process, so it is enough to look here.
-                if not is_finite(block):
-                    raise InputError(
-                        f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
-                        "checkpoint is damaged: fetch it anew, or take another"
-                    )
-            if tensor.residual and self.rescale != 1.0:
-                # In float32 or wider, and rounded to the parameter's dtype once, in the copy below.
-                block = block / np.float32(self.rescale**tensor.residual)
-            sources = (block,)
-            if users and parts[0].plane:
-                sources = self._quantized(tensor, name, block, file_rows, stored)
-            for shard, own in users:
-                common = _overlap(shard.rows, rows), _overlap(shard.columns, columns)
-                here_in_block = _shift(common[0], rows), _shift(common[1], columns)
-                in_shard = _shift(common[0], shard.rows), _shift(common[1], shard.columns)
-                for part, source, target in zip(parts, sources, own, strict=True):
-                    given, taken = (
-                        x[part.scaled(*place)]
-                        for x, place in ((source, here_in_block), (target, in_shard))
-                    )
-                    copy = _transpose if tensor.transposed else np.copyto
-                    copy(taken, given, casting="unsafe")
-        if not is_hashed:
-            return ""
+                self._check_finite(name, block)
+            sources = self._sources(tensor, name, block, *in_file) if users else ()
+            for shard in users:
+                shard.copy(tensor, parts, layer, sources, rows, columns)
+        return self._digest(tensor, layer, name, data.digest()) if is_hashed else ""
+
+    def _span_in_file(self, tensor: Tensor, name: str) -> tuple[slice, slice]:
+        """Finds the rows and columns of the file's matrix that are the parameter's."""
+        number, count = tensor.part
+        height, width = self.weights.matrix(name)
+        if tensor.transposed:
+            height //= count
+            return slice(number * height, (number + 1) * height), slice(0, width)
+        width //= count
+        return slice(0, height), slice(number * width, (number + 1) * width)
+
+    def _check_finite(self, name: str, block: np.ndarray) -> None:
+        if not is_finite(block):
+            raise InputError(
+                f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
+                "checkpoint is damaged: fetch it anew, or take another"
+            )
+
+    def _digest(self, tensor: Tensor, layer: int, name: str, data: bytes) -> str:
+        """Hashes a layer's path, its shape and dtype in the file, and the hash of its data."""
         path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
         shape, dtype = self.weights.shape(name), self.weights.dtype(name)
         # Codes of the file's own are others than those that would be made of its numbers.
-        kept = " codes" * (parts[0].plane != "" and self._keeps_codes(tensor, name))
-        return digest(path, str(list(shape)), dtype + kept, data=data.digest())
+        codes = " codes" if self._has_planes(tensor) and self._keeps_codes(tensor, name) else ""
+        return digest(path, str(list(shape)), dtype + codes, data=data)
+
+    def _sources(
+        self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
+    ) -> Sequence[np.ndarray]:
+        """Divides a block by the scale, and quantizes it. -> what is copied to each part"""
+        if tensor.residual and self.rescale != 1.0:
+            # In float32 or wider, and rounded to the parameter's dtype once, when it is copied.
+            block = block / np.float32(self.rescale**tensor.residual)
+        if self._has_planes(tensor):
+            return self._quantized(tensor, name, block, rows, columns)
+        return (block,)
 
     def _keeps_codes(self, tensor: Tensor, name: str) -> bool:
         """Tells whether codes of the file stay as they are."""
@@ -388,3 +409,7 @@ def _hull(spans: Iterable[slice]) -> slice:
 
 def _shift(span: slice, origin: slice) -> slice:
     return slice(span.start - origin.start, span.stop - origin.start)
+
+
+def _unshift(span: slice, origin: slice) -> slice:
+    return slice(span.start + origin.start, span.stop + origin.start)
