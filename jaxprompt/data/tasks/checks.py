@@ -46,6 +46,25 @@ def _fit_tags(task: Task) -> Task:
 
 def check_task(task: Task) -> Task:
     """Gives a task its own words where it has none. Raises InputError where parts do not fit."""
+    _check_fields(task)
+    _check_answer(task)
+    check_entities(task)
+    check_candidates(task)
+    check_predicate(task)
+    check_positive(task)
+    if task.predicate and task.markers:  # off by default, unlike those of relations
+        field = f"{{{task.fields[0]}}}"
+        task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
+    if task.kind == "tags":
+        return _fit_tags(task)
+    if task.kind != "classes":
+        return task
+    check_negative(task)
+    _check_classes(task)
+    return _fit_classes(task) if task.labels else task
+
+
+def _check_fields(task: Task) -> None:
     if not task.fields:
         raise InputError("task.fields is empty; name the text columns, e.g. ('text',)")
     for name in task.fields:
@@ -54,6 +73,10 @@ def check_task(task: Task) -> Task:
                 f"task.fields: {name!r} cannot be written in a template (choice, choices and "
                 "| { } [ ] have a meaning there); rename the column"
             )
+
+
+def _check_answer(task: Task) -> None:
+    """Raises InputError where the column of a task's answers does not fit its other parts."""
     if task.kind == "texts":
         check_column(task, "target", "writes a text", ("labels", "words", "choices"))
     elif task.kind == "spans":
@@ -71,24 +94,16 @@ def check_task(task: Task) -> Task:
                 f"task.tags={task.tags!r} with task.fields={', '.join(task.fields)}: name one "
                 "field, the column of the words"
             )
-    check_entities(task)
-    check_candidates(task)
-    check_predicate(task)
-    check_positive(task)
-    if task.predicate and task.markers:  # off by default, unlike those of relations
-        field = f"{{{task.fields[0]}}}"
-        task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
-    if task.kind == "tags":
-        return _fit_tags(task)
-    if task.kind != "classes":
-        return task
-    check_negative(task)
+
+
+def _check_classes(task: Task) -> None:
+    """Raises InputError where the classes of a task or their words are no names."""
     if task.label in task.fields:
         raise InputError(
             f"task.fields names {task.label!r}, the column of the label: the input would hold the "
             "answer; take it out"
         )
-    if task.labels and len(set(task.labels)) < len(task.labels):
+    if len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:
         raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
@@ -100,10 +115,12 @@ def check_task(task: Task) -> Task:
     for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
         if not group or not all(isinstance(w, str) and w.strip() for w in group):
             raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
-    if not task.labels:
-        return task
     if not all(name.strip() for name in task.labels):
         raise InputError(f"task.labels has a class without a name: {task.labels!r}")
+
+
+def _fit_classes(task: Task) -> Task:
+    """Gives labels words, targets and a positive class. Raises InputError for a misfit."""
     spell = relation_words if task.entities else str
     words = task.words or tuple((spell(name),) for name in task.labels)
     if len(words) != len(task.labels):
