@@ -15,7 +15,8 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
-from jaxprompt.build.prompt_artifact import generation_of_card, join, scorer_of_card, with_base
+from jaxprompt.build.prompt_artifact import generation_of_card
+from jaxprompt.config.run import GenerateConfig, join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
@@ -47,7 +48,7 @@ class PromptedModel:
         return make_answers(self.scorer, generation=generation, placement=self.placement)
 
     @functools.cached_property
-    def writers(self) -> dict[tuple[Any, ...], Any]:
+    def writers(self) -> dict[GenerateConfig, Any]:
         """The same of `generate`, by what it was asked for."""
         return {}
 
