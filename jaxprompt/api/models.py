@@ -15,8 +15,8 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
-from jaxprompt.build.prompt_artifact import generation_of_card
-from jaxprompt.config.run import GenerateConfig, join, scorer_of_card, with_base
+from jaxprompt.build.prompt_artifact import generation_of_card, join, scorer_of_card, with_base
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
