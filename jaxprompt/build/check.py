@@ -7,13 +7,11 @@ from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig, TrainConfig
 from jaxprompt.data.text.target import read_answer
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.training import optim
 
 
 def check_config(config: RunConfig) -> None:
     """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
     check_totals(config.train)
-    optim.check_warmup(config.optim.schedule, config.optim.warmup_steps, config.optim.warmup_ratio)
     if config.data.batch % config.optim.accumulate:
         raise InputError(
             f"data.batch={config.data.batch} must divide by "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
 from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
-from jaxprompt.config.run import DataConfig, RunConfig, TaskConfig
+from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data.rows import Rows
@@ -209,7 +209,7 @@ def read_examples(
     data, data_set = config.data, _DataSet(config, given)
     if makes_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
-            f"data.protocol={data.protocol} makes dev of the training examples, and "
+            f"data.protocol={data.protocol.name} makes dev of the training examples, and "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(config.task) if record is None else task_from_json(record["task"])
@@ -218,7 +218,7 @@ def read_examples(
     if config.task.vocabulary and record is None:
         known = _read_vocabulary(config, task)
         task, notes = with_words(task, known), [*notes, known.tell()]
-    drawn = data.protocol and {"train", "dev"} & set(wanted)
+    drawn = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
         has_labels = has_labels or task.labels or task.choices
@@ -280,16 +280,16 @@ def _no_dev_message(
 ) -> str:  # fmt: skip
     """Says why a run has no dev examples; `train` is how many it trains on."""
     if makes_dev(config.data):
-        fields = {"path": "rows"}  # the others are called as the options are
-        options = [f"data.{fields.get(x, x)}" for x in fewshot.PROTOCOLS[config.data.protocol]]
+        protocol = config.data.protocol
+        options = [f"data.protocol.{name}" for name in protocol.declared()]
         return (
-            f"data.protocol={config.data.protocol} gives all {train} examples to train and leaves "
+            f"data.protocol={protocol.name} gives all {train} examples to train and leaves "
             f"none for dev; lower its share of them: {', '.join(options)}"
         )
     source = "data.files.dev" if in_memory is None else "dev rows"
     return (
         f"task {task.name} has no dev split here; give {source}, or draw one from train: "
-        "data.protocol=holdout and data.size=N"
+        "data.protocol=holdout and data.protocol.size=N"
     )
 
 
@@ -346,15 +346,17 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     if not makes_dev(data):
         raise InputError(
             f"data.test_split={data.test_split} would report the examples that choose the best "
-            "prompt; sample dev from train by data.protocol (fraction: with data.holdout), or set "
-            "data.test_split=test"
+            "prompt; sample dev from train by data.protocol (fraction: with "
+            "data.protocol.holdout), or set data.test_split=test"
         )
     return data.test_split
 
 
 def makes_dev(data: DataConfig) -> bool:
     """Tells whether the protocol makes dev of training examples."""
-    return bool(data.protocol) and (data.protocol != "fraction" or data.holdout > 0)
+    if isinstance(data.protocol, Fraction):
+        return data.protocol.holdout > 0
+    return data.protocol.name != ""
 
 
 def data_files(config: RunConfig) -> dict[str, Path]:
@@ -384,7 +386,7 @@ def read_rows(
             found.append((where, dict(row), example))
         return found
 
-    if data.protocol and split != "test":
+    if data.protocol.name and split != "test":
         found = read("train")
         numbers = getattr(_draw(data, task, [own for _, _, own in found]), split)
         if numbers is not None:
@@ -395,30 +397,30 @@ def read_rows(
 def _draw(
     data: DataConfig, task: Task, examples: Sequence[Example], rows: Rows
 ) -> fewshot.SplitRows | None:
-    if not data.protocol:
+    protocol = data.protocol.name
+    if not protocol:
         return None
-    if task.kind != "classes" and data.protocol not in _ANY_ROWS:
+    if task.kind != "classes" and protocol not in _ANY_ROWS:
         raise InputError(
-            f"data.protocol={data.protocol} draws by class, and task {task.name} has {task.kind}; "
+            f"data.protocol={protocol} draws by class, and task {task.name} has {task.kind}; "
             "take holdout, fraction or none"
         )
-    values = data.to_dict() | {"path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
-    options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
     labels = [example.label for example in examples]
-    if task.kind != "classes" or (data.protocol == "holdout" and task.choices):
+    if task.kind != "classes" or (protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
     groups: list[Any] | None = None
-    keeps = fewshot.keeps_groups(data.protocol, options)
+    keeps = fewshot.keeps_groups(data.protocol)
     if task.question and (keeps or task.metric in QUESTION_METRICS):
-        if data.protocol == "kfold" and not keeps:
+        if isinstance(data.protocol, KFold) and not keeps:
             raise InputError(
-                f"data.protocol=kfold with data.k={data.k} samples single candidates, and "
-                f"{task.metric} is of whole questions; take data.k=0, or task.metric=accuracy"
+                f"data.protocol=kfold with data.protocol.k={data.protocol.k} samples single "
+                f"candidates, and {task.metric} is of whole questions; take data.protocol.k=0, or "
+                "task.metric=accuracy"
             )
         groups = [example.question for example in examples]
     elif task.predicate and keeps:  # a sentence is an example for each
         groups = [example.words for example in examples]
     return fewshot.split(
         data.protocol, labels, data.seed, names=task.labels, groups=groups,
-        rows=([rows.number(i) for i in range(len(rows))], rows.total), **options,
+        rows=([rows.number(i) for i in range(len(rows))], rows.total),
     )  # fmt: skip

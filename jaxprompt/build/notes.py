@@ -7,25 +7,15 @@ from typing import Any
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import method_of, starts_of
 from jaxprompt.config.run import DataConfig, RunConfig
-from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import idle_fields
 
 
-def unread_options(data: DataConfig) -> list[str]:
-    """Lists the options of a block `data` that its protocol does not read."""
-    names = {"path": "rows"}
-    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data.protocol, ())}
-    known = {names.get(own, own) for options in fewshot.PROTOCOLS.values() for own in options}
-    return sorted(known - read)
-
-
 def fields_read(config: RunConfig) -> dict[str, Any]:
     """Lists the fields of a run by dotted name, but for those that it did not read."""
-    unread = {f"data.{name}" for name in unread_options(config.data)}
-    unread |= {"task.name"} if config.shared.tasks else set()
+    unread = {"task.name"} if config.shared.tasks else set()
     return {name: value for name, value in config.leaves().items() if name not in unread}
 
 
@@ -40,11 +30,9 @@ def tell_unread(config: RunConfig) -> list[str]:
         )
     if data.test_split != default.test_split and data.files.paths():
         lines.append(f"data.test_split={data.test_split} is not read: data.files names each split")
-    options = [x for x in unread_options(data) if getattr(data, x) != getattr(default, x)]
-    why = f"data.protocol is {data.protocol or 'empty'}"
-    if data.seed != default.seed and not data.protocol and not shows_demos(config):
-        options.append("seed")
-    return lines + [f"data.{x}={brief(getattr(data, x))} is not read: {why}" for x in options]
+    if data.seed != default.seed and not data.protocol.name and not shows_demos(config):
+        lines.append(f"data.seed={data.seed} is not read: data.protocol is empty")
+    return lines
 
 
 def _tell_idle(config: RunConfig, head: Kind) -> list[str]:

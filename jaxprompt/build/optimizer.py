@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.config.run import OptimConfig, RunConfig, TrainConfig
+from jaxprompt.config.run import Exponential, OptimConfig, RunConfig, TrainConfig
 from jaxprompt.training import optim
 from jaxprompt.training.loop import Milestones
 
@@ -25,7 +25,7 @@ def plan_of(config: RunConfig, steps_per_epoch: int, examples: int = 0) -> Miles
 
 def counts_epochs(config: RunConfig) -> bool:
     """Tells whether the optimizer depends on the length of an epoch."""
-    return config.optim.schedule == "exponential"
+    return isinstance(config.optim.schedule, Exponential)
 
 
 def build_optimizer(
@@ -33,12 +33,7 @@ def build_optimizer(
 ) -> Any:
     """Makes the optax chain of a config."""
     o = config.optim
-    # A share below 1 may round to all of a short run.
-    share = min(round(o.warmup_ratio * plan.total), plan.total - 1)
-    schedule = optim.make_schedule(
-        o.schedule, total=plan.total, warmup=o.warmup_steps or share, gamma=o.gamma,
-        epoch=steps_per_epoch,
-    )  # fmt: skip
+    schedule = optim.make_schedule(o.schedule, total=plan.total, epoch=steps_per_epoch)
     parts = {name.split("/")[0] for name in trainable}
     rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})
     if "head" in rates and config.shared.tasks:  # each counts its own steps

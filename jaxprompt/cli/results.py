@@ -10,13 +10,13 @@ from jaxprompt.errors import InputError, escape
 from jaxprompt.files import parse_json, read_json
 
 # Runs that differ in these alone share a row.
-FOLD = "data.fold"
+FOLD = "data.protocol.fold"
 SEEDS = ("seed", "data.seed", FOLD, "data.only")
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
 _TELLING = (
     "shared.tasks", "task.name", "prompt.name", "trainable", "head.name", "ppt.task",
-    "backbone.path", "data.protocol",
+    "backbone.path", "data.protocol.name",
 )  # fmt: skip
 _CONFIG, _RESULT = "config.json", "result.json"
 
@@ -105,7 +105,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
         row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])
-        folds = own.get("data.protocol") == "kfold"  # of others the field is not read
+        folds = own.get("data.protocol.name") == "kfold"  # of others the field is not read
         seeds = [name for name in SEEDS if name != FOLD or folds]
         changes = {name: own.get(name) for name in (*seeds, *tried)}
         runs.append(SweepRun(row, "", changes, path, group))

@@ -4,12 +4,12 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jaxprompt.config import kinds
-from jaxprompt.errors import InputError, brief, check_kind, nearest
+from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
 
-Declared = kinds.Field | type["Block"] | kinds.Open
+Declared = kinds.Field | type["Block"] | kinds.Open | kinds.Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,21 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
+class Option(Block):
+    """One of several blocks that a field chooses from by name."""
+
+    name: ClassVar[str] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the name and the values by field."""
+        return {"name": self.name, **super().to_dict()}
+
+    def leaves(self, prefix: str = "") -> dict[str, Any]:
+        """Returns the name and the values of all fields by dotted name."""
+        return {f"{prefix}name": self.name, **super().leaves(prefix)}
+
+
+@dataclasses.dataclass(frozen=True)
 class OpenBlock:
     """A name, and the fields of the class that it names: a method, or a head."""
 
@@ -112,18 +127,45 @@ def _read(name: str, declared: Declared, value: Any) -> Any:
     if isinstance(declared, kinds.Field):
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
+    if isinstance(declared, kinds.Choice) and isinstance(value, str):
+        value = {"name": value}  # at its defaults
     if not isinstance(value, Mapping):
         raise InputError(f"config field {name}={brief(value)} must be a block of fields")
+    if isinstance(declared, kinds.Choice):
+        return _read_option(name, declared, value)
     if isinstance(declared, kinds.Open):
         check_kind(f"{name}.name", value.get("name"), str)
         return OpenBlock.from_dict(value)
     return declared.from_dict(value, f"{name}.")
 
 
+def _read_option(name: str, declared: kinds.Choice, value: Mapping[str, Any]) -> Option:
+    fields = dict(value)
+    option = declared.options[choose(f"{name}.name", fields.pop("name", ""), declared.options)]
+    for field in sorted(set(fields) - set(option.declared())):
+        raise other_option(f"{name}.{field}", option.name, declared)
+    return option.from_dict(fields, f"{name}.")
+
+
+def other_option(field: str, name: str, declared: kinds.Choice) -> InputError:
+    """Makes the error of a field, by its dotted name, that the option `name` does not have."""
+    block, _, last = field.rpartition(".")
+    owners = [other for other, option in declared.options.items() if last in option.declared()]
+    fields = declared.options[name].declared()
+    has = f"{block}.name={name} has {', '.join(fields) or 'no fields'}"
+    if not owners:
+        return InputError(f"unknown config field {brief(field)}; {has}")
+    return InputError(f"config field {field!r} is of {block}.name={' or '.join(owners)}; {has}")
+
+
 def declared_leaves(block: type[Block], prefix: str = "") -> Iterator[tuple[str, kinds.Field]]:
-    """Yields every field by dotted name, but for those of open blocks."""
+    """Yields every field by dotted name, but for those of open blocks and of single options."""
     for name, declared in block.declared().items():
         if isinstance(declared, kinds.Field):
             yield prefix + name, declared
+        elif isinstance(declared, kinds.Choice):
+            default = next(iter(declared.options))
+            words = tuple(declared.options)
+            yield f"{prefix}{name}.name", kinds.Field(str, default, declared.note, words)
         elif not isinstance(declared, kinds.Open):
             yield from declared_leaves(declared, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Puts the block of a named method or head in place, and names what an unknown field may mean."""
+"""Puts the block that an override names in place, and says what an unknown field may mean."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,47 +6,52 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxprompt.config import open_blocks
+from jaxprompt.config.block import other_option
 from jaxprompt.config.files import load_module, shipped_root
-from jaxprompt.config.open_blocks import declared, names
+from jaxprompt.config.open_blocks import CHOICES, NAMED, declared, names
 from jaxprompt.errors import InputError, nearest
 
-# The part of a config that fills a block, and what the block names.
-_OPEN = {"prompt": ("methods", "method"), "head": ("heads", "head")}
+# The part of a config that fills an open block, and what the block names.
+_PARTS = {"prompt": ("methods", "method"), "head": ("heads", "head")}
 
 
 def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> None:
-    """Makes room for overrides that name another method or head, wherever they stand among others.
+    """Makes room for overrides that name another method, head or option, wherever they stand.
 
-    The block becomes the method's or head's own, with the defaults of configs/parts. Raises
-    InputError for an unknown name.
+    The block gets the fields of what is named, with its defaults; a method or head those of
+    configs/parts. Raises InputError for an unknown name.
     """
     given = dict(overrides)  # of several values the last one counts
-    for block in _OPEN:
-        name, held = given.get(f"{block}.name"), config.get(block)
+    for block in NAMED:
+        *parents, last = block.split(".")
+        owner = config
+        for parent in parents:
+            owner = owner[parent]
+        name, held = given.get(f"{block}.name"), owner.get(last)
         if name is not None and isinstance(held, ConfigDict) and name != held.get("name"):
             if name not in names(block):
-                called, known = _OPEN[block][1], nearest(name, names(block))
+                called = _PARTS.get(block, ("", "option"))[1]
+                known = nearest(name, names(block))
                 raise InputError(f"unknown {called} {block}.name={name!r}; {known}")
-            own = make_block(block, name, config)
+            made = make_block(block, name, config)
             with config.unlocked():
-                config[block] = own
+                owner[last] = made
 
 
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes the block of a method or head: as its part fills it, else with its class's defaults."""
-    part = part_of(block)
-    if hasattr(part, name):
+    """Makes the block of a name: as its part fills it, else with its class's defaults."""
+    if block in _PARTS and hasattr(part_of(block), name):
         # On a copy, of which only the block is taken: a part may set other fields too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
-            getattr(part, name)(scratch)
+            getattr(part_of(block), name)(scratch)
         return scratch[block]
     return open_blocks.make_block(block, name)
 
 
 def part_of(block: str) -> Any:
     """Imports the part of the configs that fills a block: its functions, and a table of them."""
-    return load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][0]}.py"))
+    return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
@@ -54,7 +59,12 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
     from jaxprompt.config.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
-    if block in _OPEN:
+    if block in CHOICES:
+        held = config
+        for part in block.split("."):
+            held = held[part]
+        return other_option(field, held["name"], CHOICES[block])
+    if block in NAMED:
         owners = [name for name in names(block) if last in declared(block, name)]
         if owners:
             name, held = config[block].get("name"), config[block]
@@ -63,7 +73,19 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
                 f"config field {field!r} is of {block}.name={' or '.join(owners)}; "
                 f"{block}.name={name} has {own}"
             )
+    known = [*known, *option_fields()]
     meant = SYNONYMS.get(last.lower().replace("-", "_"))
     alike = [meant] if meant in known else [x for x in known if x.rpartition(".")[2] == last]
-    told = f"nearest: {', '.join(alike)}" if alike else nearest(field, known)
+    told = f"nearest: {', '.join(dict.fromkeys(alike))}" if alike else nearest(field, set(known))
     return InputError(f"unknown config field {field!r}; {told}")
+
+
+def option_fields() -> list[str]:
+    """Lists the fields of all options of choices by dotted name."""
+    fields = (
+        f"{block}.{field}"
+        for block in CHOICES
+        for name in names(block)
+        for field in declared(block, name)
+    )
+    return list(dict.fromkeys(fields))

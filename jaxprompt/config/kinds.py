@@ -6,7 +6,7 @@ Nothing heavy is imported: a config is read and its help is shown with JAX unloa
 import dataclasses
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError, brief, check_kind, choose
@@ -61,6 +61,13 @@ class Open(NamedTuple):
     kind: str  # "prompt" or "head"
 
 
+class Choice(NamedTuple):
+    """A block whose fields are those of the option that it names."""
+
+    options: Mapping[str, type]
+    note: str
+
+
 DECLARED = "declared"  # key of a dataclass field's metadata
 
 
@@ -79,6 +86,14 @@ def block(kind: type) -> Any:
 def open_block(kind: str) -> Any:
     """Declares a block whose fields are those of the class that it names; it has no default."""
     return dataclasses.field(kw_only=True, metadata={DECLARED: Open(kind)})
+
+
+def choice(options: Mapping[str, type], note: str) -> Any:
+    """Declares a block that is one of several, by default the first, each with its own fields."""
+    declared = Choice(options, note)
+    return dataclasses.field(
+        default_factory=next(iter(options.values())), metadata={DECLARED: declared}
+    )
 
 
 def text(default: str, note: str) -> Any:

@@ -16,6 +16,7 @@ from jaxprompt.config import kinds
 from jaxprompt.config.block import Block
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call, load_module
+from jaxprompt.config.open_blocks import NAMED
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
@@ -52,22 +53,30 @@ def make_defaults() -> ConfigDict:
 
 def _defaults(block: type[Block]) -> ConfigDict:
     values = ConfigDict()
-    for name, declared in block.declared().items():
-        if isinstance(declared, kinds.Field):
-            default = declared.default
-            values[name] = placeholder(declared.kind) if default is None else default
-        elif not isinstance(declared, kinds.Open):
-            values[name] = _defaults(declared)
+    _complete(values, block)
     return values
 
 
-def _complete(config: ConfigDict, defaults: ConfigDict) -> None:
+def _complete(config: ConfigDict, block: type[Block]) -> None:
     """Adds the fields that a config lacks, as one of an earlier version does."""
-    for name, value in defaults.items():
-        if name not in config:
-            config[name] = value
-        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
-            _complete(config[name], value)
+    for name, declared in block.declared().items():
+        if isinstance(declared, kinds.Field):
+            if name not in config:
+                default = declared.default
+                config[name] = placeholder(declared.kind) if default is None else default
+        elif isinstance(declared, kinds.Choice):
+            if isinstance(config.get(name), str | None):
+                config[name] = ConfigDict(
+                    {"name": config.get(name) or next(iter(declared.options))}
+                )
+            option = declared.options.get(config[name].get("name"))
+            if option is not None:
+                _complete(config[name], option)
+        elif not isinstance(declared, kinds.Open):
+            if name not in config:
+                config[name] = ConfigDict()
+            if isinstance(config[name], ConfigDict):
+                _complete(config[name], declared)
 
 
 def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
@@ -85,7 +94,7 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
         )
     with config.unlocked():
-        _complete(config, make_defaults())
+        _complete(config, RunConfig)
     config.lock()
     apply(config, overrides)
     return config
@@ -97,6 +106,8 @@ def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
     Values are texts as flags have them, or what they stand for: numbers, lists, arrays; None unsets
     a number. One total of the three that is above 0 sets the others to 0.
     """
+    # A block that is chosen by name may be given by its name alone.
+    overrides = [(f"{x}.name" if x in NAMED else x, value) for x, value in overrides]
     # As text in any case, so that a flag and a call from Python are read alike.
     texts = [(field, _written(field, value)) for field, value in overrides]
     replace_blocks(config, texts)

@@ -1,7 +1,7 @@
-"""The blocks whose fields are those of the class that they name: a method, or a head.
+"""The blocks that are chosen by name: a method, a head, a protocol, a schedule, an objective.
 
-A class is one file's in an open package. It is imported, and JAX with it, when its fields are
-asked for.
+Methods and heads are files of open packages, imported, and JAX with them, when their fields are
+asked for. The options of other blocks are listed in config/run.py.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxprompt.config import kinds
+from jaxprompt.config.block import Block
+from jaxprompt.config.run import RunConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OPEN = {"prompt": ("prompts", "Prompt"), "head": ("heads", "Head")}  # package, class
@@ -22,16 +24,35 @@ _INIT = kinds.Field(
 )
 
 
+def choices(block: type[Block], prefix: str = "") -> dict[str, kinds.Choice]:
+    """Returns the choices of a block and those inside by dotted name, but for open ones."""
+    found: dict[str, kinds.Choice] = {}
+    for name, declared in block.declared().items():
+        if isinstance(declared, kinds.Choice):
+            found[prefix + name] = declared
+        elif isinstance(declared, type):
+            found |= choices(declared, f"{prefix}{name}.")
+    return found
+
+
+CHOICES = choices(RunConfig)
+NAMED = (*OPEN, *CHOICES)
+
+
 def names(block: str) -> list[str]:
-    """Lists the methods or heads by their file names."""
+    """Lists what a block may name: methods or heads by their file names, or its options."""
+    if block in CHOICES:
+        return list(CHOICES[block].options)
     return sorted(path.stem for path in (PACKAGE / OPEN[block][0]).glob("[!_]*.py"))
 
 
 def declared(block: str, name: str) -> dict[str, kinds.Field]:
-    """Returns the fields of a method or head as its class declares them.
+    """Returns the fields that a block has with a name, as the class of that declares them.
 
     A method that learns anything may start from an export, `init`.
     """
+    if block in CHOICES:
+        return CHOICES[block].options[name].declared()
     package, kind = OPEN[block]
     own = getattr(importlib.import_module(f"jaxprompt.{package}.{name}"), kind)
     fields = {
@@ -43,6 +64,12 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
 
 
 def make_block(block: str, name: str, **values: Any) -> ConfigDict:
-    """Makes the block of a method or head, with other values than the defaults of some fields."""
+    """Makes a block by name, with other values than the defaults of some fields.
+
+    Args:
+      block: "prompt", "head", "data.protocol", "optim.schedule" or "objective".
+      name: one of `names(block)`.
+      **values: by field.
+    """
     defaults = {field: own.default for field, own in declared(block, name).items()}
     return ConfigDict({"name": name} | defaults | values)

@@ -4,13 +4,18 @@ A block is a frozen dataclass, and `RunConfig` composes them. Nothing heavy is i
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block, OpenBlock
+from jaxprompt.config.block import Block, OpenBlock, Option
 
 _DTYPES = ("float32", "bfloat16")
-_OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
 _TASKS = kinds.Words("corpus.ppt", "TASKS")
+
+
+def options(*classes: type[Option]) -> dict[str, type[Option]]:
+    """Returns options by name; the first is the default."""
+    return {option.name: option for option in classes}
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,81 @@ class FilesConfig(Block):
         return {name: path for name, path in self.to_dict().items() if path}
 
 
+_SCARCE = kinds.Words("data.sampling.fewshot", "SCARCE")
+
+
+@dataclass(frozen=True)
+class Protocol(Option):
+    """All training examples, and the task's own dev."""
+
+
+@dataclass(frozen=True)
+class KShot(Protocol):
+    """So many examples of each class."""
+
+    name: ClassVar[str] = "kshot"
+    k: int = kinds.count(16, "examples per class for train")
+    dev_k: int = kinds.count(0, "examples per class for dev; 0 = k")
+    scarce: str = kinds.word(
+        "raise",
+        _SCARCE,
+        "of a class with too few examples: an error, or train gets what there is, dev the rest",
+    )
+
+
+@dataclass(frozen=True)
+class Balanced(Protocol):
+    """So many examples in all, spread over the classes (PPT)."""
+
+    name: ClassVar[str] = "balanced"
+    n: int = kinds.size(32, "examples in all for train, and as many for dev")
+
+
+@dataclass(frozen=True)
+class Fraction(Protocol):
+    """A share of each class."""
+
+    name: ClassVar[str] = "fraction"
+    ratio: float = kinds.number(
+        0.1, "share of each class, or from 2 on examples per class", "above 0"
+    )
+    holdout: float = kinds.share(
+        0.0, "share of each class that becomes dev; 0 = the task's own dev"
+    )
+
+
+@dataclass(frozen=True)
+class KFold(Protocol):
+    """Parts of the training examples, of which one is dev."""
+
+    name: ClassVar[str] = "kfold"
+    folds: int = kinds.size(4, "number of parts")
+    fold: int = kinds.count(0, "the part that is dev")
+    k: int = kinds.count(16, "examples per class in all; 0 = all")
+    scarce: str = kinds.word(
+        "raise", _SCARCE, "of a class with too few examples: an error, or what there is is divided"
+    )
+
+
+@dataclass(frozen=True)
+class HoldOut(Protocol):
+    """So many training examples become dev."""
+
+    name: ClassVar[str] = "holdout"
+    size: int = kinds.size(500, "training examples that become dev, of each class its share")
+
+
+@dataclass(frozen=True)
+class Listed(Protocol):
+    """The examples that a file lists."""
+
+    name: ClassVar[str] = "listed"
+    rows: str = kinds.path("", "JSONL file with the numbers of each seed's examples")
+
+
+_PROTOCOLS = options(Protocol, KShot, Balanced, Fraction, KFold, HoldOut, Listed)
+
+
 @dataclass(frozen=True)
 class DataConfig(Block):
     """Which examples, and how they are laid into batches."""
@@ -219,33 +299,8 @@ class DataConfig(Block):
         "", "COLUMN=VALUE: examples with another value are left out, of every split"
     )
     cache_dir: str = kinds.path("", "of hub and TFDS downloads")
-    protocol: str = kinds.word(
-        "", kinds.Words("data.sampling.fewshot", "PROTOCOLS"), "empty = all examples"
-    )
+    protocol: Protocol = kinds.choice(_PROTOCOLS, "how train and dev are sampled; empty = all")
     seed: int = kinds.whole(0, "data seed: which examples the protocol samples", kinds.SEED)
-    k: int = kinds.count(
-        16, "kshot: examples per class for train; kfold: per class in all, 0 = all"
-    )
-    dev_k: int = kinds.count(0, "kshot: examples per class for dev; 0 = k")
-    scarce: str = kinds.word(
-        "raise",
-        kinds.Words("data.sampling.fewshot", "SCARCE"),
-        "of a class with too few examples: an error, or kshot gives train what there is, "
-        "dev the rest, and kfold divides what there is",
-    )
-    n: int = kinds.size(32, "balanced: examples in all for train, and as many for dev")
-    ratio: float = kinds.number(
-        0.1, "fraction: share of each class, or from 2 on examples per class", "above 0"
-    )
-    holdout: float = kinds.share(
-        0.0, "fraction: share of each class that becomes dev; 0 = the task's own dev"
-    )
-    folds: int = kinds.size(4, "kfold: number of parts")
-    fold: int = kinds.count(0, "kfold: the part that is dev")
-    size: int = kinds.size(
-        500, "holdout: training examples that become dev, of each class its share"
-    )
-    rows: str = kinds.path("", "listed: JSONL file with the numbers of each seed's examples")
     batch: int = kinds.size(32, "examples per step, over all hosts")
     eval_batch: int = kinds.size(64, "examples per batch in evaluation")
     max_len: int = kinds.size(128, "tokens of an example, soft tokens included")
@@ -315,27 +370,68 @@ class CorpusConfig(Block):
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig(Block):
-    """What a backbone is pre-trained by, in rows of data.max_len tokens."""
+class Objective(Option):
+    """What a backbone is pre-trained by, in rows of data.max_len tokens; none of them."""
 
-    name: str = kinds.word("", _OBJECTIVES, "of `adapt`")
+
+@dataclass(frozen=True)
+class OnText(Objective):
+    """What every objective on running text has."""
+
     packed: bool = kinds.flag(True, "rows are filled with several documents")
     apart: bool = kinds.flag(False, "packed: attention stays inside a document")
-    rate: float = kinds.share(0.15, "mlm, rtd, span_corruption: share of the tokens")
-    whole_words: bool = kinds.flag(False, "mlm, rtd: all subwords of a word or none")
-    span: float = kinds.number(3.0, "span_corruption: mean length", "above 0")
-    share: float = kinds.share(
-        0.0, "prefix_lm: of a row that is read, in (0, 1); 0 = random for each row"
-    )
-    weight: float = kinds.number(50.0, "rtd: of the discriminator's loss")
+    examples: int = kinds.count(10, "held-out rows that are written out as the model fills them")
+
+
+@dataclass(frozen=True)
+class MaskedLM(OnText):
+    """Masked language modelling."""
+
+    name: ClassVar[str] = "mlm"
+    rate: float = kinds.share(0.15, "share of the tokens")
+    whole_words: bool = kinds.flag(False, "all subwords of a word or none")
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(MaskedLM):
+    """Replaced-token detection."""
+
+    name: ClassVar[str] = "rtd"
+    weight: float = kinds.number(50.0, "of the discriminator's loss")
     generator: float = kinds.number(
-        0.25, "rtd: the generator's width, of the discriminator's", "above 0"
+        0.25, "the generator's width, of the discriminator's", "above 0"
     )
     generator_layers: float = kinds.number(1.0, "and its layers", "above 0")
     generator_path: str = kinds.path(
-        "", "rtd: a masked LM to begin with; empty = a fresh one of that size"
+        "", "a masked LM to begin with; empty = a randomly initialised one of that size"
     )
-    examples: int = kinds.count(10, "held-out rows that are written out as the model fills them")
+
+
+@dataclass(frozen=True)
+class CausalLM(OnText):
+    """Causal language modelling."""
+
+    name: ClassVar[str] = "clm"
+
+
+@dataclass(frozen=True)
+class PrefixLM(OnText):
+    """Prefix language modelling."""
+
+    name: ClassVar[str] = "prefix_lm"
+    share: float = kinds.share(0.0, "of a row that is read, in (0, 1); 0 = random for each row")
+
+
+@dataclass(frozen=True)
+class SpanCorruption(OnText):
+    """Span corruption."""
+
+    name: ClassVar[str] = "span_corruption"
+    rate: float = kinds.share(0.15, "share of the tokens")
+    span: float = kinds.number(3.0, "mean length", "above 0")
+
+
+_OBJECTIVES = options(Objective, MaskedLM, ReplacedTokens, CausalLM, PrefixLM, SpanCorruption)
 
 
 @dataclass(frozen=True)
@@ -364,6 +460,65 @@ class PPTConfig(Block):
 
 
 @dataclass(frozen=True)
+class Schedule(Option):
+    """The factor on the learning rate by the step; this one is 1."""
+
+    name: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """To 0 at the last step."""
+
+    name: ClassVar[str] = "linear"
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """A factor per epoch."""
+
+    name: ClassVar[str] = "exponential"
+    gamma: float = kinds.number(0.95, "factor per epoch", "above 0")
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """What schedules with a warmup share."""
+
+    warmup_steps: int = kinds.count(0, "steps of the warmup")
+    warmup_ratio: float = kinds.share(0.0, "the same as a share of the steps, where they are 0")
+
+    def warmup(self, total: int) -> int:
+        """Returns the steps of the warmup of a run of `total` steps."""
+        # A share below 1 may round to all of a short run.
+        return self.warmup_steps or min(round(self.warmup_ratio * total), total - 1)
+
+
+@dataclass(frozen=True)
+class WarmupLinear(Warmup):
+    """Up over the warmup, then along a line to 0 at the last step."""
+
+    name: ClassVar[str] = "warmup_linear"
+
+
+@dataclass(frozen=True)
+class Cosine(Warmup):
+    """Up over the warmup, then along half a cosine to 0 at the last step."""
+
+    name: ClassVar[str] = "cosine"
+
+
+@dataclass(frozen=True)
+class InverseSqrt(Warmup):
+    """1 / sqrt(step), at first 1 / sqrt(warmup_steps) (Raffel et al. 2020, section 3.1.2)."""
+
+    name: ClassVar[str] = "inverse_sqrt"
+
+
+_SCHEDULES = options(Linear, Schedule, WarmupLinear, Cosine, Exponential, InverseSqrt)
+
+
+@dataclass(frozen=True)
 class OptimConfig(Block):
     """How numbers are learned."""
 
@@ -371,16 +526,9 @@ class OptimConfig(Block):
     lr: float = kinds.number(0.01, "learning rate")
     lr_head: float | None = kinds.number(None, "learning rate of the head; None = lr")
     lr_backbone: float | None = kinds.number(None, "learning rate of the backbone; None = lr")
-    schedule: str = kinds.word(
-        "linear", kinds.Words("training.optim", "SCHEDULES"), "of the learning rate, as a factor"
+    schedule: Schedule = kinds.choice(
+        _SCHEDULES, "of the learning rate, as a factor, see training/optim.py"
     )
-    warmup_steps: int = kinds.count(
-        0, "warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)"
-    )
-    warmup_ratio: float = kinds.share(
-        0.0, "the same as a share of the run's steps, where warmup_steps is 0"
-    )
-    gamma: float = kinds.number(0.95, "exponential: factor per epoch", "above 0")
     weight_decay: float = kinds.number(
         0.0, "of a step: adamw multiplies it by the learning rate, adafactor does not"
     )
@@ -434,7 +582,7 @@ class GridConfig(Block):
     tasks: tuple[str, ...] = kinds.several(kinds.word("", _TASKS, "ppt.task, of `pretrain`"))
     seeds: tuple[int, ...] = kinds.several(kinds.whole(0, "seed", kinds.SEED))
     data_seeds: tuple[int, ...] = kinds.several(kinds.whole(0, "data.seed", kinds.SEED))
-    folds: tuple[int, ...] = kinds.several(kinds.count(0, "data.fold, of data.protocol=kfold"))
+    folds: tuple[int, ...] = kinds.several(kinds.count(0, "data.protocol.fold, of kfold"))
     lr: tuple[float, ...] = kinds.several(kinds.number(0.0, "optim.lr"))
     weight_decay: tuple[float, ...] = kinds.several(kinds.number(0.0, "optim.weight_decay"))
     starts: tuple[str, ...] = kinds.texts((), "prompt.start")
@@ -519,7 +667,9 @@ class RunConfig(Block):
     data: DataConfig = kinds.block(DataConfig)
     demos: DemosConfig = kinds.block(DemosConfig)
     corpus: CorpusConfig = kinds.block(CorpusConfig)
-    objective: ObjectiveConfig = kinds.block(ObjectiveConfig)
+    objective: Objective = kinds.choice(
+        _OBJECTIVES, "what `adapt` pre-trains a backbone by, in rows of data.max_len tokens"
+    )
     ppt: PPTConfig = kinds.block(PPTConfig)
     optim: OptimConfig = kinds.block(OptimConfig)
     cache: CacheConfig = kinds.block(CacheConfig)

@@ -15,7 +15,7 @@ from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
 from jaxprompt.build.corpus import need_corpus
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.config.run import RunConfig
+from jaxprompt.config.run import CausalLM, MaskedLM, PrefixLM, ReplacedTokens, RunConfig
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
     Corpus,
@@ -72,7 +72,7 @@ def check_objective(config: RunConfig) -> None:
     need_corpus(config)
     idle = {
         "optim.smoothing": config.optim.smoothing, "cache.where": config.cache.where,
-        "train.init_head": config.train.init_head, "data.protocol": config.data.protocol,
+        "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
     for field, value in idle.items():
         if value:
@@ -108,16 +108,23 @@ def read_rows(
 
 def make_denoiser(config: RunConfig, tokenizer: Any, backbone: Backbone) -> Any:
     """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
-    o, length = config.objective, config.data.max_len
-    if o.name == "clm":
-        return clm.make(tokenizer, length, apart=o.apart)
-    if o.name in ("mlm", "rtd"):
-        make = {"mlm": mlm.make, "rtd": rtd.make}[o.name]
-        return make(tokenizer, length, rate=o.rate, whole_words=o.whole_words, apart=o.apart)
-    given = dict(start=backbone.module.cfg.start, pattern=config.backbone.sentinel, apart=o.apart)
-    if o.name == "prefix_lm":
-        return prefix_lm.make(tokenizer, length, share=o.share, **given)
-    return span_corruption.make(tokenizer, length, density=o.rate, span=o.span, **given)
+    objective, length = config.objective, config.data.max_len
+    if isinstance(objective, CausalLM):
+        return clm.make(tokenizer, length, apart=objective.apart)
+    if isinstance(objective, MaskedLM):
+        make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
+        return make(
+            tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
+            apart=objective.apart,
+        )  # fmt: skip
+    of_t5 = dict(
+        start=backbone.module.cfg.start, pattern=config.backbone.sentinel, apart=objective.apart
+    )  # fmt: skip
+    if isinstance(objective, PrefixLM):
+        return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
+    return span_corruption.make(
+        tokenizer, length, density=objective.rate, span=objective.span, **of_t5
+    )
 
 
 # -- backbone -----------------------------------------------------------------------------------
@@ -171,7 +178,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         own = {head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads}
         backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, config.seed)
     params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
-    if head == "rtd":
+    if isinstance(config.objective, ReplacedTokens):
         generator, drawn = _load_generator(config, backbone, placement)
         params["generator"] = untie(drawn.params)
         mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()

@@ -90,7 +90,7 @@ def check_ppt(config: RunConfig) -> None:
 def _check_idle(config: RunConfig) -> None:
     """Raises InputError for fields that say what a task is: here the pre-training task is that."""
     idle = TaskConfig().leaves("task.")
-    named = ("source", "only", "protocol", "rows", "files.train", "files.dev", "files.test")
+    named = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
     idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
     given = config.leaves()
     # Sorted, so that all processes name the same one.

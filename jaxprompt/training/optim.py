@@ -8,22 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxprompt.config.run import Cosine, Exponential, InverseSqrt, Linear, Warmup
+from jaxprompt.config.run import Schedule as ScheduleConfig
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.parallel.sharding import MODELS, STACKED
 
 Schedule = Callable[[jnp.ndarray], jnp.ndarray]
-SCHEDULES = ("constant", "linear", "warmup_linear", "cosine", "exponential", "inverse_sqrt")
 OPTIMIZERS = ("adamw", "adafactor")
-
-
-def check_warmup(schedule: str, steps: int, ratio: float) -> None:
-    """Raises InputError for a warmup of a schedule that has none; transformers' linear has one."""
-    if (steps or ratio) and schedule in ("linear", "constant", "exponential"):
-        given = f"optim.warmup_steps={steps}" if steps else f"optim.warmup_ratio={ratio}"
-        other = "warmup_linear" if schedule == "linear" else "warmup_linear or cosine"
-        raise InputError(
-            f"{given}, and optim.schedule={schedule} has no warmup; take {other}, or set it to 0"
-        )
 
 
 def rates_by_part(
@@ -42,31 +33,33 @@ def rates_by_part(
     return {part: lr if own.get(part) is None else own[part] for part in sorted(parts)}
 
 
-def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: int) -> Schedule:
+def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedule:
     """Makes the factor on the learning rate as a function of the step.
 
-    constant; linear: to 0 at `total`; warmup_linear, cosine: up over `warmup` steps, then to 0 at
+    constant; linear: to 0 at `total`; warmup_linear, cosine: up over the warmup, then to 0 at
     `total`, along a line or half a cosine; exponential: gamma ** (step // epoch); inverse_sqrt:
-    1 / sqrt(max(step + 1, warmup)) (Raffel et al. 2020, section 3.1.2). Raises InputError.
+    1 / sqrt(max(step + 1, warmup)) (Raffel et al. 2020, section 3.1.2). Raises InputError for a
+    warmup that is longer than the run.
     """
-    if name == "constant":
-        return optax.constant_schedule(1.0)
-    if name == "linear":
+    if isinstance(schedule, Linear):
         return optax.linear_schedule(1.0, 0.0, total)
-    if name in ("warmup_linear", "cosine"):
-        if not 0 <= warmup < total:
-            raise InputError(f"optim.warmup_steps={warmup} must be below the run's {total} steps")
-        # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
-        up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
-        rest = total - warmup
-        line = optax.linear_schedule(1.0, 0.0, rest)
-        down = line if name == "warmup_linear" else optax.cosine_decay_schedule(1.0, rest)
-        return optax.join_schedules([up, down], [warmup])
-    if name == "exponential":
-        return lambda step: gamma ** (step // epoch).astype(jnp.float32)
-    if name == "inverse_sqrt":
+    if isinstance(schedule, Exponential):
+        return lambda step: schedule.gamma ** (step // epoch).astype(jnp.float32)
+    if not isinstance(schedule, Warmup):
+        return optax.constant_schedule(1.0)
+    warmup = schedule.warmup(total)
+    if isinstance(schedule, InverseSqrt):
         return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
-    raise InputError(f"unknown optim.schedule {name!r}; {nearest(name, SCHEDULES)}")
+    if not 0 <= warmup < total:
+        raise InputError(
+            f"optim.schedule.warmup_steps={warmup} must be below the run's {total} steps"
+        )
+    # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
+    up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
+    rest = total - warmup
+    line = optax.linear_schedule(1.0, 0.0, rest)
+    down = optax.cosine_decay_schedule(1.0, rest) if isinstance(schedule, Cosine) else line
+    return optax.join_schedules([up, down], [warmup])
 
 
 def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict[str, bool]]:

@@ -4,28 +4,29 @@ All draw from numpy's legacy RandomState or from `random.Random`, whose streams 
 the same seed gives the same rows on every machine and for any number of processes.
 """
 
+import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxprompt.config.run import (
+    Balanced,
+    Fraction,
+    HoldOut,
+    KFold,
+    KShot,
+    Listed,
+    Protocol,
+)
 from jaxprompt.data.sampling.listed_rows import read_listed
-from jaxprompt.errors import InputError, choose, nearest
+from jaxprompt.errors import InputError, choose
 
 SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
-# protocol -> its options, besides the seed
-PROTOCOLS = {
-    "kshot": ("k", "dev_k", "scarce"),
-    "balanced": ("n",),
-    "fraction": ("ratio", "holdout"),
-    "kfold": ("folds", "fold", "k", "scarce"),
-    "holdout": ("size",),
-    "listed": ("path",),
-}
 
 
 class SplitRows(NamedTuple):
@@ -36,70 +37,79 @@ class SplitRows(NamedTuple):
 
 
 def split(
-    protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (),
-    groups: Sequence[Hashable] | None = None, rows: tuple[Sequence[int], int] | None = None,
-    **options: Any,
-) -> SplitRows:  # fmt: skip
-    """Samples a split by the protocol's name, with its options in PROTOCOLS.
+    protocol: Protocol,
+    labels: Sequence[int],
+    seed: int,
+    names: Sequence[str] = (),
+    groups: Sequence[Hashable] | None = None,
+    rows: tuple[Sequence[int], int] | None = None,
+) -> SplitRows:
+    """Samples a split by a protocol.
 
-    `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
     Rows of one of `groups` stay together under holdout, fraction and kfold without k, which then
     count groups and not classes; the size of holdout is the least number of rows in dev. kshot and
     balanced sample train by class, and as dev whole groups that train has no example of, until it
-    has at least as many examples. listed counts `rows`: which each label is of, and how many there
-    are; without, every label is of a row.
+    has at least as many examples.
+
+    Args:
+      protocol: any but the one that takes all examples.
+      labels: class of each example.
+      seed: of the sampling.
+      names: class names, for messages.
+      groups: what each example belongs to, as its question.
+      rows: of `Listed`, the row that each label is of, and how many there are; without them every
+        label is of a row.
     """
-    if groups is not None and keeps_groups(protocol, options):
-        return _by_group(protocol, groups, seed, options)
-    if protocol not in PROTOCOLS:
-        raise InputError(f"unknown few-shot protocol {protocol!r}; {nearest(protocol, PROTOCOLS)}")
-    for option in options:
-        if option not in PROTOCOLS[protocol]:
-            raise InputError(
-                f"protocol {protocol} has no option {option!r}; "
-                f"{nearest(option, PROTOCOLS[protocol])}"
-            )
-    if protocol == "holdout":
-        return holdout(labels, seed=seed, **options)
-    if protocol == "listed":
+    if groups is not None and keeps_groups(protocol):
+        return _by_group(protocol, groups, seed)
+    if isinstance(protocol, HoldOut):
+        return holdout(labels, protocol.size, seed)
+    if isinstance(protocol, Listed):
         numbers, total = rows or (None, len(labels))
-        return listed(seed=seed, total=total, numbers=numbers, **options)
-    if protocol == "kfold":
-        fold = options.pop("fold", 0)
-        parts = kfold(labels, seed=seed, names=names, **options)
+        return listed(protocol.rows, seed, total, numbers)
+    if isinstance(protocol, KFold):
+        k, fold = protocol.k or None, protocol.fold
+        parts = kfold(labels, protocol.folds, seed, k=k, names=names, scarce=protocol.scarce)
         if not 0 <= fold < len(parts):
-            raise InputError(f"data.fold={fold}, but folds count from 0 to {len(parts) - 1}")
+            raise InputError(
+                f"data.protocol.fold={fold}, but folds count from 0 to {len(parts) - 1}"
+            )
         return parts[fold]
-    draw: dict[str, Callable[..., SplitRows]] = {
-        "kshot": kshot,
-        "balanced": balanced,
-        "fraction": fraction,
-    }
-    found = draw[protocol](labels, seed=seed, names=names, **options)
-    return found if groups is None else _with_grouped_dev(found, groups, seed)
+    if isinstance(protocol, KShot):
+        k, dev_k = protocol.k, protocol.dev_k or None
+        sampled = kshot(labels, k, seed, dev_k=dev_k, names=names, scarce=protocol.scarce)
+    elif isinstance(protocol, Balanced):
+        sampled = balanced(labels, protocol.n, seed, names=names)
+    elif isinstance(protocol, Fraction):
+        sampled = fraction(labels, protocol.ratio, seed, holdout=protocol.holdout, names=names)
+    else:
+        raise TypeError(f"{protocol} samples nothing")
+    return sampled if groups is None else _with_grouped_dev(sampled, groups, seed)
 
 
-def keeps_groups(protocol: str, options: Mapping[str, Any]) -> bool:
+def keeps_groups(protocol: Protocol) -> bool:
     """Tells whether a protocol can keep groups whole: not where it takes a number per class."""
-    return protocol in ("holdout", "fraction") or (protocol == "kfold" and not options.get("k"))
+    return isinstance(protocol, HoldOut | Fraction) or (
+        isinstance(protocol, KFold) and not protocol.k
+    )
 
 
-def _by_group(
-    protocol: str, groups: Sequence[Hashable], seed: int, options: dict[str, Any]
-) -> SplitRows:
-    rows = _rows_of_groups(groups, range(len(groups)))
-    if protocol == "holdout":
-        _at_least("data.size", options["size"], 1)
+def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> SplitRows:
+    rows, needed = _rows_of_groups(groups, range(len(groups))), 2
+    if isinstance(protocol, HoldOut):
+        _at_least("data.protocol.size", protocol.size, 1)
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
-        options = options | {"size": int(np.searchsorted(sizes, options["size"])) + 1}
-    needed = {"holdout": options.get("size", 0) + 1, "kfold": options.get("folds", 2)}
-    if len(rows) < needed.get(protocol, 2):
+        size = int(np.searchsorted(sizes, protocol.size)) + 1
+        protocol, needed = dataclasses.replace(protocol, size=size), size + 1
+    elif isinstance(protocol, KFold):
+        needed = protocol.folds
+    if len(rows) < needed:
         raise InputError(
             f"the {len(groups)} training examples are of {len(rows)} questions or sentences, which "
-            f"data.protocol={protocol} does not divide: too few for train and dev; lower data.size "
-            "or data.folds, or give data.files.dev"
+            f"data.protocol={protocol.name} does not divide: too few for train and dev; lower "
+            "data.protocol.size or data.protocol.folds, or give data.files.dev"
         )
-    train, dev = split(protocol, [0] * len(rows), seed, names=("all",), **options)
+    train, dev = split(protocol, [0] * len(rows), seed, names=("all",))
     spread = lambda numbers: [row for number in numbers for row in rows[number]]
     return _split(spread(train), None if dev is None else spread(dev))
 
@@ -143,18 +153,18 @@ def kshot(
     is an error.
     """
     dev_k = k if dev_k is None else dev_k
-    _at_least("data.k", k, 1)
-    _at_least("data.dev_k", dev_k, 0)
+    _at_least("data.protocol.k", k, 1)
+    _at_least("data.protocol.dev_k", dev_k, 0)
     groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
-    choose("data.scarce", scarce, SCARCE)
+    choose("data.protocol.scarce", scarce, SCARCE)
     if scarce == "raise":
-        asked = f"data.k={k} and {dev_k} for dev"
+        asked = f"data.protocol.k={k} and {dev_k} for dev"
         _enough(groups, dict.fromkeys(groups, k + dev_k), asked, names, take=True)
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
             logging.getLogger(__name__).warning(
-                "class %s has %d examples, fewer than data.k=%d and %d for dev: train gets %d, "
-                "dev %d",
+                "class %s has %d examples, fewer than data.protocol.k=%d and %d for dev: train "
+                "gets %d, dev %d",
                 _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
             )  # fmt: skip
     train = [row for rows in groups.values() for row in rows[:k]]
@@ -174,7 +184,7 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     _enough(whole, dict.fromkeys(whole, 2), "one example for train and one for dev", names)
     if len(groups) > 5:
         n = 8 * len(groups)
-    _at_least("data.n", n, len(groups))
+    _at_least("data.protocol.n", n, len(groups))
     train: list[int] = []
     dev: list[int] = []
     for place, (label, rows) in enumerate(groups.items()):
@@ -182,8 +192,8 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
         if len(rows) < 2 * share:
             half = len(rows) // 2
             logging.getLogger(__name__).warning(
-                "class %s has %d examples, but data.n=%d over %d classes, with as many for dev, "
-                "asks for %d: train and dev get %d each",
+                "class %s has %d examples, but data.protocol.n=%d over %d classes, with as many "
+                "for dev, asks for %d: train and dev get %d each",
                 _name(label, names), len(rows), n, len(groups), 2 * share, half,
             )  # fmt: skip
             share = half
@@ -208,10 +218,10 @@ def fraction(
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
         raise InputError(
-            f"data.ratio={ratio}; give a share in (0, 1], or examples per class: 2, 3, ..."
+            f"data.protocol.ratio={ratio}; give a share in (0, 1], or examples per class: 2, 3, ..."
         )
     if not 0 <= holdout < 1:
-        raise InputError(f"data.holdout={holdout}; give a share of each class in [0, 1)")
+        raise InputError(f"data.protocol.holdout={holdout}; give a share of each class in [0, 1)")
     groups = _by_class(labels, range(len(labels)))
     train: list[int] = []
     dev: list[int] = []
@@ -220,7 +230,9 @@ def fraction(
         takes[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
         dev_takes[label] = max(1, int(holdout * len(rows))) if holdout else 0
         needs[label] = takes[label] + dev_takes[label]
-    _enough(groups, needs, f"data.ratio={ratio} with data.holdout={holdout}", names)
+    _enough(
+        groups, needs, f"data.protocol.ratio={ratio} with data.protocol.holdout={holdout}", names
+    )
     generator = random.Random(seed)  # each class continues its stream, as released
     for label, rows in groups.items():
         generator.shuffle(rows)
@@ -244,17 +256,22 @@ def kfold(
     "raise" is an error. Rows stand in the order of the file. Raises InputError for a class with
     rows, and fewer of them than folds.
     """
-    _at_least("data.folds", folds, 2)
-    choose("data.scarce", scarce, SCARCE)
+    _at_least("data.protocol.folds", folds, 2)
+    choose("data.protocol.scarce", scarce, SCARCE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
-        _at_least("data.k", k, 1)
+        _at_least("data.protocol.k", k, 1)
         if scarce == "raise":
             whole = _with_absent(groups, names)
-            _enough(whole, dict.fromkeys(whole, k), f"data.k={k}", names, take=True)
+            _enough(whole, dict.fromkeys(whole, k), f"data.protocol.k={k}", names, take=True)
     # [:None] takes them all.
     groups = {label: rows[:k] for label, rows in groups.items()}
-    _enough(groups, dict.fromkeys(groups, folds), f"data.folds={folds}, an example in each,", names)
+    _enough(
+        groups,
+        dict.fromkeys(groups, folds),
+        f"data.protocol.folds={folds}, an example in each,",
+        names,
+    )
     dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
     # Dealt like cards, class after class, so that each part gets its share of every class.
     parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
@@ -271,10 +288,10 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Where there are no classes, all labels are equal.
     """
     total = len(labels)
-    _at_least("data.size", size, 1)
+    _at_least("data.protocol.size", size, 1)
     if size >= total:
         raise InputError(
-            f"data.size={size} leaves none of {total} examples for train; lower it, as to "
+            f"data.protocol.size={size} leaves none of {total} examples for train; lower it, as to "
             f"{max(total // 5, 1)}"
         )
     groups = _by_class(labels, _shuffled(total, seed))
@@ -282,8 +299,8 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     if size > most:
         cure = f"lower it to {most} or less" if most else "give data.files.dev instead"
         raise InputError(
-            f"data.size={size} leaves train without an example of some class: there are {total} "
-            f"examples of {len(groups)} classes; {cure}"
+            f"data.protocol.size={size} leaves train without an example of some class: there are "
+            f"{total} examples of {len(groups)} classes; {cure}"
         )
     shares = _apportion({label: len(rows) for label, rows in groups.items()}, size)
     dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]
@@ -339,7 +356,7 @@ def _enough(
     groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
     take: bool = False,
 ) -> None:  # fmt: skip
-    cure = "ask for fewer or add examples" + ", or set data.scarce=take" * take
+    cure = "ask for fewer or add examples" + ", or set data.protocol.scarce=take" * take
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(

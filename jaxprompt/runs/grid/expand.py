@@ -18,17 +18,17 @@ from jaxprompt.training.progress import rank
 # Field of the block `runs` -> the field of each run that it gives.
 AXES = {
     "tasks": "ppt.task",
-    "seeds": "seed", "data_seeds": "data.seed", "folds": "data.fold", "lr": "optim.lr",
+    "seeds": "seed", "data_seeds": "data.seed", "folds": "data.protocol.fold", "lr": "optim.lr",
     "weight_decay": "optim.weight_decay", "starts": "prompt.start", "texts": "prompt.text",
     "words": "task.words",
 }  # fmt: skip
-SEEDS, FOLD = ("seed", "data.seed"), "data.fold"
+SEEDS, FOLD = ("seed", "data.seed"), "data.protocol.fold"
 ONLY = "data.only"  # runs on parts of the data, as the relations of one file, are no rivals
 # What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
 # the runs are told apart once they are prepared.
 VARIES = (
     *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
-    "prompt.scale", "data.rows",
+    "prompt.scale", "data.protocol.rows",
 )  # fmt: skip
 _SHOWN = 40  # letters of a value in a name
 
@@ -122,9 +122,9 @@ def select(
     """Picks of each seed the result that is best on dev; of equal ones the first.
 
     `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed, and each
-    part of the data that `data.only` names is chosen for by itself. Runs that
-    differ in data.fold alone are chosen together, by the mean over their folds, and all of them
-    are given. Of a seed with unfinished runs only those with the most folds are compared.
+    part of the data that `data.only` names is chosen for by itself. Runs that differ in
+    data.protocol.fold alone are chosen together, by the mean over their folds, and all of them are
+    given. Of a seed with unfinished runs only those with the most folds are compared.
     """
     tried: dict[tuple, dict[Any, list[Mapping[str, Any]]]] = {}
     for number, (changes, result) in enumerate(runs):
@@ -163,16 +163,16 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
             "head.name=verbalizer, or empty it"
         )
     if "data_seeds" in axes and not (
-        config.data.protocol or shows_demos(config) or config.ppt.task
+        config.data.protocol.name or shows_demos(config) or config.ppt.task
     ):
         raise InputError(
             "config.runs.data_seeds: no examples are drawn here, so that the runs would be the "
             "same; set data.protocol, as kshot or holdout, or empty the list"
         )
-    if "folds" in axes and config.data.protocol != "kfold":
+    if "folds" in axes and config.data.protocol.name != "kfold":
         raise InputError(
             "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
-            f"set it in place of {config.data.protocol!r}, or empty the list"
+            f"set it in place of {config.data.protocol.name!r}, or empty the list"
         )
     for axis in ("starts", "texts"):
         field = AXES[axis].partition(".")[2]
