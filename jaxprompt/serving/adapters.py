@@ -24,6 +24,7 @@ from jaxprompt.models.scorer import Scorer
 
 # Families whose torch models read the past keys and values by which PEFT hands a prefix over.
 _PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
+_SHIP = "ship prompt.safetensors, which export writes without --peft"
 _TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
@@ -183,16 +184,37 @@ def as_peft(
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
     InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
     """
-    base, constant, family = card["backbone"], card["prompt"], card["backbone"]["family"]
+    _check_single_prompt(scorer, tensors, card)
+    base, family = card["backbone"], card["backbone"]["family"]
+    adapter = {"base": base["id"], "revision": base["revision"], "task_type": _TASKS.get(family)}
+    adapter |= {name: base["dims"][name] for name in ("layers", "heads")}
+    if "prompt/slots" in tensors:
+        if not _stand_in_front(scorer):
+            raise InputError(
+                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
+                f"they stand elsewhere; {_SHIP}"
+            )
+        return adapter | {"soft": plain_tokens(tensors, card)}
+    _check_prefix(card)
+    adapter["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
+    if family == "bert" and card["head"].get("pooler") == "checkpoint":
+        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
+        adapter["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
+    return adapter
+
+
+def _check_single_prompt(
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+) -> None:
+    """Raises InputError where a run has more than soft tokens or a prefix, or none of them."""
     if scorer.demos is not None:
         raise InputError(
-            "--peft: the prompt is laid with demonstrations, which PEFT has no form for; ship "
-            "prompt.safetensors, which export writes without --peft"
+            f"--peft: the prompt is laid with demonstrations, which PEFT has no form for; {_SHIP}"
         )
     if scorer.model.prompt.reads:
         raise InputError(
             f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no "
-            "form for; ship prompt.safetensors, which export writes without --peft"
+            f"form for; {_SHIP}"
         )
     if tuned_names(tensors):
         raise InputError(
@@ -202,45 +224,36 @@ def as_peft(
     if "prompt/rows" in tensors:
         raise InputError(
             f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
-            "form for; ship prompt.safetensors, which export writes without --peft"
+            f"form for; {_SHIP}"
         )
-    own = {name for name in tensors if name.startswith("prompt/")}
-    if family == "t5" and own - {"prompt/slots"}:
+    others = {name for name in tensors if name.startswith("prompt/")} - {"prompt/slots"}
+    if card["backbone"]["family"] == "t5" and others:
         raise InputError(
             "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
         )
-    found = {"base": base["id"], "revision": base["revision"], "task_type": _TASKS.get(family)}
-    found |= {name: base["dims"][name] for name in ("layers", "heads")}
-    if "prompt/slots" in tensors:
-        if own != {"prompt/slots"}:
-            raise InputError(
-                f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
-                "of them; ship prompt.safetensors, which export writes without --peft"
-            )
-        if not _stand_in_front(scorer):
-            raise InputError(
-                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
-                "they stand elsewhere; ship prompt.safetensors, which export writes without --peft"
-            )
-        return found | {"soft": plain_tokens(tensors, card)}
-    if "prompt/k" not in tensors:
+    if "prompt/slots" in tensors and others:
+        raise InputError(
+            f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
+            f"of them; {_SHIP}"
+        )
+    if "prompt/slots" not in tensors and "prompt/k" not in tensors:
         raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
+
+
+def _check_prefix(card: Mapping[str, Any]) -> None:
+    """Raises InputError for a prefix in other layers, positions or models than PEFT's."""
+    base, constant = card["backbone"], card["prompt"]
     span = (constant["first"], constant["last"], constant["shift"])
     if span != (0, base["dims"]["layers"], constant["length"]):
         raise InputError(
             "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
         )
-    if family not in _PREFIXES:
+    if base["family"] not in _PREFIXES:
         raise InputError(
-            f"--peft: {with_article(family)} of transformers does not read the prefix of an "
-            "adapter; ship prompt.safetensors, which export writes without --peft"
+            f"--peft: {with_article(base['family'])} of transformers does not read the prefix of "
+            f"an adapter; {_SHIP}"
         )
-    found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
-    if family == "bert" and card["head"].get("pooler") == "checkpoint":
-        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
-        found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
-    return found
 
 
 def _stand_in_front(scorer: Scorer) -> bool:
