@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,12 +27,11 @@ from jaxprompt.build.task import (
     tell_examples,
     train_batches,
 )
-from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
-from jaxprompt.models.scorer import Scorer
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import with_task
 from jaxprompt.runs import record as records
@@ -49,6 +48,16 @@ _OTHER_WORDS = (
 )
 
 
+class _TaskData(NamedTuple):
+    """What runs with the same examples have in common."""
+
+    run_name: str  # the first of them
+    scorer: Scorer
+    splits: dict[str, Split]
+    facts: dict[str, Any]  # for their records
+    lines: list[str]  # that are printed
+
+
 def prepare(
     runs: Sequence[GridRun], workdir: Any, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared, list[Member]]:
@@ -61,63 +70,79 @@ def prepare(
     # What each run starts from is checked for it alone, see `check_start`.
     backbone = open_fitting(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
-    scorers: dict[str, Scorer] = {}
-    facts: dict[str, dict[str, Any]] = {}
-    encoded: dict[str, dict[str, Split]] = {}
-    told: dict[str, list[str]] = {}  # of the first run with these examples
-    same, found = {}, []
-    for run in runs:
-        own = run.config
-        key = examples_key(own)
-        try:
-            if key not in encoded:
-                examples, scorer, splits = prepare_task(own, placement, backbone)
-                scorers[key] = share_front(own, scorer)
-                facts[key] = describe_data(examples, scorer)
-                # A split that is the same in all runs is laid out once.
-                encoded[key] = {
-                    name: same.setdefault((name, part.digest()), part)
-                    for name, part in splits.items()
-                }
-                told[run.name] = tell_examples(scorers[key], splits, examples.notes)
-        except InputError as error:
-            failed(run, error)
-            continue
-        found.append((run, scorers[key], encoded[key], facts[key]))
+    inputs = _read_task_data(runs, placement, backbone, failed)
     backbone, loaded = load_weights(backbone, placement)
-    corpus = functools.cache(lambda: count_corpus(config, found[0][1], workdir))
-    models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
+    corpus = functools.cache(lambda: count_corpus(config, inputs[0][1].scorer, workdir))
+    models: dict[str, Model] = {}
     members = []
-    for run, scorer, splits, known in found:
-        prompt, asks = method_of(run.config, backbone.module.dims), _asks(scorer)
-        if asks != _asks(found[0][1]):
+    for run, data in inputs:
+        prompt, asks = method_of(run.config, backbone.module.dims), _asks(data.scorer)
+        if asks != _asks(inputs[0][1].scorer):
             failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
-        scorer = scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
-        scorer = scorer.with_vocabulary_of(splits["train"])
-        own = scorer.model
+        scorer = data.scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
+        scorer = scorer.with_vocabulary_of(data.splits["train"])
         record = records.make_record(
-            run.config, known | seen_by(own.prompt), scorer.template, backbone.family,
+            run.config, data.facts | seen_by(scorer.model.prompt), scorer.template, backbone.family,
             loaded.report.fingerprint,
         )  # fmt: skip
-        member = _member(run, scorer, splits, record)
-        member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
-        words = [array.tolist() for array in jax.tree.leaves(member.words)]
-        own = models.setdefault(
-            json.dumps([own.prompt.block(), scorer.classes, words, own.front]), own
-        )
-        members.append(member._replace(scorer=scorer._replace(model=own), model=own))
+        member = _member(run, scorer, data.splits, record)
+        member = member._replace(counts=count_tokens(run.config, data.splits["train"], corpus))
+        members.append(_with_shared_model(member, models))
     members, fill = _keep(config, members, loaded, placement, workdir)
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.config.path} ({backbone.family})"]
     says += tell_kernel(config, placement, backbone.module)
-    differ = len(set(map(tuple, told.values()))) > 1
-    for name, lines in told.items() if differ else list(told.items())[:1]:
-        says += [f"{name}: {line}" * differ or line for line in lines]
+    says += _example_lines([data for _, data in inputs])
     objectives = build_objectives(config, members[0].model) if members else []
     shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
     return shared._replace(fill=fill), members
+
+
+def _read_task_data(
+    runs: Sequence[GridRun], placement: Placement, backbone: Backbone,
+    failed: Callable[[GridRun, Exception], None],
+) -> list[tuple[GridRun, _TaskData]]:  # fmt: skip
+    """Reads and encodes the examples of runs, once where they are equal. -> runs that have them"""
+    splits_by_digest: dict[tuple[str, str], Split] = {}
+    data: dict[str, _TaskData] = {}
+    pairs = []
+    for run in runs:
+        key = examples_key(run.config)
+        try:
+            if key not in data:
+                examples, scorer, splits = prepare_task(run.config, placement, backbone)
+                scorer = share_front(run.config, scorer)
+                facts = describe_data(examples, scorer)
+                lines = tell_examples(scorer, splits, examples.notes)
+                # A split that is the same in all runs is laid out once.
+                splits = {
+                    name: splits_by_digest.setdefault((name, part.digest()), part)
+                    for name, part in splits.items()
+                }
+                data[key] = _TaskData(run.name, scorer, splits, facts, lines)
+        except InputError as error:
+            failed(run, error)
+            continue
+        pairs.append((run, data[key]))
+    return pairs
+
+
+def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
+    """Gives a member the first of `models` that equals its own: programs are compiled once."""
+    model, words = member.model, [array.tolist() for array in jax.tree.leaves(member.words)]
+    key = json.dumps([model.prompt.block(), member.scorer.classes, words, model.front])
+    model = models.setdefault(key, model)
+    return member._replace(scorer=member.scorer._replace(model=model), model=model)
+
+
+def _example_lines(inputs: Sequence[_TaskData]) -> list[str]:
+    """Lists what is printed of the examples of runs, with their names where they differ."""
+    lines = {data.run_name: data.lines for data in inputs}
+    if len(set(map(tuple, lines.values()))) > 1:
+        return [f"{name}: {line}" for name in lines for line in lines[name]]
+    return inputs[0].lines if inputs else []
 
 
 def _keep(
