@@ -23,7 +23,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,17 +88,10 @@ def show(args: argparse.Namespace) -> None:
 
 def peft_run(args: argparse.Namespace) -> None:
     """Trains PEFT's prefix or prompt tuning in the setting of ours, on its rows; best on dev."""
-    import numpy as np
-    import peft
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    from jaxprompt.build.examples import read_examples
-    from jaxprompt.convert.folder import resolve
+    from launch.accuracy.peft_runs import METHODS, train_classes, train_tokens
 
     method = args.only or "prefix"
-    settings = {"prefix": peft.PrefixTuningConfig, "soft": peft.PromptTuningConfig}
-    if method not in settings:
+    if method not in METHODS:
         sys.exit(f"--only {method!r}: give prefix or soft")
     c = get_config(f"{args.task}-{method}")
     override(c, "data.source", str(Path(args.data) / args.task))
@@ -107,82 +99,12 @@ def peft_run(args: argparse.Namespace) -> None:
         override(c, field, value)
     if c.train.total_epochs < 1 or c.train.total_epochs % 1:
         raise InputError(f"train.total_epochs={c.train.total_epochs:g}: peft takes whole epochs")
-    if c.head.name != "linear":
-        if method != "prefix":
-            sys.exit(f"--only {method!r}: of {args.task} PEFT's side trains prefix alone")
-        from launch.accuracy.tokens import train
-
-        write(args, train(c, args.seed))
-        return
-    examples = read_examples(c)
-    folder = resolve(c.backbone.path)
-    given = {"gguf_file": folder.name} if folder.is_file() else {}
-    folder = folder.parent if given else folder
-    tokenizer = AutoTokenizer.from_pretrained(folder, **given)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(args.seed)
-    base = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=len(examples.task.labels), dtype=torch.float32, **given
-    )
-    base.config.pad_token_id = tokenizer.pad_token_id
-    if method == "soft" and hasattr(base, "score"):
-        # Given embeddings, transformers' decoders read the last position, padding or not.
-        tokenizer.padding_side = "left"
-    setting = settings[method](task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
-    model = peft.get_peft_model(base, setting)
-    splits = {}
-    for name, part in examples.splits.items():
-        texts = ([example.fields[field] for example in part] for field in examples.task.fields)
-        rows = tokenizer(*texts, truncation=True, max_length=c.data.max_len)
-        splits[name] = rows, np.array([example.label for example in part])
-
-    def batch(rows, chosen):
-        return tokenizer.pad(
-            {k: [x[i] for i in chosen] for k, x in rows.items()}, return_tensors="pt"
-        )
-
-    def accuracy(name: str) -> float:
-        rows, labels = splits[name]
-        order = np.argsort([len(row) for row in rows["input_ids"]], kind="stable")
-        model.eval()
-        with torch.no_grad():
-            parts = [order[i : i + 64] for i in range(0, len(order), 64)]
-            found = np.concatenate([model(**batch(rows, p)).logits.argmax(-1) for p in parts])
-        return float((found == labels[order]).mean())
-
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=c.optim.lr, weight_decay=0.0)
-    rows, labels = splits["train"]
-    steps = int(c.train.total_epochs) * -(-len(labels) // c.data.batch)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    rng, best, started = np.random.RandomState(args.seed), (-1.0, None), time.monotonic()
-    for epoch in range(int(c.train.total_epochs)):
-        model.train()
-        order = rng.permutation(len(labels))
-        for i in range(0, len(labels), c.data.batch):
-            chosen = order[i : i + c.data.batch]
-            loss = model(**batch(rows, chosen), labels=torch.tensor(labels[chosen])).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained, c.optim.clip)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        dev = accuracy("dev")
-        print(f"epoch {epoch + 1}: dev {dev:.4f}", file=sys.stderr, flush=True)
-        if dev > best[0]:
-            best = dev, [p.detach().clone() for p in trained]
-    with torch.no_grad():
-        for p, value in zip(trained, best[1], strict=True):
-            p.copy_(value)
-    result = {
-        "method": f"peft {method}",
-        "seed": args.seed,
-        "trained": sum(p.numel() for p in trained),
-        "total": sum(p.numel() for p in model.parameters()),
-        "dev": {"accuracy": best[0]},
-        "test": {"accuracy": accuracy("test")},
-        "time": {"seconds": time.monotonic() - started},
-    }
+    if c.head.name == "linear":
+        result = train_classes(c, args.seed, method)
+    elif method == "prefix":
+        result = train_tokens(c, args.seed)
+    else:
+        sys.exit(f"--only {method!r}: of {args.task} PEFT's side trains prefix alone")
     write(args, result, "peft" if method == "prefix" else f"peft_{method}")
 
 

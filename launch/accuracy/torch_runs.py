@@ -6,16 +6,15 @@ equations; of ours it takes the examples, the label words and the numbers of con
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, embedding
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from jaxprompt.build.examples import read_examples
+from launch.accuracy.fit import Training, fit
 
 HIDE = 0.1  # share of the text's tokens that the fluency objective hides, as prompt.hide
 SLOTS = 3  # "It was." around the mask: It, was, [MASK] and the full stop
@@ -150,7 +149,9 @@ def _fit(
     loss: Callable,
 ) -> dict:  # fmt: skip
     """Trains all weights and `more`, chooses the epoch on dev, and scores test. -> the result"""
-    trained = [p for p in [*model.parameters(), *more] if p.requires_grad]
+    added = torch.nn.ParameterList(p for p in more if p.requires_grad)
+    whole = torch.nn.ModuleList([model, added])
+    trained = list(whole.parameters())
     # Biases and norms do not decay.
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": c.optim.weight_decay},
@@ -164,35 +165,12 @@ def _fit(
     rate = lambda step: min((step + 1) / max(warm, 1), (steps - step) / (steps - warm))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 
-    def accuracy(split: Rows) -> float:
-        model.eval()
-        right = 0
-        with torch.no_grad():
-            for at in range(0, len(split), 64):
-                *tokens, gold = split.batch(range(at, min(at + 64, len(split))))
-                right += int((scores(*tokens).argmax(-1) == gold).sum())
-        return right / len(split)
+    def measure(name: str) -> dict[str, float]:
+        split, right = splits[name], 0
+        for at in range(0, len(split), 64):
+            *tokens, gold = split.batch(range(at, min(at + 64, len(split))))
+            right += int((scores(*tokens).argmax(-1) == gold).sum())
+        return {"accuracy": right / len(split)}
 
-    rng, best, started = np.random.RandomState(seed), None, time.monotonic()
-    for epoch in range(steps // each):
-        model.train()
-        order = rng.permutation(len(rows))
-        for at in range(0, len(order), c.data.batch):
-            loss(*rows.batch(order[at : at + c.data.batch])).backward()
-            torch.nn.utils.clip_grad_norm_(trained, c.optim.clip)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        dev = accuracy(splits["dev"])
-        print(f"epoch {epoch + 1}: dev {dev:.4f}", file=sys.stderr, flush=True)
-        if best is None or dev > best[0]:
-            best = dev, [p.detach().clone() for p in trained]
-    with torch.no_grad():
-        for p, value in zip(trained, best[1], strict=True):
-            p.copy_(value)
-    count = sum(p.numel() for p in trained)
-    return {
-        "method": method, "seed": seed, "trained": count, "total": count,
-        "dev": {"accuracy": best[0]}, "test": {"accuracy": accuracy(splits["test"])},
-        "time": {"seconds": time.monotonic() - started},
-    }  # fmt: skip
+    training = Training(method, whole, len(rows), lambda chosen: loss(*rows.batch(chosen)), measure)
+    return fit(c, seed, training, steps // each, optimizer, schedule)
