@@ -101,67 +101,95 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _train_cell(kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
-    numbered = itertools.count()
+class _Cell:
+    """Trains the runs of a cell in several ways; `rows` has a row for each."""
 
-    def words(way: str, name: str, runs: int, size: int = 0, **more: str) -> list[str]:
-        name = f"{name}.{next(numbered)}"  # a folder of its own, so that nothing is there yet
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data, size).to_dict()))
-        return side("runs", way, config=path, workdir=folder / name, **more)
+    def __init__(self, kind: str, args: argparse.Namespace, folder: Path):
+        self.kind, self.args, self.folder = kind, args, folder
+        self.total, self.rows = args.runs, []
+        self.sample = list(range(0, self.total, max(1, self.total // args.take)))[: args.take]
+        self.numbers = ",".join(map(str, self.sample))
+        self._count = itertools.count()
 
-    def timed(command: list[str]) -> dict:
+    def train(self, way: str) -> None:
+        """Trains the cell in a way of --sides, the sampled runs of it where all take too long."""
+        ways = {
+            "together": self._together, "peft": self._peft, "turns": self._turns,
+            "alone": self._alone, "curve": self._curve,
+        }  # fmt: skip
+        ways[way]()
+
+    def _together(self) -> None:
+        self._at_once(self.total, "one program")
+
+    def _curve(self) -> None:
+        for runs in SIZES:
+            if runs <= self.total:
+                self._at_once(runs, "all at once", size=runs)
+
+    def _at_once(self, runs: int, label: str, size: int = 0) -> None:
+        result = self._timed(self._command("together", f"{runs}-{size}", runs, size))
+        self._add(label, runs, runs, result["wall"], result)
+
+    def _turns(self) -> None:
+        self._one_after_another("turns", "one process")
+
+    def _peft(self) -> None:
+        path = str(self.folder / "rows.json")
+        command = self._command("rows", "rows", self.total, numbers=self.numbers, rows=path)
+        call(command, self.args.cores)
+        self._one_after_another("peft", "PEFT", rows=path)
+
+    def _one_after_another(self, way: str, label: str, **flags: str) -> None:
+        result = self._timed(self._command(way, way, self.total, numbers=self.numbers, **flags))
+        rest = result["seconds"][1:]  # the first run compiles
+        missing = (self.total - len(self.sample)) * (sum(rest) / len(rest) if rest else 0.0)
+        self._add(label, self.total, len(self.sample), result["wall"] + missing, result)
+
+    def _alone(self) -> None:
+        results = [
+            self._timed(self._command("turns", f"alone{n}", self.total, numbers=str(n)))
+            for n in self.sample
+        ]
+        dev = [score for result in results for score in result["dev"]]
+        wall = self.total * sum(result["wall"] for result in results) / len(results)
+        result = results[0] | {"dev": dev}
+        self._add("a process a run", self.total, len(self.sample), wall, result)
+
+    def _command(self, way: str, name: str, runs: int, size: int = 0, **flags: str) -> list[str]:
+        """Writes the config of some runs. Returns the command that trains them."""
+        name = f"{name}.{next(self._count)}"  # a new folder, so that nothing is there yet
+        path, args = self.folder / f"{name}.json", self.args
+        config = make_cell(self.kind, runs, args.steps, args.data, size)
+        path.write_text(json.dumps(config.to_dict()))
+        return side("runs", way, config=path, workdir=self.folder / name, **flags)
+
+    def _timed(self, command: list[str]) -> dict:
+        """Returns what a command prints, with its seconds as "wall"."""
         started = time.perf_counter()
-        found = call(command, args.cores)
-        return found | {"wall": time.perf_counter() - started}
+        result = call(command, self.args.cores)
+        return result | {"wall": time.perf_counter() - started}
 
-    total, rows = args.runs, []
-    taken = list(range(0, total, max(1, total // args.take)))[: args.take]
-    numbers = ",".join(map(str, taken))
+    def _add(self, label: str, runs: int, measured: int, wall: float, result: dict) -> None:
+        """Adds a row, and prints it."""
+        row = {"method": self.kind, "side": label, "runs": runs, "measured": measured, "s": wall}
+        row |= {"runs a minute": 60 * runs / wall, "programs": result.get("programs", "-")}
+        row |= {"all compilations": result.get("count", "-")}
+        row |= {"compile s": result.get("compile s", "-"), "peak GiB": result["peak GiB"]}
+        dev = result["dev"]
+        self.rows.append(row | {"dev": sum(dev) / len(dev), "devs": dev})
+        print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
 
-    def add(way: str, runs: int, measured: int, wall: float, found: dict) -> None:
-        row = {"method": kind, "side": way, "runs": runs, "measured": measured, "s": wall}
-        row |= {"runs a minute": 60 * runs / wall, "programs": found.get("programs", "-")}
-        row |= {"all compilations": found.get("count", "-")}
-        row |= {"compile s": found.get("compile s", "-"), "peak GiB": found["peak GiB"]}
-        rows.append(row | {"dev": sum(found["dev"]) / len(found["dev"]), "devs": found["dev"]})
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
-    def together(runs: int, way: str = "one program", size: int = 0) -> None:
-        found = timed(words("together", f"{runs}-{size}", runs, size))
-        add(way, runs, runs, found["wall"], found)
-
-    def alone() -> None:
-        each = [timed(words("turns", f"alone{n}", total, numbers=str(n))) for n in taken]
-        names = ("programs", "count", "compile s", "peak GiB", "dev")
-        found = {name: each[0][name] for name in names}
-        found["dev"] = sum((one["dev"] for one in each), [])
-        mean = sum(one["wall"] for one in each) / len(each)
-        add("a process a run", total, len(taken), total * mean, found)
-
-    def scaled(way: str, name: str, **more: str) -> None:
-        found = timed(words(way, way, total, numbers=numbers, **more))
-        rest = found["seconds"][1:]  # the first run compiles
-        missing = (total - len(taken)) * (sum(rest) / len(rest) if rest else 0.0)
-        add(name, total, len(taken), found["wall"] + missing, found)
-
-    def peft() -> None:
-        path = str(folder / "rows.json")
-        call(words("rows", "rows", total, numbers=numbers, rows=path), args.cores)
-        scaled("peft", "PEFT", rows=path)
-
-    ways = {
-        "together": lambda: together(total), "peft": peft,
-        "turns": lambda: scaled("turns", "one process"), "alone": alone,
-        "curve": lambda: [together(runs, "all at once", runs) for runs in SIZES if runs <= total],
-    }  # fmt: skip
-    for name in args.sides.split(","):
-        ways[name]()
-    first = next((row["s"] for row in rows if row["side"] == "one program"), None)
-    for row in rows:
-        same = first is not None and row["runs"] == total
+def _train_cell(kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
+    cell = _Cell(kind, args, folder)
+    for way in args.sides.split(","):
+        cell.train(way)
+    first = next((row["s"] for row in cell.rows if row["side"] == "one program"), None)
+    for row in cell.rows:
+        same = first is not None and row["runs"] == cell.total
         row["times one program"] = row["s"] / first if same else "-"
-    return rows
+    return cell.rows
 
 
 # -- ours -----------------------------------------------------------------------------------------
