@@ -27,6 +27,7 @@ from jaxprompt.build.task import (
     tell_examples,
     train_batches,
 )
+from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
