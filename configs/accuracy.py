@@ -73,7 +73,7 @@ def get_config(name="trec-prefix"):
         c.data.group = 1
     c.train.total_epochs = epochs
     if few:
-        c.data.protocol = "listed"
+        c.data.protocol = {"name": "listed"}
         c.data.batch = 16
         c.data.group = 1
         c.train.total_epochs = 0.0

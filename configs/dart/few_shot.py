@@ -76,9 +76,9 @@ def get_config(name="sst2"):
         c.task.template = own.template
     c.backbone.path = "FacebookAI/roberta-large"
     c.task.name = task
-    c.data.protocol, c.data.k = "kshot", 16
+    c.data.protocol = {"name": "kshot", "k": 16}
     c.data.max_len, c.data.batch = own.max_len, 8  # a batch that all grids of appendix A.1 have
-    c.optim.schedule, c.optim.warmup_ratio = "warmup_linear", 0.1
+    c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
     c.train.total_epochs = own.epochs
     c.train.eval_epochs = 1.0
     if ablation == "no_fluency":

@@ -34,7 +34,7 @@ def get_config(name="sst2"):
     c = base()
     c.backbone.path = "FacebookAI/roberta-large"
     c.task.name = task
-    c.data.protocol, c.data.k = "kshot", 16
+    c.data.protocol = {"name": "kshot", "k": 16}
     c.data.max_len = LENGTH.get(task, 128)
     if row in ("in_context", "zero_shot"):
         methods.zero_shot(c)
@@ -47,7 +47,8 @@ def get_config(name="sst2"):
     if row in ("lm_bff_demos", "in_context"):
         show(c, task, row == "in_context")
     c.data.batch = BATCHES[0]
-    c.optim.schedule, c.optim.weight_decay, c.optim.clip = "linear", 0.0, 1.0  # its defaults
+    c.optim.schedule = {"name": "linear"}
+    c.optim.weight_decay, c.optim.clip = 0.0, 1.0  # its defaults
     c.train.total_epochs, c.train.total_steps = 0.0, 1000
     c.train.eval_steps = 100
     return c

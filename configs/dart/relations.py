@@ -93,12 +93,12 @@ def get_config(name="sem_eval_2010_task_8,8"):
         c.prompt.labels = False
         c.trainable = (r"prompt/.*", r"backbone/.*")
     if shots != "full":
-        c.data.protocol, c.data.k, c.data.scarce = "kshot", int(shots), "take"
+        c.data.protocol = {"name": "kshot", "k": int(shots), "scarce": "take"}
     elif own.dev:
-        c.data.protocol, c.data.size = "holdout", own.dev
+        c.data.protocol = {"name": "holdout", "size": own.dev}
     c.data.max_len, c.optim.accumulate = own.max_len, own.passes
     c.data.batch = own.batch * own.passes
-    c.optim.schedule, c.optim.warmup_ratio = "warmup_linear", 0.1
+    c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
     c.optim.weight_decay = own.decay
     c.train.total_epochs = own.epochs
     return c

@@ -66,7 +66,7 @@ def get_config(name="sst2"):
     c = base()
     c.task.name = task
     c.data.batch, c.train.total_epochs = SIZES[choose("the size", size, SIZES)], EPOCHS
-    c.optim.schedule, c.optim.weight_decay = "linear", 0.0  # released code of classes
+    c.optim.schedule, c.optim.weight_decay = {"name": "linear"}, 0.0  # released code of classes
     if not own.words:
         _spans(c, system)
     elif system in FOLDERS:
@@ -76,10 +76,10 @@ def get_config(name="sst2"):
         _classes(c, own, system)
     c.backbone.path = FOLDERS.get(system, FOLDERS["electra"]).format(size)
     if setting == "low":
-        c.data.protocol, c.data.ratio = "fraction", 0.1
-        c.data.holdout = 0.0 if own.dev else 0.1
+        holdout = 0.0 if own.dev else 0.1
+        c.data.protocol = {"name": "fraction", "ratio": 0.1, "holdout": holdout}
     elif not own.dev:
-        c.data.protocol, c.data.ratio, c.data.holdout = "fraction", 0.9, 0.1
+        c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
     return c
 
 
@@ -94,7 +94,7 @@ def _spans(c, system):
     heads.multi_spans(c, layer=layer, score=score, drop_substrings=True)
     c.data.max_len = 512
     c.data.batch = 12  # appendix A: 2 on each of 6 devices
-    c.optim.schedule, c.train.total_epochs = "constant", 20.0
+    c.optim.schedule, c.train.total_epochs = {"name": "constant"}, 20.0
 
 
 def _classes(c, own, system):

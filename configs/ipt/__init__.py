@@ -87,11 +87,11 @@ def tune(task, system, place="prompt", *, length=LENGTH, utilization=UTILIZATION
     c.task.name, c.task.metric = task, TASKS[task].metric
     heads.linear(c)
     _method(c, system, place, length, utilization, hidden)
-    c.data.protocol, c.data.ratio, c.data.holdout = "fraction", 0.9, 0.1
+    c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
     soft = length if place == "prompt" and system != "full" else 0
     c.data.max_len = 384 + soft  # released code: of the text
     c.data.batch, c.optim.accumulate = 64, 2  # A.3: 32, accumulated twice
-    c.optim.schedule, c.optim.warmup_ratio = "warmup_linear", 0.1
+    c.optim.schedule = {"name": "warmup_linear", "warmup_ratio": 0.1}
     c.train.total_epochs = TASKS[task].epochs
     return c
 
@@ -120,13 +120,14 @@ def _method(c, system, place, length, utilization, hidden):
 
 def few_shot(c, k=32, epochs=400.0):
     """Trains on K examples per class, and keeps the step that is best on as many (5.1)."""
-    c.data.protocol, c.data.k, c.data.scarce = "kshot", k, "take"  # CB has 16 of one class
-    c.data.ratio, c.data.holdout = 0.1, 0.0  # as they were: `fraction` alone reads them
+    # CB has 16 of one class.
+    c.data.protocol = {"name": "kshot", "k": k, "scarce": "take"}
     c.train.total_epochs, c.train.eval_epochs = epochs, 10.0  # A.3: 100 to 800
 
 
 def cross_validation(k=32, folds=4):
     """Lists the fields of the runs that choose the hyper-parameters (section 5.1)."""
     return {
-        "data.protocol": "kfold", "data.k": 2 * k, "data.folds": folds, "train.test": False
+        "data.protocol.name": "kfold", "data.protocol.k": 2 * k, "data.protocol.folds": folds,
+        "data.protocol.scarce": "take", "train.test": False,
     }  # fmt: skip

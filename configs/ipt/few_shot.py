@@ -18,9 +18,10 @@ def get_config(cell="rte,random,prefix"):
     few_shot(c)
     if fold:
         choose("the fold", fold, FOLDS)
-        for field, value in (cross_validation() | {"data.fold": int(fold)}).items():
-            block, name = field.split(".")
-            c[block][name] = value
+        fields = cross_validation()
+        c.train.test = fields.pop("train.test")
+        protocol = {name.rpartition(".")[2]: value for name, value in fields.items()}
+        c.data.protocol = protocol | {"fold": int(fold)}
     return c
 
 
@@ -32,6 +33,6 @@ def sweep():
                 for lr in RATES:
                     for fold in map(int, FOLDS):
                         yield {
-                            "config": f"{task},{system},prefix,0", "data.fold": fold,
+                            "config": f"{task},{system},prefix,0", "data.protocol.fold": fold,
                             "data.seed": seed, "seed": seed, "optim.lr": lr,
                         }  # fmt: skip

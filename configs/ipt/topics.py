@@ -41,14 +41,14 @@ def get_config(name="cnn"):
     methods.ipt(c, lr=3e-3, length=length, encoder=encoder, on=on)
     if on == "prefix":  # read as they are: no keys and values of a task are beside them
         c.prompt.added, c.prompt.coefficient = False, 1.0
-    c.data.protocol, c.data.ratio, c.data.holdout = "fraction", 0.9, 0.1
+    ratio, holdout = 10_000.0, 0.005  # of 140,000 per class
     if task == "custom":
         c.task.fields = ("text",)
-    else:  # of 140,000 per class
-        c.data.ratio, c.data.holdout = 10_000.0, 0.005
+        ratio, holdout = 0.9, 0.1
+    c.data.protocol = {"name": "fraction", "ratio": ratio, "holdout": holdout}
     c.data.max_len = WORDS + 2 + (length if on == "prompt" else 0)
     c.data.batch, c.train.total_epochs = 32, 10.0
-    c.optim.schedule = "constant"
+    c.optim.schedule = {"name": "constant"}
     return c
 
 

@@ -49,7 +49,7 @@ def get_config(name="masked"):
     methods.p_tuning(c, length=length, lr=1e-5, hidden=384)  # half of the embeddings' width
     heads.verbalizer(c, scores="full")  # the loss; metrics rank the words of the list
     c.optim.weight_decay, c.optim.no_decay, c.optim.clip = 5e-4, (), 0.0
-    c.optim.schedule, c.optim.gamma = "exponential", 0.98
+    c.optim.schedule = {"name": "exponential", "gamma": 0.98}
     c.data.max_len, c.data.batch = 64, 8
     c.train.total_epochs, c.train.patience = 100.0, 20
     return c

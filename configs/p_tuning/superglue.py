@@ -70,10 +70,11 @@ def get_config(name="rte"):
         c.trainable = (r"prompt/.*", r"backbone/.*")
         c.optim.lr_backbone, c.optim.weight_decay = 1e-5, 0.1
         c.optim.no_decay += (r"prompt/.*",)  # the optimizer of the pseudo tokens has none
-    c.optim.schedule = "warmup_linear" if own.warmup else "linear"
-    c.optim.warmup_steps = own.warmup
+    c.optim.schedule = {"name": "linear"}
+    if own.warmup:
+        c.optim.schedule = {"name": "warmup_linear", "warmup_steps": own.warmup}
     c.optim.clip = 1.0
-    c.data.protocol, c.data.n = "balanced", 32
+    c.data.protocol = {"name": "balanced", "n": 32}
     c.data.max_len, c.data.batch = own.max_len, 16
     c.train.total_epochs, c.train.total_steps = 0.0, own.steps
     c.train.eval_steps, c.train.patience = 20, 10

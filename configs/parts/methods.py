@@ -26,7 +26,7 @@ def lester(c, length=100, start="vocab"):
     soft(c, lr=0.3, start=start, length=length, top=5_000)  # section 3.2
     c.backbone.dropout = 0.0
     c.optim.name = "adafactor"
-    c.optim.schedule = "constant"
+    c.optim.schedule = {"name": "constant"}
     c.optim.weight_decay = 1e-5  # a step, whatever the rate is
     c.optim.decay_rate = 0.8
     c.optim.clip = 0.0

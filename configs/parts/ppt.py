@@ -230,13 +230,13 @@ def _few_shot(c, task, kind):
         _cloze(c, own, own.plain)
     heads.verbalizer(c, scores="full", span="target")
     if len(own.words) > 5:  # section 4.1: 8 rows per label, as many for dev
-        c.data.protocol, c.data.k = "kshot", 8
+        c.data.protocol = {"name": "kshot", "k": 8}
     else:  # 32 rows, as many for dev
-        c.data.protocol, c.data.n = "balanced", 32
+        c.data.protocol = {"name": "balanced", "n": 32}
     c.data.test_split = own.scored
     c.data.max_len, c.data.multiple = min(own.length, kind.positions - 100 * deep), 64
     c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts)
-    c.optim.schedule = "constant"
+    c.optim.schedule = {"name": "constant"}
     c.optim.clip = 1.0
     c.train.total_epochs = 50.0
     c.train.eval_steps = 6

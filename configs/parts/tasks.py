@@ -11,8 +11,7 @@ def topics(c):
 
 def _hold_out(c, name, *, size=500, length=64):
     c.task.name = name
-    c.data.protocol = "holdout"
-    c.data.size = size
+    c.data.protocol = {"name": "holdout", "size": size}
     c.data.max_len = length
 
 

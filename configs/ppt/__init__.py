@@ -104,7 +104,7 @@ def pretrain(task, kind="t5"):
     c.data.batch = c.data.eval_batch = 128  # 64 a group of 4 GPUs on 8 of them
     c.corpus.held_out = 0.05
     c.corpus.dev_rows = 100 * 128  # 100 batches
-    c.optim.schedule = "inverse_sqrt"
+    c.optim.schedule = {"name": "inverse_sqrt"}
     c.optim.weight_decay = 1e-2  # of soft tokens too
     c.optim.clip = 1.0
     c.train.total_epochs, c.train.total_steps = 0.0, own.steps

@@ -22,7 +22,7 @@ def get_config(task="yelp"):
         c.task.name, c.task.fields = "custom", ("text",)
         c.task.labels = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
         c.data.source = "hub:Yelp/yelp_review_full"
-        c.data.protocol, c.data.size = "holdout", _HELD_OUT
+        c.data.protocol = {"name": "holdout", "size": _HELD_OUT}
     else:
         c.task.name = task
     methods.full(c, lr=1e-4)
@@ -30,7 +30,7 @@ def get_config(task="yelp"):
     c.data.batch, c.data.eval_batch = _BATCH, 256
     c.data.max_len, c.data.multiple = 511, 32
     c.data.group = 8
-    c.optim.schedule = "warmup_linear"
-    c.optim.warmup_steps = _EPOCHS * -(-_EXAMPLES[task] // _BATCH) // 100
+    warmup = _EPOCHS * -(-_EXAMPLES[task] // _BATCH) // 100
+    c.optim.schedule = {"name": "warmup_linear", "warmup_steps": warmup}
     c.train.total_epochs = float(_EPOCHS)
     return c

@@ -162,9 +162,9 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
     taken = own.length if system != "full" else 0
     c.data.max_len = max_len_of(task, system, model, taken)
     if task not in TAGGING:
-        c.data.protocol, c.data.ratio, c.data.holdout = "fraction", 0.9, 0.1
+        c.data.protocol = {"name": "fraction", "ratio": 0.9, "holdout": 0.1}
     c.data.batch, c.seed = own.batch, own.seed
-    c.optim.schedule = "linear" if task not in (*TAGGING, *QA) else "exponential"
+    c.optim.schedule = {"name": "linear" if task not in (*TAGGING, *QA) else "exponential"}
     c.optim.weight_decay, c.optim.clip = 0.0, 1.0
     c.train.total_epochs, c.train.eval_epochs = own.epochs, 1.0
     return c
