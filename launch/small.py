@@ -135,7 +135,7 @@ def plan_stage(args: argparse.Namespace, stage: Stage, work: Path) -> dict:
             fields = dict(data__batch=batch, data__eval_batch=batch, backbone__dtype=dtype)
             short = dict(
                 train__total_steps=TRIAL, train__eval_steps=TRIAL, train__save_steps=TRIAL,
-                optim__warmup_steps=1, train__log_steps=TRIAL, corpus__dev_rows=batch,
+                optim__schedule__warmup_steps=1, train__log_steps=TRIAL, corpus__dev_rows=batch,
                 objective__examples=0,
             )  # fmt: skip
             try:
@@ -158,7 +158,7 @@ def plan_stage(args: argparse.Namespace, stage: Stage, work: Path) -> dict:
     steps = max(int(budget / best["seconds"]), LOOKS)
     best["fields"] |= dict(
         train__total_steps=steps, train__eval_steps=-(-steps // LOOKS),
-        train__save_steps=-(-steps // LOOKS), optim__warmup_steps=steps // 20,
+        train__save_steps=-(-steps // LOOKS), optim__schedule__warmup_steps=steps // 20,
     )  # fmt: skip
     path.write_text(json.dumps(best["fields"], indent=2) + "\n")
     return best["fields"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxprompt.config.blocks import part_of
+from jaxprompt.config.blocks import option_fields, part_of
 from jaxprompt.config.load import apply, fields, read_config, to_run
-from jaxprompt.config.open_blocks import declared, make_block, names
+from jaxprompt.config.open_blocks import CHOICES, declared, make_block, names
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
     from jaxprompt.build.backbone import LoadedBackbone
 
 _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
-_NAMED = ("optim", "train", "data", "task", "generate")  # whose fields go by their last names
+# Blocks whose fields go by their last names.
+_NAMED = ("optim", "train", "data", "task", "generate", "data.protocol", "optim.schedule")
 _CUSTOM = {"name": "custom", "fields": ("text",)}
 _ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its part of the configs
 
@@ -119,7 +120,7 @@ def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
     """
     named: dict[str, str] = {}  # field -> how it was given
-    held = fields(config)
+    held = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
     for name in overrides:
         other = named.setdefault(_field(name, held), name)
         if other != name:

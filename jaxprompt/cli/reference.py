@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.blocks import make_block
-from jaxprompt.config.files import load_module, shipped
 from jaxprompt.config.kinds import Field
-from jaxprompt.config.open_blocks import OPEN, declared, names
+from jaxprompt.config.load import read_config
+from jaxprompt.config.open_blocks import CHOICES, OPEN, declared, names
 from jaxprompt.config.run import RunConfig
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
@@ -64,27 +64,30 @@ def write_page() -> str:
 
 def describe(field: Field) -> str:
     """Says what a field may hold, in words."""
-    kind = " | ".join(field.words)
+    kind = " | ".join(filter(None, field.words))
     if not kind:
         kind = ", ".join([_KINDS[field.kind], *([field.limit] if field.limit else [])])
     return f"several of: {kind}" if field.many else kind
 
 
 def _sections() -> Iterator[tuple[str, list[Line]]]:
-    own = RunConfig.declared()
-    yield "", [_line(n, field) for n, field in own.items() if isinstance(field, Field)]
-    for name, block in own.items():
-        if isinstance(block, type):
-            lines = [_line(*leaf) for leaf in declared_leaves(block, f"{name}.")]
-            yield f"{name}: {block.note()}", lines
-    base = load_module(str(shipped()["base"])).get_config()
-    for block in OPEN:
+    blocks = {n: block for n, block in RunConfig.declared().items() if isinstance(block, type)}
+    leaves = [_line(*leaf) for leaf in declared_leaves(RunConfig)]
+    yield "", [line for line in leaves if line.name.partition(".")[0] not in blocks]
+    for name, block in blocks.items():
+        yield f"{name}: {block.note()}", [x for x in leaves if x.name.startswith(f"{name}.")]
+    base = read_config("base")
+    for block in (*CHOICES, *OPEN):
         for name in (name for name in names(block) if name != _CONSTANTS):
-            values = make_block(block, name, base)
-            yield f"{block}, with {block}.name={name}", [
-                Line(f"{block}.{part}", _shown(values[part]), _KINDS[field.kind], field.note)
-                for part, field in declared(block, name).items()
-            ]  # fmt: skip
+            fields, values = declared(block, name), make_block(block, name, base)
+            if fields or block in OPEN:
+                yield (
+                    f"{block}, with {block}.name={name}",
+                    [
+                        _line(f"{block}.{part}", field._replace(default=values[part]))
+                        for part, field in fields.items()
+                    ],
+                )
 
 
 def _line(name: str, field: Field) -> Line:

@@ -52,7 +52,7 @@ def run_all(args: argparse.Namespace) -> None:
         folder = Path(args.data) / task.removesuffix("_mlm")
         flags = {"data.source": folder, "train.tracker": "none", **run.changes}
         if name.endswith("-16"):
-            flags["data.rows"] = folder / "kshot_16.jsonl.gz"
+            flags["data.protocol.rows"] = folder / "kshot_16.jsonl.gz"
         if task.endswith("_mlm"):
             flags["backbone.path"] = args.mlm
         own = cores[number % args.jobs * share % len(cores) :][:share]

@@ -161,7 +161,7 @@ def _fit(
     rows = splits["train"]
     each = -(-len(rows) // c.data.batch)
     steps = c.train.total_steps or int(c.train.total_epochs) * each
-    warm = round(c.optim.warmup_ratio * steps) if c.optim.schedule == "warmup_linear" else 0
+    warm = round(getattr(c.optim.schedule, "warmup_ratio", 0.0) * steps)
     rate = lambda step: min((step + 1) / max(warm, 1), (steps - step) / (steps - warm))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 

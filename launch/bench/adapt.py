@@ -112,8 +112,7 @@ def time_ours(args: argparse.Namespace) -> None:
     c = importlib.import_module(f"configs.adapt.{case.objective}").get_config()
     c.data.batch = c.data.eval_batch = case.batch
     c.backbone.dtype, c.backbone.stack = args.dtype, args.stack
-    c.optim.name, c.optim.schedule, c.optim.lr = "adamw", "constant", RATE
-    c.optim.warmup_steps = 0
+    c.optim.name, c.optim.schedule, c.optim.lr = "adamw", {"name": "constant"}, RATE
     with tempfile.TemporaryDirectory() as folder:
         c.backbone.init = str(Path(folder) / "config.json")
         Path(c.backbone.init).write_text(json.dumps(case.hf))

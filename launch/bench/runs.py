@@ -45,8 +45,8 @@ def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
     if kind == "prefix":
         c.prompt.dropout = 0.0  # PEFT has none
     source = Path(data) / "trec"
-    c.data.source, c.data.protocol = str(source), "listed"
-    c.data.rows, c.data.batch = str(source / "kshot_16.jsonl.gz"), 16
+    c.data.source, c.data.batch = str(source), 16
+    c.data.protocol = {"name": "listed", "rows": str(source / "kshot_16.jsonl.gz")}
     c.data.eval_batch = 32  # divides the 96 rows of dev: no filling
     c.train.total_epochs, c.train.total_steps, c.train.eval_steps = 0.0, steps, 6
     c.train.save_steps, c.train.tracker, c.train.test = steps, "none", False

@@ -31,7 +31,7 @@ LENGTHS = {
 PAIRS = ("great/terrible", "fantastic/awful", "amazing/horrible", "good/bad")  # table 6
 # Table 5. The paper says neither how long it trains on all examples nor what it selects on.
 EVERY = {
-    "data.protocol": "fraction", "data.ratio": 0.9, "data.holdout": 0.1, "data.batch": 8,
+    "data.protocol": "fraction", "data.protocol.ratio": 0.9, "data.protocol.holdout": 0.1, "data.batch": 8,
     "train.total_epochs": 5.0, "train.total_steps": 0, "train.eval_steps": 0,
     "train.eval_epochs": 0.5,
 }  # fmt: skip
@@ -97,7 +97,7 @@ def table6(tasks: Sequence[str]) -> Iterable[Cell]:
             yield Cell(pair, task, "fixed_labels", ROBERTA, {"task.words": words})
 
 
-_SHOTS = ("data.protocol", "data.k", "data.ratio")
+_SHOTS = ("data.protocol", "data.protocol.k", "data.protocol.ratio")
 TABLES = {
     "table1": Table(
         "the methods with 16 examples per class", table1, TASKS, TASKS, named_by=_SHOTS
@@ -116,7 +116,7 @@ TABLES = {
     ),
     "table5": Table(
         "the methods with all examples", table5, TASKS, TASKS,
-        named_by=("data.protocol", "data.ratio"),
+        named_by=("data.protocol", "data.protocol.ratio"),
     ),
     "table6": Table(
         "label words that stay words", table6, ("cr",), ("cr", "mr"), named_by=("task.words",)

@@ -56,7 +56,7 @@ def _cells(row: str, tasks: Sequence[str], setting: str, system: str, size: str)
         yield Cell(f"{row}, {SETTINGS[setting]}", task, f"{setting},{system},{size}", model)
 
 
-_SHARE = ("data.protocol", "data.ratio")
+_SHARE = ("data.protocol", "data.protocol.ratio")
 TABLES = {
     "table1": Table("classes of texts", table1, TEXTS, TEXTS, named_by=_SHARE),
     "table2": Table(

@@ -7,11 +7,24 @@ from typing import Any
 
 from jaxprompt.cli import sweep
 from jaxprompt.cli.results import SweepRun
+from jaxprompt.config.run import Balanced, Fraction, KFold, KShot, Protocol
 from launch.papers.results import list_folds
 from launch.papers.table import Cell
 
 # Searched, or of a row, they cost more.
 SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch", "backbone.dtype")
+
+
+def _examples(protocol: Protocol) -> str:
+    """Says how many training examples a protocol samples."""
+    if isinstance(protocol, Fraction) and protocol.ratio + protocol.holdout < 1:
+        return f"{protocol.ratio:.0%}"
+    if isinstance(protocol, KShot):
+        return f"{protocol.k} examples per class"
+    if isinstance(protocol, KFold):
+        folds = protocol.folds
+        return f"{folds - 1} of {folds} folds of {protocol.k} examples per class"
+    return f"{protocol.n} examples" if isinstance(protocol, Balanced) else "all examples"
 
 
 def estimate(
@@ -36,15 +49,9 @@ def estimate(
             continue
         counted |= {run.workdir for run in own}
         c = sweep.load(own[0], ())
-        share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
-        examples = {
-            "": "all examples", "holdout": "all examples", "fraction": share,
-            "kshot": f"{c.data.k} examples per class",
-            "kfold": f"{c.data.folds - 1} of {c.data.folds} folds of {c.data.k} examples per class",
-        }.get(c.data.protocol, f"{c.data.n} examples")  # fmt: skip
         much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
         much = much or f"{c.train.total_epochs:g} epochs"
-        about = f"{much} of {examples}, {c.data.batch} a step"
+        about = f"{much} of {_examples(c.data.protocol)}, {c.data.batch} a step"
         part = "a backbone" if c.trainable else "a prompt"
         length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
         method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"

@@ -110,7 +110,7 @@ def figure2(tasks: Sequence[str]) -> Iterable[Cell]:
         for task in tasks:
             epochs, batch = EVERY[method].get(task, OTHERS[method])
             every = {
-                "data.protocol": "fraction", "data.ratio": 0.9, "data.holdout": 0.1,
+                "data.protocol": "fraction", "data.protocol.ratio": 0.9, "data.protocol.holdout": 0.1,
                 "data.batch": batch, "train.total_epochs": float(epochs), "train.eval_steps": 0,
                 "train.eval_epochs": epochs / 10,
             }  # fmt: skip
@@ -122,14 +122,14 @@ def figure4(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields full tuning, prompt tuning and PPT with 32 to 256 examples."""
     for examples in EXAMPLES:
         for method in ("full", "pt", "ppt"):
-            row, changes = f"{method}, {examples} examples", {"data.n": examples}
+            row, changes = f"{method}, {examples} examples", {"data.protocol.n": examples}
             yield from (Cell(row, task, method, main_backbone(task), changes) for task in tasks)
 
 
 _CB = "cb has 16 neutral examples, 8 each for train and dev, so that its runs train on fewer"
 _ALL = tuple(ppt.TASKS)
 _FEW = tuple(task for task in _ALL if len(ppt.TASKS[task].words) <= 5)  # `n` examples in all
-_EXAMPLES = ("data.protocol", "data.n", "data.ratio")
+_EXAMPLES = ("data.protocol", "data.protocol.n", "data.protocol.ratio")
 _ASKED = ("ppt.hard", "task.form")
 TABLES = {
     "table1": Table(
@@ -245,7 +245,7 @@ class Ppt(Paper):
     def point_of(self, cell: Cell) -> tuple[str, str]:
         """Names a figure's number."""
         method, examples = super().point_of(cell)
-        return method, examples or str(cell.changes.get("data.n", 32))
+        return method, examples or str(cell.changes.get("data.protocol.n", 32))
 
     def lacks(self, run: SweepRun, args: Any) -> str:
         """Says which prompt is missing."""

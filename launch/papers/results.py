@@ -43,20 +43,22 @@ def list_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[tuple[SweepRun, Swe
     """Lists the runs of a cell's cross-validation, each with that of `runs` which it is a fold of.
 
     Their folders stand in one of their own, folds/, with a checkpoint of their own. They divide
-    twice the examples of a run whose data.k is given on the command line. [] where the cell has
+    twice the examples of a run whose data.protocol.k is given on the command line. [] where the cell has
     none.
     """
-    twice = lambda run: {x: 2 * int(run.changes[x]) for x in ("data.k",) if x in run.changes}
+    twice = lambda run: {
+        x: 2 * int(run.changes[x]) for x in ("data.protocol.k",) if x in run.changes
+    }
     return [
         (
             run._replace(
-                changes=run.changes | cell.folds | twice(run) | {"data.fold": fold},
+                changes=run.changes | cell.folds | twice(run) | {"data.protocol.fold": fold},
                 workdir=run.workdir.parent / "folds" / f"{run.workdir.name},fold={fold}",
             ),
             run,
         )
         for run in runs
-        for fold in range(cell.folds.get("data.folds", 0))
+        for fold in range(cell.folds.get("data.protocol.folds", 0))
     ]
 
 
