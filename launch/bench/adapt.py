@@ -101,6 +101,7 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.build.backbone import shape_backbone
     from jaxprompt.build.optimizer import build_optimizer, make_plan
     from jaxprompt.build.placement import build_placement
+    from jaxprompt.config.load import to_run
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.devices import of_kind
@@ -109,16 +110,17 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.training.state import place_state
 
     case = take_case(args)
-    c = importlib.import_module(f"configs.adapt.{case.objective}").get_config()
-    c.data.batch = c.data.eval_batch = case.batch
-    c.backbone.dtype, c.backbone.stack = args.dtype, args.stack
-    c.optim.name, c.optim.schedule, c.optim.lr = "adamw", {"name": "constant"}, RATE
+    c = to_run(importlib.import_module(f"configs.adapt.{case.objective}").get_config()).replace({
+        "data.batch": case.batch, "data.eval_batch": case.batch,
+        "backbone.dtype": args.dtype, "backbone.stack": args.stack,
+        "optim.name": "adamw", "optim.schedule": "constant", "optim.lr": RATE,
+    })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        c.backbone.init = str(Path(folder) / "config.json")
+        c = c.replace({"backbone.init": str(Path(folder) / "config.json")})
         Path(c.backbone.init).write_text(json.dumps(case.hf))
-        block, head = c.backbone.to_dict(), denoising.NEEDS[case.objective][1]
-        backbone = shape_backbone(block, Path(folder), case.hf, (head,))
-        backbone = backbone._replace(block=block | {"dtype": "float32"})
+        head = denoising.NEEDS[case.objective][1]
+        backbone = shape_backbone(c.backbone, Path(folder), case.hf, (head,))
+        backbone = backbone._replace(config=c.backbone.replace({"dtype": "float32"}))
         placement = build_placement(c)
         adapted = denoising.load_adaptable(c, backbone, placement)
     plan = make_plan(c.train, KINDS, case.batch)

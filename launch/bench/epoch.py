@@ -47,14 +47,17 @@ def read_sst2(args: argparse.Namespace):
     from jaxprompt.build.examples import read_examples
     from jaxprompt.build.placement import build_placement
     from jaxprompt.build.task import scorer_from_config
+    from jaxprompt.config.load import to_run
 
-    c = base.get_config()
-    backbones.minilm(c)
-    tasks.sst2(c)
-    methods.prefix(c, length=LENGTH, dropout=0.0)
-    c.data.source, c.data.group, c.optim.clip = str(Path(args.data) / "sst2"), args.group, 0.0
+    values = base.get_config()
+    backbones.minilm(values)
+    tasks.sst2(values)
+    methods.prefix(values, length=LENGTH, dropout=0.0)
+    values.data.source, values.data.group = str(Path(args.data) / "sst2"), args.group
+    values.optim.clip = 0.0
+    c = to_run(values)
     examples = read_examples(c)
-    backbone = open_backbone(c.backbone.to_dict())
+    backbone = open_backbone(c.backbone)
     placement = build_placement(c)
     scorer = scorer_from_config(c, backbone, examples, placement)
     return c, backbone, placement, scorer, scorer.encode(examples.splits["train"])

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxprompt.config.run import RunConfig
+
 LENGTH = 20  # of every prompt that is timed
 SHAPES = {  # MiniLM is that of 6 layers; nothing is measured on the tiny one
     "tiny": dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
@@ -126,7 +128,7 @@ def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
 
 
 def minilm_on_sst2(data: str):
-    """Makes a config of MiniLM on `data`/sst2, every batch of the greatest length."""
+    """Makes a ConfigDict of MiniLM on `data`/sst2, every batch of the greatest length."""
     from configs import base
     from configs.parts import backbones, tasks
 
@@ -137,7 +139,7 @@ def minilm_on_sst2(data: str):
     return c
 
 
-def open_training(c, rows: int | None):
+def open_training(c: RunConfig, rows: int | None):
     """Reads all that a run of a config trains with, of at most `rows` training examples.
 
     -> scorer, splits, weights, training batches, optimizer, placement
@@ -171,7 +173,7 @@ def open_training(c, rows: int | None):
     return scorer, splits, weights, batches, tx, placement
 
 
-def serve_steps(c, rows: int | None, facts_of: Callable[[Any, Any], dict]) -> None:
+def serve_steps(c: RunConfig, rows: int | None, facts_of: Callable[[Any, Any], dict]) -> None:
     """Answers each count of steps on stdin with the seconds, the peak and the facts.
 
     `facts_of` is asked once, of the weights and the state.

@@ -26,6 +26,7 @@ from jaxprompt.cli import sweep
 from jaxprompt.cli.evaluate import evaluate, majority
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import SweepRun
+from jaxprompt.config.load import fields
 from jaxprompt.config.run import FREE
 from jaxprompt.errors import InputError, choose, escape
 from jaxprompt.files import make_folder, write_atomic
@@ -329,7 +330,7 @@ def list_changes(
     if not own.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
-    published = fields(resolved(sweep.load(first, ())))
+    published = fields(json.loads(sweep.load(first, ()).to_json()))  # as config.json is read
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
     given = [f"{field}={x} (searched)" for field, x in overrides if field in paper.searched(cell)]
     return given + [
