@@ -11,6 +11,7 @@ from tiny import CONFIGS, MODEL_HEADS
 
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.new_backbone import open_config
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
@@ -23,11 +24,6 @@ from jaxprompt.data.tasks.registry import custom_task
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}
 COUNTS |= {"data": 900, "corpus": 200}
-BLOCK = dict(
-    path="", revision="", init="", family="", dtype="float32", stack="scan", remat="none",
-    attention="auto", dropout=None, sentinel="<extra_id_{}>", rescale=1.0,
-    quantize="none", reads="asked", once=True,
-)  # fmt: skip
 FILE = "model.safetensors"
 
 
@@ -88,10 +84,10 @@ def test_a_config_json_of_any_content(folders, tmp_path, rng, monkeypatch):
         write(config, hf)
         (tmp_path / FILE).unlink(missing_ok=True)
         (tmp_path / FILE).symlink_to(folders / family / FILE)
-        open_it = lambda: open_backbone(BLOCK | {"path": str(tmp_path)})
+        open_it = lambda: open_backbone(BackboneConfig(path=str(tmp_path)))
         ends.add(survive(monkeypatch, (family, name, value), open_it))
         if name == "model_type" or rng.random() < 0.1:
-            start = lambda: open_config(BLOCK | {"init": str(config)}, ("lm",))
+            start = lambda: open_config(BackboneConfig(init=str(config)), ("lm",))
             survive(monkeypatch, (family, name, value, "init"), start)
     assert ends == {0, 2}
     whole = json.dumps(full_config("bert")).encode()
@@ -99,7 +95,7 @@ def test_a_config_json_of_any_content(folders, tmp_path, rng, monkeypatch):
     (tmp_path / FILE).symlink_to(folders / "bert" / FILE)
     for _ in range(COUNTS["mutated"]):
         write(config, text := mutated(whole, rng))
-        survive(monkeypatch, text, open_backbone, BLOCK | {"path": str(tmp_path)})
+        survive(monkeypatch, text, open_backbone, BackboneConfig(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("family", CONFIGS)

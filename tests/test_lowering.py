@@ -32,9 +32,9 @@ from lowering import (
 )
 from tiny import make_batch
 
-from configs.base import get_config
 from jaxprompt.backbones import families
 from jaxprompt.build.placement import tell_kernel
+from jaxprompt.config.load import load_config
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
@@ -568,7 +568,7 @@ def test_cudnns_keys_are_divided_as_the_queries_are(model, heads):
 
 
 def test_a_run_says_that_dropout_keeps_the_kernel_out():
-    c, alone = get_config(), make_placement(1, 1, devices=jax.devices()[:1])
+    c, alone = load_config("base"), make_placement(1, 1, devices=jax.devices()[:1])
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     dropped, whole = (make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0))
     told = tell_kernel

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxprompt.config.blocks import option_fields, part_of
 from jaxprompt.config.load import apply, fields, read_config, to_run
 from jaxprompt.config.open_blocks import CHOICES, declared, make_block, names
-from jaxprompt.config.run import GenerateConfig
+from jaxprompt.config.run import GenerateConfig, RunConfig
 from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, brief, nearest
 
@@ -154,7 +154,7 @@ def _field(name: str, held: Mapping[str, Any]) -> str:
 def make_config(
     backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
     choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any], keeps: bool = True,
-) -> ConfigDict:  # fmt: skip
+) -> RunConfig:  # fmt: skip
     """Makes the config of a run on a backbone that is loaded.
 
     `task` is a known one's name or what `task` gives. `choices` are the method and the head, in

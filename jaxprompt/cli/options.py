@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ml_collections import ConfigDict
-
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -144,7 +143,7 @@ def need(args: argparse.Namespace, *names: str) -> None:
             raise InputError(f"--{name} is missing; see --help")
 
 
-def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()) -> RunConfig:
     """Loads --config, or without one the config.json of --workdir.
 
     Raises InputError where the workdir holds no run or several.

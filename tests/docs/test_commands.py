@@ -390,9 +390,9 @@ def shrink(words, backbones):
         fields["optim.warmup_steps"] = 1
     if c.ppt.thresholds:
         fields["ppt.thresholds"] = (0, 0, 0, 0, 0)
-    if "stride" in c.head:
+    if "stride" in c.head.fields:
         fields["head.stride"] = 8
-    fields |= {f"runs.{name}": c.runs[name][:2] for name in ("seeds", "lr")}
+    fields |= {f"runs.{name}": getattr(c.runs, name)[:2] for name in ("seeds", "lr")}
     taken = tuple(f"--config.{name}=" for name in fields)
     return [*(word for word in words if not word.startswith(taken)), *flags(fields)]
 

@@ -13,7 +13,7 @@ import jaxprompt as jp
 from jaxprompt import __main__
 from jaxprompt.__main__ import main
 from jaxprompt.cli import options
-from jaxprompt.config.load import fields, load_config
+from jaxprompt.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))
@@ -98,7 +98,7 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
         if config and (not config.endswith(".json")) and "mine" not in config:
             load_config(config, overrides)
         else:
-            held = fields(load_config("base"))
+            held = load_config("base").leaves()
             odd = [
                 f
                 for f, _ in overrides

@@ -8,9 +8,9 @@ import transformers
 from tiny_run import make_backbone, sentences
 from transformers import AutoTokenizer
 
-from configs.base import get_config
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import asks_of, build_scorer
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList, Entry, make_tree
@@ -46,8 +46,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backbone(folder):
-    block = get_config().backbone.to_dict() | {"path": str(folder), "dropout": 0.0}
-    return load_weights(open_backbone(block), make_placement(1, 1, devices=jax.devices()[:1]))
+    config = BackboneConfig(path=str(folder), dropout=0.0)
+    return load_weights(open_backbone(config), make_placement(1, 1, devices=jax.devices()[:1]))
 
 
 def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head):
@@ -450,8 +450,6 @@ def test_fewer_than_two_classes_and_classes_without_words_are_refused():
 
 
 def test_a_backbone_without_the_head_is_refused(tmp_path):
-    opened = open_backbone(
-        get_config().backbone.to_dict() | {"path": str(make_backbone(tmp_path / "bert"))}
-    )
+    opened = open_backbone(BackboneConfig(path=str(make_backbone(tmp_path / "bert"))))
     with pytest.raises(InputError, match="no replaced-token head for head.name=discriminator"):
         make((opened, None))

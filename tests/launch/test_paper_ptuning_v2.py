@@ -95,10 +95,10 @@ def test_every_cell_has_its_runs(name):
             # As the shared run has it: neither cut nor repeated, and its head goes on.
             kind = next(kind for kind, own in multi_task.KINDS.items() if task in own)
             shared = multi_task.get_config(f"{kind},{tables.BACKBONES[cell.backbone]}")
-            assert c.prompt.init == f"s/{task}" and c.train.init_head
-            assert c.prompt.length == shared.prompt.length
+            assert c.prompt.get("init") == f"s/{task}" and c.train.init_head
+            assert c.prompt.get("length") == shared.prompt.length
             assert all("prompt.length" not in run.changes for run in runs)
-        shift = c.prompt.length if c.prompt.name == "prefix" else 0
+        shift = c.prompt.get("length") if c.prompt.name == "prefix" else 0
         bounded = cell.backbone in ("BERT-large", "RoBERTa-large")
         assert not bounded or c.data.max_len + shift <= 512
 

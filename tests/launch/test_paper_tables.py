@@ -134,7 +134,7 @@ def test_every_cell_has_its_runs(name, kind):
         if cell.method.endswith("ppt"):
             folder = "p/zh/" if paper_ppt.is_chinese(cell.task) else "p/"
             last = "unified" if "unified" in cell.method else ppt.TASKS[cell.task].group
-            assert c.prompt.init == folder + last
+            assert c.prompt.get("init") == folder + last
         if name == "figure4":
             assert c.data.n == int(cell.row.split(", ")[1].split()[0])
 
@@ -256,7 +256,8 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
             assert c.train.total_steps == (1000 if few else 0)
             assert (c.optim.schedule, c.optim.weight_decay) == ("linear", 0.0)
             assert sorted({run.changes["optim.lr"] for run in own}) == [1e-5, 2e-5, 5e-5]
-            assert learns == "lm_bff" or (c.head.name, c.head.pooler) == ("linear", "trained")
+            pooled = c.head.name == "linear" and c.head.get("pooler") == "trained"
+            assert learns == "lm_bff" or pooled
         else:
             assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
         rates = paper_dart.PAPER.rates(cell, "x")
@@ -320,7 +321,7 @@ def test_darts_settings_are_those_of_appendix_a_1(shared):
 @pytest.mark.parametrize("task", ["mnli", "snli", "qnli", "mrpc", "qqp"])
 def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
     c = paper.sweep.load_config(f"{ROOT}/configs/dart/few_shot.py:{task}")
-    assert (c.prompt.length, c.prompt.text) == (2, "? ,")
+    assert (c.prompt.get("length"), c.prompt.get("text")) == (2, "? ,")
     assert re.fullmatch(
         r"\{\w+\|chop\} \[soft\*1\] \[mask\] \[soft\*1\] \{\w+\|lower\}", c.task.template
     )
@@ -400,10 +401,10 @@ def test_every_cell_of_dpts_tables_has_its_runs(name):
         tuned = cell.row.endswith(("full, all examples", "full, 10%"))
         assert c.head.name == heads.get(cell.task, "linear" if tuned else "discriminator")
         if cell.task == "quoref":  # the baselines' answers are read off as DPT's are
-            assert (c.head.threshold, c.head.drop_substrings) == (0.6, True)
+            assert (c.head.get("threshold"), c.head.get("drop_substrings")) == (0.6, True)
         elif tuned:  # the released Electra scores the state of [CLS] by one linear layer
             pooler = {"bert": "checkpoint", "roberta": "trained", "electra": "cls"}
-            assert c.head.pooler == pooler[cell.row.split()[1]]
+            assert c.head.get("pooler") == pooler[cell.row.split()[1]]
         if not table.draw:
             key = cell.row, cell.task, cell.metric
             assert published[key].backbone == cell.backbone
@@ -525,17 +526,18 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
         }
         assert c.prompt.name == kinds.get(system, "ipt")
         if c.prompt.name == "ipt":
-            assert c.prompt.on == place and c.prompt.fixed == (system in ipt.ENCODERS)
+            assert c.prompt.get("on") == place and c.prompt.get("fixed") == (system in ipt.ENCODERS)
             rows_of = {"random": "", "pretrained": f"t/cnn-{place}"}
-            assert c.prompt.pretrained == rows_of.get(system, f"t/{system}-{place}")
+            assert c.prompt.get("pretrained") == rows_of.get(system, f"t/{system}-{place}")
         if system == "ppt":
-            assert c.prompt.init == "p/nsp"
+            assert c.prompt.get("init") == "p/nsp"
         if name.startswith("figure5"):
-            assert c.prompt.length == int(rest[0]) == int(cell.row.rpartition(" ")[2])
-            assert c.data.max_len == 384 + (c.prompt.length if place == "prompt" else 0) <= 512
+            assert c.prompt.get("length") == int(rest[0]) == int(cell.row.rpartition(" ")[2])
+            room = c.prompt.get("length") if place == "prompt" else 0
+            assert c.data.max_len == 384 + room <= 512
         if name == "table6":
             percent = float(cell.row.rpartition(", ")[2].removesuffix("%"))
-            assert c.prompt.utilization == pytest.approx(percent / 100)
+            assert c.prompt.get("utilization") == pytest.approx(percent / 100)
         hard = "hard" in cell.row
         assert c.task.template.startswith("Culture and" if cell.task != "ag_news" else "Human Act"
             ) if hard else not c.task.template  # fmt: skip

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from tiny import assert_close, jit
 
-from configs.parts import heads
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer, choose_template
 from jaxprompt.build.task import build_objectives
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import BackboneConfig, GenerateConfig
 from jaxprompt.convert.folder import end_ids
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
@@ -29,7 +29,6 @@ from jaxprompt.training.evaluation import make_answering, place_step, write_text
 from jaxprompt.training.steps import make_generate_step
 from jaxprompt.tree import flatten
 
-BASE = load_config("configs/base.py")
 CLASSES = ("good", "bad")
 WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
 TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
@@ -80,7 +79,7 @@ def pairs(shared, tmp_path_factory):
         hf = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(hf | {"model_type": config.model_type}))
         backbone, loaded = load_weights(
-            open_backbone(BASE.backbone.to_dict() | {"path": str(folder)}), make_placement(1, 1)
+            open_backbone(BackboneConfig(path=str(folder))), make_placement(1, 1)
         )
         found[style] = Pair(backbone, loaded.params, model)
     return found
@@ -231,8 +230,7 @@ def test_loss_over_the_whole_target_is_torchs(answer, pairs):
             with torch.no_grad():
                 out = pair.torch(input_ids=torch.tensor([ids]), labels=torch.tensor([target]))
             assert found[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
-    c = BASE
-    heads.verbalizer(c, span="target")
+    c = load_config("base", [("head.name", "verbalizer"), ("head.span", "target")])
     (objective,) = build_objectives(c, scorer.model)
     total, n = objective.loss(found, np.array([0, 1, 1]), np.ones(3))
     assert objective.head == "target" and n == 3
@@ -252,8 +250,7 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     targets = ("very good", "no", "not worth it")
     examples = [Example({"text": t}, target=w) for t, w in zip(TEXTS, targets, strict=True)]
     logp, _ = run(pair, scorer, examples=examples, targets=True)
-    c = BASE
-    heads.text(c)
+    c = load_config("base", [("head.name", "text")])
     total, n = build_objectives(c, scorer.model)[0].loss(logp, None, np.ones(3, np.float32))
     expected = []
     for text, target in zip(TEXTS, targets, strict=True):
@@ -295,7 +292,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
     """Chat models have an end of a turn beside the tokenizer's end of text."""
-    pair, how = pairs["causal"], BASE.generate.to_dict() | {"max_new": 8}
+    pair, how = pairs["causal"], GenerateConfig(max_new=8)
 
     def write(backbone):
         scorer = make_scorer(
@@ -318,7 +315,7 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
         (folder / file).write_text(json.dumps(hf | {"eos_token_id": [2, end, 10**6]}))
     else:
         (folder / file).write_text(json.dumps({"eos_token_id": [2, end]}))
-    backbone = open_backbone(BASE.backbone.to_dict() | {"path": str(folder)})
+    backbone = open_backbone(BackboneConfig(path=str(folder)))
     scorer, found = write(backbone)
     assert scorer.layout.ends == (last, 2, end)
     # The id is a plain word of the tokenizer, and no part of the text that it ends.

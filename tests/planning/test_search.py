@@ -90,6 +90,4 @@ def test_time_is_the_slowest_of_computing_and_memory_and_then_the_network(run, a
 def _with_model(run, size):
     from jaxprompt.planning.abstract_run import open_run
 
-    c = run.config
-    c = c.replace({"mesh.model": size})
-    return open_run(c)
+    return open_run(run.config.replace({"mesh.model": size}))

@@ -96,7 +96,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     )  # fmt: skip
     made = in_form(c, read_task(c.task))
     example = example_of(made)
-    backbone = Backbone(c.backbone.to_dict(), Path("x"), family, {}, module, tokenizer)
+    backbone = Backbone(c.backbone, Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(share=lambda: (0, 1))
     return c, scorer_from_config(
         c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
@@ -105,7 +105,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
 
 def forms_of(c, scorer, options=(0,)):
     """Lays the pre-training task out whose prompt a cell starts from."""
-    name, module = c.prompt.init.rpartition("/")[2], scorer.model.backbone
+    name, module = c.prompt.get("init").rpartition("/")[2], scorer.model.backbone
     style, slots = module.STYLE, scorer.model.prompt.num_slots()
     start = module.cfg.start if style == "seq2seq" else 0
     return name, make_forms(

@@ -268,12 +268,12 @@ def test_schedules(name, options, values):
     ({}, [1, 7 / 8, 6 / 8]),
 ])  # fmt: skip
 def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
-    from configs.base import get_config
     from jaxprompt.build.optimizer import build_optimizer
+    from jaxprompt.config.load import load_config
     from jaxprompt.training.loop import Milestones
 
-    c = get_config()
-    c.optim.update(dict(schedule="warmup_linear", lr=1.0) | fields)
+    given = dict(schedule="warmup_linear", lr=1.0) | fields
+    c = load_config("base").replace({f"optim.{name}": value for name, value in given.items()})
     params = {"prompt/x": jnp.zeros(())}
     tx = build_optimizer(c, params, Milestones(8, 1, 0), 1)
     state, rates = tx.init(params), []
