@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.ppt import PRETRAINING, pretrain
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.placement import build_placement
-from jaxprompt.config.load import override
+from jaxprompt.config.load import override, to_run
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import choose
@@ -22,9 +22,10 @@ SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held
 
 def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> dict[str, int]:
     """Writes SPLITS as JSON lines, each with random numbers of its own. -> examples by split"""
-    c = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
+    values = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
-        override(c, field, value)
+        override(values, field, value)
+    c = to_run(values)
     placement = build_placement(c)
     asked = ppt.open_asked(c, placement)
     tokenizer = asked.scorer.tokenizer

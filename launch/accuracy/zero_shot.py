@@ -16,6 +16,7 @@ from configs.base import get_config
 from configs.parts import tasks
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.evaluate import evaluate
+from jaxprompt.config.load import to_run
 from jaxprompt.convert.folder import resolve
 from jaxprompt.errors import choose
 
@@ -35,13 +36,14 @@ PATTERNS = {
 def compare(task: str, data: str, workdir: str, split: str) -> dict:
     """Scores a split by both. -> examples, the share of each that is right, equal predictions"""
     choose("--task", task, PATTERNS)
-    c = get_config("zero_shot")
-    getattr(tasks, task)(c)
+    values = get_config("zero_shot")
+    getattr(tasks, task)(values)
     template, words = PATTERNS[task]
     output = Path(workdir) / f"{task}-zero_shot.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
-    c.task.template, c.task.words = template, words
-    c.backbone.path, c.data.source = BACKBONE, str(Path(data) / task)
+    values.task.template, values.task.words = template, words
+    values.backbone.path, values.data.source = BACKBONE, str(Path(data) / task)
+    c = to_run(values)
     found = evaluate(c, None, split, str(output))
     ours = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
     examples = read_examples(c)
