@@ -128,6 +128,6 @@ def few_shot(c, k=32, epochs=400.0):
 def cross_validation(k=32, folds=4):
     """Lists the fields of the runs that choose the hyper-parameters (section 5.1)."""
     return {
-        "data.protocol.name": "kfold", "data.protocol.k": 2 * k, "data.protocol.folds": folds,
+        "data.protocol": "kfold", "data.protocol.k": 2 * k, "data.protocol.folds": folds,
         "data.protocol.scarce": "take", "train.test": False,
     }  # fmt: skip

@@ -6,6 +6,7 @@ the step that is best on K more. With it, 0 to 3, a fold of these 2K examples is
 """
 
 from configs.ipt import RATES, SEEDS, SUPERGLUE, cross_validation, few_shot, read_cell, tune
+from jaxprompt.config.load import apply
 from jaxprompt.errors import choose
 
 FOLDS = ("0", "1", "2", "3")
@@ -18,10 +19,7 @@ def get_config(cell="rte,random,prefix"):
     few_shot(c)
     if fold:
         choose("the fold", fold, FOLDS)
-        fields = cross_validation()
-        c.train.test = fields.pop("train.test")
-        protocol = {name.rpartition(".")[2]: value for name, value in fields.items()}
-        c.data.protocol = protocol | {"fold": int(fold)}
+        apply(c, list((cross_validation() | {"data.protocol.fold": int(fold)}).items()))
     return c
 
 

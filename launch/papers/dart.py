@@ -31,8 +31,8 @@ LENGTHS = {
 PAIRS = ("great/terrible", "fantastic/awful", "amazing/horrible", "good/bad")  # table 6
 # Table 5. The paper says neither how long it trains on all examples nor what it selects on.
 EVERY = {
-    "data.protocol": "fraction", "data.protocol.ratio": 0.9, "data.protocol.holdout": 0.1, "data.batch": 8,
-    "train.total_epochs": 5.0, "train.total_steps": 0, "train.eval_steps": 0,
+    "data.protocol": "fraction", "data.protocol.ratio": 0.9, "data.protocol.holdout": 0.1,
+    "data.batch": 8, "train.total_epochs": 5.0, "train.total_steps": 0, "train.eval_steps": 0,
     "train.eval_epochs": 0.5,
 }  # fmt: skip
 

@@ -85,7 +85,10 @@ TABLES = {
     ),
     "table3": Table(
         "prefix tuning with 32 examples per class", table3, ipt.SUPERGLUE, _ALL,
-        named_by=("data.protocol", "data.protocol.folds", "data.protocol.ratio", "prompt.on", "prompt.encoder"),
+        named_by=(
+            "data.protocol", "data.protocol.folds", "data.protocol.ratio", "prompt.on",
+            "prompt.encoder",
+        ),
     ),
     "table5": Table(
         "what topics add to prefix tuning", table5, _FEW, _FEW, named_by=("task.template",)

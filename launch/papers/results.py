@@ -43,8 +43,8 @@ def list_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[tuple[SweepRun, Swe
     """Lists the runs of a cell's cross-validation, each with that of `runs` which it is a fold of.
 
     Their folders stand in one of their own, folds/, with a checkpoint of their own. They divide
-    twice the examples of a run whose data.protocol.k is given on the command line. [] where the cell has
-    none.
+    twice the examples of a run whose data.protocol.k is given on the command line. [] where the
+    cell has none.
     """
     twice = lambda run: {
         x: 2 * int(run.changes[x]) for x in ("data.protocol.k",) if x in run.changes

@@ -15,6 +15,7 @@ from tiny_run import (
     write_rows,
 )
 
+from jaxprompt.config.load import with_overrides
 from jaxprompt.scoring.span_sets import score_span_sets
 
 FIELDS = {
@@ -50,13 +51,10 @@ def folder(tmp_path_factory):
 
 
 def prepare(folder, **fields):
-    from jaxprompt.config.load import apply
-
     given = FIELDS | {name.replace("__", "."): value for name, value in fields.items()}
     head = {name: given.pop(name) for name in list(given) if name.startswith("head.")}
     c = make_config(folder / "electra", folder, "full", **{"head.name": head.pop("head.name")})
-    apply(c, list((given | head).items()))
-    return c
+    return with_overrides(c, list((given | head).items()))
 
 
 @pytest.mark.parametrize("fields", [{"head__tune": True}, {"head__layer": "linear"}], ids=str)

@@ -125,7 +125,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     if form.decoder_length:
         assert run.batch.decoder.ids.shape == (BATCH, form.decoder_length)
     assert run.objectives[0].sums is not None
-    assert isinstance(run.model.heads["main"], AnswerHead) == (c.head.span == "target")
+    assert isinstance(run.model.heads["main"], AnswerHead) == (c.head.get("span") == "target")
 
 
 def test_pretraining_that_cannot_be_is_not_planned(refused):

@@ -18,7 +18,7 @@ from tiny_run import (
 )
 
 from configs.dart import relations as dart_relations
-from jaxprompt.config.load import apply, load_config
+from jaxprompt.config.load import load_config, with_overrides
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError
@@ -160,8 +160,8 @@ FIGURE_2_B = "dart/relations:sem_eval_2010_task_8,8,gpt2"
 def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
     """DART without a mask and without fluency."""
     c = load_config(FIGURE_2_B)
-    assert len(template_ids(gpt2, c.prompt.text)) == c.prompt.length == 9
-    assert c.prompt.fluency == 0 and c.task.template == (
+    assert len(template_ids(gpt2, c.prompt.get("text"))) == c.prompt.get("length") == 9
+    assert c.prompt.get("fluency") == 0 and c.task.template == (
         "{sentence|soft} [soft*3] {entity1} [soft*1] {entity2} [soft*1] [mask]"
     )
     for task in dart_relations.TASKS:
@@ -178,8 +178,7 @@ def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
         "train.total_epochs": 0, "train.eval_steps": 1, "optim.warmup_ratio": 0.0,
         "optim.warmup_steps": 1,
     }  # fmt: skip
-    apply(c, changes.items())
-    result = run(c, str(tmp_path / "run"))
+    result = run(with_overrides(c, list(changes.items())), str(tmp_path / "run"))
     assert result["trained"] == result["total"]
     assert next(iter(result["test"])) == "micro_f1"  # which table 2 reports selects
 

@@ -10,7 +10,7 @@ from tiny_run import ROOT, jaxprompt
 
 from jaxprompt import __version__
 from jaxprompt.config.blocks import make_block
-from jaxprompt.config.load import fields, load_config
+from jaxprompt.config.load import load_config, read_config
 from jaxprompt.heads import kinds
 
 
@@ -203,14 +203,14 @@ def test_help_of_train_lists_every_field_once(capsys):
     lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
     open_blocks = ("prompt.", "head.")  # of what they name
     told = [name for name in lines if not name.startswith(open_blocks)]
-    wanted = [name for name in fields(load_config("base")) if not name.startswith(open_blocks)]
+    wanted = [name for name in load_config("base").leaves() if not name.startswith(open_blocks)]
     assert sorted(told) == sorted(wanted)
     blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
     for block, known in (("prompt", ("prefix", "soft", "none")), ("head", kinds())):
         for name in known:
             rows = blocks[f"{block}, with {block}.name={name}"]
             own = {row.split()[0].removeprefix(f"{block}.") for row in rows}
-            assert own == set(make_block(block, name, load_config("base"))) - {"name"}
+            assert own == set(make_block(block, name, read_config("base"))) - {"name"}
             assert all("; " in row or "prompt.start" in row for row in rows), rows
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {
