@@ -208,7 +208,7 @@ def test_clip_is_by_the_norm_of_all_parts(limit):
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_the_state_tells_the_learning_rate_of_each_part(name, clip):
-    schedule = make_schedule("cosine", total=6, warmup=2, gamma=1.0, epoch=1)
+    schedule = make_schedule(Cosine(warmup_steps=2), total=6, epoch=1)
     tx = make_optimizer(name, schedule, {"prompt": 0.2, "head": 0.1}, clip=clip)
     flat = {"prompt/table": jnp.ones(3), "head/main/out/kernel": jnp.ones((2, 2))}
     state = tx.init(flat)

@@ -345,7 +345,7 @@ def test_dispatch(tmp_path):
         KShot(k=2): fewshot.kshot(TEN, 2, seed=1),
         Balanced(n=4): fewshot.balanced(TEN, 4, seed=1),
         Fraction(ratio=0.5): fewshot.fraction(TEN, 0.5, seed=1),
-        KFold(folds=5, fold=3, k=4): fewshot.kfold(TEN, 5, seed=1, k=4)[3],
+        KFold(folds=3, fold=2, k=4): fewshot.kfold(TEN, 3, seed=1, k=4)[2],
         HoldOut(size=3): fewshot.holdout(TEN, 3, seed=1),
         Listed(rows=str(path)): fewshot.listed(path, 1, 10),
     }
