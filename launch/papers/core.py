@@ -151,7 +151,7 @@ def check_overrides(args: Any, overrides: Sequence[tuple[str, str]]) -> None:
     for field, _ in overrides:
         if field in flags:
             raise InputError(f"--config.{field} is set by {flags[field]} here")
-        if field in named_by:
+        if field.removesuffix(".name") in named_by:  # of a block that is chosen by name
             raise InputError(
                 f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
                 "by --rows"

@@ -15,14 +15,14 @@ OTHER = [{"t": f"o{i}", "label": "xy"[i % 2]} for i in range(4)]
 HIDDEN = [{"t": f"h{i}"} for i in range(3)]
 
 
-def config(folder, *, train=ROWS, dev=None, test=None, task=None, **data):
+def config(folder, *, train=ROWS, dev=None, test=None, task=None, seed=0, protocol="", **options):
     changes = {"task.name": "custom", "task.fields": ("t",)}
     for name, rows in (("train", train), ("dev", dev), ("test", test)):
         if rows is not None:
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
             changes[f"data.files.{name}"] = str(folder / f"{name}.jsonl")
     changes |= {f"task.{name}": value for name, value in (task or {}).items()}
-    changes |= {f"data.{name}": value for name, value in data.items()}
+    changes |= {"data.seed": seed, "data.protocol": {"name": protocol, **options}}
     return load_config("base").replace(changes)
 
 
@@ -71,9 +71,7 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"seed": 0, "train": [0, 1], "dev": []}) + "\n")
     c = config(tmp_path, protocol="listed", rows=str(path))
-    with pytest.raises(
-        InputError, match="all 2 examples to train and leaves none .*: data.protocol.rows$"
-    ):
+    with pytest.raises(InputError, match="all 2 examples to train .*: data.protocol.rows$"):
         read_examples(c)
     assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
 
@@ -106,7 +104,7 @@ def test_numbers_have_no_classes_to_draw_by(tmp_path):
     c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
     with pytest.raises(InputError, match="kshot draws by class, and task custom has numbers"):
         read_examples(c)
-    c = c.replace({"data.protocol": "holdout", "data.protocol.size": 3})
+    c = c.replace({"data.protocol": {"name": "holdout", "size": 3}})
     assert [len(part) for part in texts(c).values()] == [7, 3]
 
 

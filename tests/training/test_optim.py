@@ -9,16 +9,8 @@ import pytest
 from tiny import make_tiny
 
 from configs.base import get_config
-from jaxprompt.config.load import load_config
-from jaxprompt.config.open_blocks import names
-from jaxprompt.config.run import (
-    Cosine,
-    Exponential,
-    InverseSqrt,
-    Linear,
-    Schedule,
-    WarmupLinear,
-)
+from jaxprompt.config.open_blocks import CHOICES
+from jaxprompt.config.run import Cosine, OptimConfig, Schedule, WarmupLinear
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import (
     check_no_decay,
@@ -41,6 +33,7 @@ GRADS = [
     for _ in range(3)
 ]
 EQUAL = dict(prompt=0.1, head=0.1, backbone=0.1)
+SCHEDULES = CHOICES["optim.schedule"].options
 constant = make_schedule(Schedule(), total=9, epoch=1)
 
 
@@ -245,26 +238,27 @@ def test_rates_and_decay_are_leaves_of_the_state():
 
 
 @pytest.mark.parametrize(
-    "schedule, values",
+    "name, options, values",
     [
-        (Schedule(), [1, 1, 1, 1, 1, 1, 1, 1, 1]),
-        (Linear(), [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
-        (WarmupLinear(warmup_steps=4), [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0]),
-        (WarmupLinear(warmup_steps=1), [1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
-        (WarmupLinear(), [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
-        (Cosine(), [(1 + np.cos(np.pi * n / 8)) / 2 for n in range(9)]),
+        ("constant", {}, [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", {}, [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
+        ("warmup_linear", {"warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ("warmup_linear", {"warmup_steps": 1}, [1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
+        ("warmup_linear", {"warmup_steps": 0}, [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
+        ("cosine", {}, [(1 + np.cos(np.pi * n / 8)) / 2 for n in range(9)]),
         (
-            Cosine(warmup_steps=4),
+            "cosine",
+            {"warmup_steps": 4},
             [0.25, 0.5, 0.75, 1, 1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0],
         ),
-        (Exponential(gamma=0.9), [1, 1, 1, 0.9, 0.9, 0.9, 0.81, 0.81, 0.81]),
-        (InverseSqrt(), [1 / np.sqrt(n) for n in range(1, 10)]),
-        (InverseSqrt(warmup_steps=4), [0.5] * 4 + [1 / np.sqrt(n) for n in range(5, 10)]),
+        ("exponential", {"gamma": 0.9}, [1, 1, 1, 0.9, 0.9, 0.9, 0.81, 0.81, 0.81]),
+        ("inverse_sqrt", {}, [1 / np.sqrt(n) for n in range(1, 10)]),
+        ("inverse_sqrt", {"warmup_steps": 4}, [0.5] * 4 + [1 / np.sqrt(n) for n in range(5, 10)]),
     ],
 )
-def test_schedules(schedule, values):
-    factor = make_schedule(schedule, total=8, epoch=3)
-    found = [float(factor(jnp.int32(step))) for step in range(9)]
+def test_schedules(name, options, values):
+    schedule = make_schedule(SCHEDULES[name](**options), total=8, epoch=3)
+    found = [float(schedule(jnp.int32(step))) for step in range(9)]
     np.testing.assert_allclose(found, values, rtol=1e-6, atol=1e-7)
 
 
@@ -276,12 +270,11 @@ def test_schedules(schedule, values):
 ])  # fmt: skip
 def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     from jaxprompt.build.optimizer import build_optimizer
+    from jaxprompt.config.load import load_config
     from jaxprompt.training.loop import Milestones
 
-    c = load_config("base").replace(
-        {"optim.schedule": "warmup_linear", "optim.lr": 1.0}
-        | {f"optim.schedule.{name}": value for name, value in fields.items()}
-    )
+    schedule = {"name": "warmup_linear", **fields}
+    c = load_config("base").replace({"optim.schedule": schedule, "optim.lr": 1.0})
     params = {"prompt/x": jnp.zeros(())}
     tx = build_optimizer(c, params, Milestones(8, 1, 0), 1)
     state, rates = tx.init(params), []
@@ -291,22 +284,30 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     np.testing.assert_allclose(rates, first, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["linear", "constant", "exponential"])
-def test_a_warmup_that_would_be_ignored_is_refused(name):
-    with pytest.raises(
-        InputError, match=f"is of .*warmup_linear.*; optim.schedule.name={name} has"
-    ):
-        load_config("base").replace({"optim.schedule": name, "optim.schedule.warmup_steps": 3})
+@pytest.mark.parametrize("field", ["warmup_steps", "warmup_ratio"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warmup_that_would_be_ignored_is_refused(name, field):
+    values = {"schedule": {"name": name, field: 0}}
+    if name not in ("linear", "constant", "exponential"):
+        assert OptimConfig.from_dict(values).schedule == SCHEDULES[name]()
+        return
+    owners = "warmup_linear or cosine or inverse_sqrt"
+    with pytest.raises(InputError, match=f"'schedule.{field}' is of schedule.name={owners}"):
+        OptimConfig.from_dict(values)
 
 
 def test_every_schedule_is_tested():
     tested = test_schedules.pytestmark[0].args[1]
-    assert {schedule.name for schedule, _ in tested} == set(names("optim.schedule"))
+    assert {case[0] for case in tested} == set(SCHEDULES)
 
 
 def test_bad_names_and_numbers_say_what_is_meant():
-    with pytest.raises(InputError, match="warmup_steps=8 must be below the run's 8 steps"):
+    with pytest.raises(InputError, match="schedule.name='linaer'.*linear"):
+        OptimConfig.from_dict({"schedule": "linaer"})
+    with pytest.raises(InputError, match="schedule.warmup_steps=8 must be below the run's 8 steps"):
         make_schedule(WarmupLinear(warmup_steps=8), total=8, epoch=1)
+    with pytest.raises(InputError, match="schedule.warmup_steps=-1 must be"):
+        make_schedule(Cosine(warmup_steps=-1), total=8, epoch=1)
     with pytest.raises(InputError, match="'adam'.*nearest: adamw"):
         make_optimizer("adam", constant, EQUAL)
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxprompt.config.open_blocks import names
+from jaxprompt.config.open_blocks import CHOICES
 from jaxprompt.config.run import Balanced, Fraction, HoldOut, KFold, KShot, Listed
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources.files import read_file
@@ -108,8 +108,8 @@ def test_a_scarce_class_gives_half_to_train_and_half_to_dev(caplog):
     assert sorted(shares[label] for label in (0, 1)) in ([10, 11], [11, 11])
     assert not set(split.train) & set(split.dev)
     assert re.fullmatch(
-        r"class 'neutral' has 16 examples, but data.protocol.n=32 over 3 classes, with as many for dev, "
-        r"asks for 2[02]: train and dev get 8 each", caplog.messages[0],
+        r"class 'neutral' has 16 examples, but data.protocol.n=32 over 3 classes, with as many "
+        r"for dev, asks for 2[02]: train and dev get 8 each", caplog.messages[0],
     ) and len(caplog.messages) == 1  # fmt: skip
     assert len(fewshot.balanced(labels, 256, seed=0).train) == 57 + 59 + 8
     odd = fewshot.balanced([0] * 9 + [1] * 3, 8, seed=0)
@@ -338,18 +338,19 @@ def test_dispatch(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')
     first = fewshot.kfold(TEN, 5, seed=1)[0]
-    split = fewshot.split(KFold(folds=5, k=0), TEN, 1)
-    np.testing.assert_array_equal(split.dev, first.dev)
-    cases = [
-        (KShot(k=2), fewshot.kshot(TEN, 2, seed=1)),
-        (Balanced(n=4), fewshot.balanced(TEN, 4, seed=1)),
-        (Fraction(ratio=0.5), fewshot.fraction(TEN, 0.5, seed=1)),
-        (KFold(folds=5, fold=3, k=0), fewshot.kfold(TEN, 5, seed=1)[3]),
-        (HoldOut(size=3), fewshot.holdout(TEN, 3, seed=1)),
-        (Listed(rows=str(path)), fewshot.listed(path, 1, 10)),
-    ]
-    assert {protocol.name for protocol, _ in cases} | {""} == set(names("data.protocol"))
-    for protocol, expected in cases:
+    for protocol in (KFold(folds=5, k=0), KFold(folds=5, k=0, fold=0)):
+        split = fewshot.split(protocol, TEN, 1)
+        np.testing.assert_array_equal(split.dev, first.dev)
+    cases = {
+        KShot(k=2): fewshot.kshot(TEN, 2, seed=1),
+        Balanced(n=4): fewshot.balanced(TEN, 4, seed=1),
+        Fraction(ratio=0.5): fewshot.fraction(TEN, 0.5, seed=1),
+        KFold(folds=3, fold=2, k=4): fewshot.kfold(TEN, 3, seed=1, k=4)[2],
+        HoldOut(size=3): fewshot.holdout(TEN, 3, seed=1),
+        Listed(rows=str(path)): fewshot.listed(path, 1, 10),
+    }
+    assert {protocol.name for protocol in cases} == CHOICES["data.protocol"].options.keys() - {""}
+    for protocol, expected in cases.items():
         split = fewshot.split(protocol, TEN, 1)
         np.testing.assert_array_equal(split.train, expected.train)
         np.testing.assert_array_equal(split.dev, expected.dev)
@@ -358,10 +359,7 @@ def test_dispatch(tmp_path):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda: fewshot.split(KFold(folds=2, fold=2, k=0), TEN, 1),
-            "data.protocol.fold=2.* 0 to 1",
-        ),
+        (lambda: fewshot.split(KFold(folds=2, fold=2, k=0), TEN, 1), "fold=2.* 0 to 1"),
         (
             lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1),
             "data.protocol.dev_k=-1; it must be at least 0",
@@ -383,10 +381,7 @@ def test_dispatch(tmp_path):
         ),
         (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
         (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
-        (
-            lambda: fewshot.split(KFold(folds=2, fold=-1, k=0), TEN, 1),
-            "data.protocol.fold=-1.* 0 to 1",
-        ),
+        (lambda: fewshot.split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
         (
             lambda: fewshot.holdout(TEN, 10, 0),
             "data.protocol.size=10 leaves none of 10 examples.* to 2",
@@ -410,14 +405,10 @@ RIGHT = [int(number % 3 == 0) for number in range(30)]
 @pytest.mark.parametrize(
     "protocol",
     [
-        HoldOut(size=7),
-        Fraction(ratio=0.5, holdout=0.3),
-        Fraction(ratio=5, holdout=0.3),
-        KFold(folds=5, fold=2, k=0),
-        KShot(k=3, dev_k=4),
-        Balanced(n=6),
+        HoldOut(size=7), Fraction(ratio=0.5, holdout=0.3), Fraction(ratio=5, holdout=0.3),
+        KFold(folds=5, fold=2, k=0), KShot(k=3, dev_k=4), Balanced(n=6),
     ],
-)
+)  # fmt: skip
 def test_no_question_is_divided(protocol):
     found = fewshot.split(protocol, RIGHT, 3, groups=GROUPS)
     train, dev = ({GROUPS[row] for row in part} for part in (found.train, found.dev))
@@ -452,4 +443,5 @@ def test_too_few_questions(protocol, message):
 def test_questions_that_train_takes_all_of():
     with pytest.raises(InputError, match="which leaves none for dev; ask for fewer, or give data."):
         fewshot.split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
-    assert not len(fewshot.split("kshot", RIGHT, 0, groups=GROUPS, k=9, dev_k=0).dev)
+    everything = KShot(k=20, dev_k=1, scarce="take")
+    assert not len(fewshot.split(everything, RIGHT, 0, groups=GROUPS).dev)
