@@ -71,7 +71,9 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"seed": 0, "train": [0, 1], "dev": []}) + "\n")
     c = config(tmp_path, protocol="listed", rows=str(path))
-    with pytest.raises(InputError, match="all 2 examples to train and leaves none .*: data.rows$"):
+    with pytest.raises(
+        InputError, match="all 2 examples to train and leaves none .*: data.protocol.rows$"
+    ):
         read_examples(c)
     assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
 
@@ -104,7 +106,7 @@ def test_numbers_have_no_classes_to_draw_by(tmp_path):
     c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
     with pytest.raises(InputError, match="kshot draws by class, and task custom has numbers"):
         read_examples(c)
-    c = c.replace({"data.protocol": "holdout", "data.size": 3})
+    c = c.replace({"data.protocol": "holdout", "data.protocol.size": 3})
     assert [len(part) for part in texts(c).values()] == [7, 3]
 
 
@@ -115,8 +117,8 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
     found = texts(c)
     questions = {n: {int(t[1:]) // 2 for t in part} for n, part in found.items()}
     assert len(found["dev"]) == 4 and not questions["train"] & questions["dev"]
-    c = c.replace({"data.k": 4})
-    with pytest.raises(InputError, match="data.k=4 samples single candidates, and f1a"):
+    c = c.replace({"data.protocol.k": 4})
+    with pytest.raises(InputError, match="data.protocol.k=4 samples single candidates, and f1a"):
         read_examples(c)
     c = c.replace({"task.metric": "accuracy"})
     assert [len(part) for part in texts(c).values()] == [5, 3]

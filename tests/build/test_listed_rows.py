@@ -17,7 +17,7 @@ def write(path, rows):
 def config(folder, rows, listed, **task):
     data = {
         "data.files.train": write(folder / "train.jsonl", rows), "data.protocol": "listed",
-        "data.rows": write(folder / "rows.jsonl", [{"seed": 0} | listed]),
+        "data.protocol.rows": write(folder / "rows.jsonl", [{"seed": 0} | listed]),
     }  # fmt: skip
     changes = {f"task.{name}": value for name, value in task.items()}
     return load_config("base").replace(data | {"task.name": "custom"} | changes)
@@ -35,7 +35,11 @@ def test_rows_of_another_column_still_count(tmp_path):
     c = c.replace({"data.only": "src=b"})
     assert texts(c, "train", "t") == ["t5", "t1"] and texts(c, "dev", "t") == ["t11"]
     c = c.replace(
-        {"data.rows": write(tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}])}
+        {
+            "data.protocol.rows": write(
+                tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}]
+            )
+        }
     )
     with pytest.raises(InputError, match="rows.jsonl:1: train lists row 2, which is left out of"):
         read_examples(c, ("train", "dev"))

@@ -117,7 +117,10 @@ def test_fewer_than_no_runs_at_once(given, capsys):
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["optim.schedule=linear", "optim.warmup_ratio=0.5"], "optim.warmup_ratio=0.5"),
+        (
+            ["optim.schedule=linear", "optim.schedule.warmup_ratio=0.5"],
+            "optim.schedule.warmup_ratio=0.5",
+        ),
         (["train.patience=-3"], "train.patience=-3"),
     ],
 )

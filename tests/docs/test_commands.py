@@ -271,7 +271,7 @@ def files(backbones, tmp_path_factory):
     ner = {"task.name": "custom", "task.fields": ["tokens"], "task.tags": "ner_tags"}
     ner |= {"head.name": "tags", "data.source": "ner/"}
     sorts = {"task.name": "custom", "task.fields": ["text"], "data.files.train": "topics.jsonl"}
-    sorts |= {"data.protocol": "holdout", "data.size": 6}
+    sorts |= {"data.protocol": "holdout", "data.protocol.size": 6}
     chunks = ner | {"task.tags": "chunk_tags"}
     speech = ner | {"task.tags": "pos_tags", "task.scheme": "none"}
     one = {"head.name": "spans", "head.stride": 8, "task.name": "squad", "data.source": "squad"}
@@ -376,18 +376,18 @@ def shrink(words, backbones):
     shift = method_of(c).position_shift()
     room = POSITIONS - (length if c.prompt.name == "prefix" else shift)
     fields |= {"data.max_len": room, "data.multiple": room}
-    if c.data.protocol == "holdout":
-        fields["data.size"] = 12
+    if c.data.protocol.name == "holdout":
+        fields["data.protocol.size"] = 12
     if not c.data.source and Path(c.task.name).is_dir():
         fields["data.source"] = c.task.name
-    if c.data.ratio:
-        fields["data.ratio"] = 2
+    if c.data.protocol.name == "fraction":
+        fields["data.protocol.ratio"] = 2
     if c.demos.encoder:
         fields["demos.encoder"] = backbones["bert"]
     if c.demos.exact:
         fields["demos.exact"] = 2  # which fit whole
-    if c.optim.warmup_steps:
-        fields["optim.warmup_steps"] = 1
+    if getattr(c.optim.schedule, "warmup_steps", 0):
+        fields["optim.schedule.warmup_steps"] = 1
     if c.ppt.thresholds:
         fields["ppt.thresholds"] = (0, 0, 0, 0, 0)
     if "stride" in c.head.fields:

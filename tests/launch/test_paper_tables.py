@@ -15,6 +15,7 @@ from configs import ipt
 from configs.ipt import utilization
 from configs.parts import ppt
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import KFold, KShot
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS
@@ -136,7 +137,7 @@ def test_every_cell_has_its_runs(name, kind):
             last = "unified" if "unified" in cell.method else ppt.TASKS[cell.task].group
             assert c.prompt.get("init") == folder + last
         if name == "figure4":
-            assert c.data.n == int(cell.row.split(", ")[1].split()[0])
+            assert c.data.protocol.n == int(cell.row.split(", ")[1].split()[0])
 
 
 def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
@@ -171,7 +172,7 @@ def test_all_examples_are_trained_on_as_released(method):
         c = paper.sweep.load(paper.list_runs(cell, arguments())[0], ())
         backbones[cell.task] = (cell.backbone, c.backbone.dtype)
         if cell.row == f"{method}, all examples":
-            assert (c.data.ratio, c.data.holdout) == (0.9, 0.1)
+            assert (c.data.protocol.ratio, c.data.protocol.holdout) == (0.9, 0.1)
             settings[cell.task] = (c.train.total_epochs, c.data.batch)
         else:
             assert c.data.batch == 16 or "all" in cell.row  # appendix C
@@ -244,22 +245,23 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
             continue
         assert len(own) >= 6
         if "K=" in cell.row:
-            assert (c.data.protocol, c.data.k) == ("kshot", int(cell.row.rpartition("=")[2]))
+            assert c.data.protocol.name == "kshot"
+            assert c.data.protocol.k == int(cell.row.rpartition("=")[2])
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
-            assert c.data.protocol == ("fraction" if every else "kshot")
+            assert c.data.protocol.name == ("fraction" if every else "kshot")
         if cell.task in paper_dart.few_shot.TASKS and learns in ("lm_bff", "full"):
             # Gao et al. (2021), appendix A, whose numbers the paper prints of both.
             batches = sorted({run.changes.get("data.batch", c.data.batch) for run in own})
             few = name in ("table1", "table4") and cell.row != "full_data_full"
             assert batches == ([2, 4, 8] if few else [8])
             assert c.train.total_steps == (1000 if few else 0)
-            assert (c.optim.schedule, c.optim.weight_decay) == ("linear", 0.0)
+            assert (c.optim.schedule.name, c.optim.weight_decay) == ("linear", 0.0)
             assert sorted({run.changes["optim.lr"] for run in own}) == [1e-5, 2e-5, 5e-5]
             pooled = c.head.name == "linear" and c.head.get("pooler") == "trained"
             assert learns == "lm_bff" or pooled
         else:
-            assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
+            assert c.optim.schedule.warmup_ratio == 0.1 and c.optim.schedule.warmup_steps == 0
         rates = paper_dart.PAPER.rates(cell, "x")
         assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
 
@@ -395,7 +397,9 @@ def test_every_cell_of_dpts_tables_has_its_runs(name):
         c = paper.sweep.load(runs[0], ())
         size = cell.backbone.partition("-")[2]
         assert c.backbone.path == paper_dpt.HUB[cell.backbone] and size in c.backbone.path
-        assert c.data.seed == 0 and c.data.ratio == (0.1 if "10%" in cell.row else c.data.ratio)
+        assert c.data.seed == 0
+        if "10%" in cell.row:
+            assert c.data.protocol.ratio == 0.1
         assert c.optim.lr == (5e-6 if cell.task == "quoref" else 2e-5)
         heads = {"quoref": "multi_spans"} if cell.task == "quoref" else {}
         tuned = cell.row.endswith(("full, all examples", "full, 10%"))
@@ -618,11 +622,10 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     assert len(folds) == 4 * len(runs) == 4 * 6
     assert len({fold.workdir for fold, _ in folds}) == len(folds)
     last = paper.sweep.load(runs[0], ()).data
-    assert (last.protocol, last.k, last.dev_k, last.seed) == ("kshot", 32, 0, 1)
+    assert (last.protocol, last.seed) == (KShot(k=32, scarce="take"), 1)
     for number, (fold, run) in enumerate(folds):
         c = paper.sweep.load(fold, ())
-        own = (c.data.protocol, c.data.k, c.data.folds, c.data.fold, c.data.scarce)
-        assert own == ("kfold", 64, 4, number % 4, "take")
+        assert c.data.protocol == KFold(folds=4, fold=number % 4, k=64, scarce="take")
         assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
         assert not c.train.test  # the test split is for the run that counts
     lines = paper.estimate([(cell, runs)], ()).splitlines()[::2]
@@ -721,7 +724,10 @@ def test_what_is_run_without_being_named():
             "pt-sst2,lr=0.005,seed=10: prompt.len",
         ),
         (["table2"], "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent draws from the most "),
-        (["figure4", "--config.data.n=8"], "data.n names the rows of figure4; leave it out, and"),
+        (
+            ["figure4", "--config.data.protocol.n=8"],
+            "data.n names the rows of figure4; leave it out, and",
+        ),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],
 )
@@ -732,8 +738,8 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
 
 
 @pytest.mark.parametrize("words", [
-    ["ipt", "table3", "--config.data.folds=2"], ["dpt", "table3", "--config.data.ratio=0.5"],
-    ["ppt", "figure2", "--config.data.ratio=0.1"], ["dart", "table1", "--config.data.ratio=0.1"],
+    ["ipt", "table3", "--config.data.protocol.folds=2"], ["dpt", "table3", "--config.data.protocol.ratio=0.5"],
+    ["ppt", "figure2", "--config.data.protocol.ratio=0.1"], ["dart", "table1", "--config.data.protocol.ratio=0.1"],
     ["dart", "table5", "--config.data.protocol="], ["ppt", "table4", "--config.ppt.hard=True"],
     ["dart", "table3", "--config.prompt.fluency=1"], ["ipt", "table2", "--config.prompt.on=prefix"],
 ])  # fmt: skip
@@ -812,7 +818,7 @@ def test_measured_stands_beside_published(tmp_path, call):
         "in percent; [as published]",
         "measured on mine/small, the paper has T5-XXL",
         "learning rates 0.01,0.1 in place of the paper's",
-        "settings that differ from the paper's (in brackets): data.n=8 (32), prompt.length=3 (100)",
+        "settings that differ from the paper's (in brackets): data.protocol.n=8 (32), prompt.length=3 (100)",
     ]
 
 

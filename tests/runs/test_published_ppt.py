@@ -14,6 +14,7 @@ from configs.ppt import dtype_of
 from jaxprompt.build.examples import in_form, read_examples, read_rows, read_task, source_split
 from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import Balanced, InverseSqrt, KShot, Schedule
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
@@ -173,10 +174,10 @@ def test_tuning(task, method):
     found = c.prompt.name, c.prompt.get("length"), c.prompt.get("decoder")
     assert found == ("soft", 100, 0)  # section 4.1
     assert tuple(c.trainable) == ()  # section 3.1: the model is fixed
-    assert (c.data.protocol, c.data.n) == ("balanced", 32)  # section 4.1
+    assert c.data.protocol == Balanced(n=32)  # section 4.1
     assert c.data.batch == 16  # appendix C.2
     assert (c.train.total_epochs, c.train.total_steps, c.train.eval_steps) == (50, 0, 6)  # C.2
-    assert (c.optim.name, c.optim.schedule, c.optim.warmup_steps) == ("adamw", "constant", 0)
+    assert (c.optim.name, c.optim.schedule) == ("adamw", Schedule())
     assert (c.optim.weight_decay, c.optim.clip) == (1e-2, 1.0)  # code, scripts and ds_fp16.json
     assert (c.optim.b1, c.optim.b2, c.optim.eps) == (0.9, 0.999, 1e-8)  # code, FusedAdam
     assert c.backbone.rescale == 100.0 and c.backbone.dropout == 0.0  # code, tools/transform.py
@@ -189,7 +190,7 @@ def test_tuning(task, method):
 
 def test_many_classes_take_eight_examples_each():
     c = cell("yahoo_answers_topics", "pt")
-    assert (c.data.protocol, c.data.k, c.data.dev_k) == ("kshot", 8, 0)  # section 4.1
+    assert c.data.protocol == KShot(k=8)  # section 4.1
     assert len(c.task.words) == 10  # table 3
     assert cell("boolq", "pt").data.max_len == 512  # code, the soft tokens included
     assert {cell(f"race_{kind}", "ppt").data.max_len for kind in ("middle", "high")} == {
@@ -210,7 +211,7 @@ def test_pre_training(task):
     assert c.train.total_epochs == c.train.total_examples == 0
     assert c.train.eval_steps == c.train.save_steps == 2_000  # code, pretrain.py
     assert c.data.batch == 128  # code: 64 for each group of 4 GPUs, 8 GPUs
-    assert (c.optim.schedule, c.optim.lr, c.optim.warmup_steps) == ("inverse_sqrt", 0.1, 0)
+    assert (c.optim.schedule, c.optim.lr) == (InverseSqrt(), 0.1)
     assert (c.optim.name, c.optim.weight_decay, c.optim.clip) == ("adamw", 1e-2, 1.0)
     assert (c.backbone.rescale, c.backbone.dropout) == (100.0, 0.0)
     assert c.task.answer == "[mask] {label} [mask]" and not c.task.eos

@@ -8,6 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from jaxprompt.config.open_blocks import names
+from jaxprompt.config.run import Balanced, Fraction, HoldOut, KFold, KShot, Listed
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.errors import InputError
@@ -58,18 +60,26 @@ def test_kshot_leaves_the_global_stream_alone():
 
 
 def test_class_with_too_few_examples():
-    with pytest.raises(InputError, match=r"class 'good' has 2 examples, but data.k=2 .* needs 4"):
+    with pytest.raises(
+        InputError, match=r"class 'good' has 2 examples, but data.protocol.k=2 .* needs 4"
+    ):
         fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
     names = ("bad", "good", "ugly")
-    with pytest.raises(InputError, match=r"'ugly' has 0 .* needs 2; .* or set data.scarce=take"):
+    with pytest.raises(
+        InputError, match=r"'ugly' has 0 .* needs 2; .* or set data.protocol.scarce=take"
+    ):
         fewshot.kshot([0, 0, 1, 1], 1, seed=0, names=names)
-    with pytest.raises(InputError, match=r"'ugly' has 0 .* but data.k=2 needs 2; .* data.scarce"):
+    with pytest.raises(
+        InputError, match=r"'ugly' has 0 .* but data.protocol.k=2 needs 2; .* data.protocol.scarce"
+    ):
         fewshot.kfold([0, 0, 1, 1], 2, seed=0, k=2, names=names)
     with pytest.raises(InputError, match=r"class 1 has 1 examples, but one .* needs 2"):
         fewshot.balanced([0, 0, 0, 0, 1], 4, seed=0)
     with pytest.raises(InputError, match=r"class 'ugly' has 0 examples, but one .* needs 2"):
         fewshot.balanced([0, 0, 0, 0, 1, 1], 4, seed=0, names=("bad", "good", "ugly"))
-    with pytest.raises(InputError, match=r"class 1 has 2 examples, but data.ratio=3 .* needs 3"):
+    with pytest.raises(
+        InputError, match=r"class 1 has 2 examples, but data.protocol.ratio=3 .* needs 3"
+    ):
         fewshot.fraction([0, 0, 0, 0, 1, 1], 3)
 
 
@@ -98,7 +108,7 @@ def test_a_scarce_class_gives_half_to_train_and_half_to_dev(caplog):
     assert sorted(shares[label] for label in (0, 1)) in ([10, 11], [11, 11])
     assert not set(split.train) & set(split.dev)
     assert re.fullmatch(
-        r"class 'neutral' has 16 examples, but data.n=32 over 3 classes, with as many for dev, "
+        r"class 'neutral' has 16 examples, but data.protocol.n=32 over 3 classes, with as many for dev, "
         r"asks for 2[02]: train and dev get 8 each", caplog.messages[0],
     ) and len(caplog.messages) == 1  # fmt: skip
     assert len(fewshot.balanced(labels, 256, seed=0).train) == 57 + 59 + 8
@@ -152,7 +162,7 @@ def test_fraction_draws_train_then_dev_from_the_shuffle_of_the_seed(seed):
     for rows in shuffled.values():
         generator.shuffle(rows)
         assert rows != sorted(rows)
-    found = fewshot.split("fraction", TEN, seed, ratio=0.4, holdout=0.2)
+    found = fewshot.split(Fraction(ratio=0.4, holdout=0.2), TEN, seed)
     assert found.train.tolist() == sorted(shuffled[0][:2] + shuffled[1][:2])
     assert found.dev.tolist() == sorted(shuffled[0][2:3] + shuffled[1][2:3])
 
@@ -213,13 +223,15 @@ def test_kfold_of_2k_rows_is_what_kshot_divides():
 def test_kfold_of_a_scarce_class():
     """The class counts of CB's training split: 16 neutral examples, 4 a fold."""
     labels = np.repeat([0, 1, 2], (115, 119, 16))
-    with pytest.raises(InputError, match="class 'neutral' has 16 examples, but data.k=64 needs 64"):
+    with pytest.raises(
+        InputError, match="class 'neutral' has 16 examples, but data.protocol.k=64 needs 64"
+    ):
         fewshot.kfold(labels, 4, seed=0, k=64, names=("yes", "no", "neutral"))
     folds = fewshot.kfold(labels, 4, seed=0, k=64, scarce="take")
     for fold in folds:
         assert collections.Counter(labels[fold.dev]) == {0: 16, 1: 16, 2: 4}
         assert collections.Counter(labels[fold.train]) == {0: 48, 1: 48, 2: 12}
-    with pytest.raises(InputError, match="data.scarce='some' is unknown"):
+    with pytest.raises(InputError, match="data.protocol.scarce='some' is unknown"):
         fewshot.kfold(labels, 4, seed=0, scarce="some")
 
 
@@ -326,20 +338,19 @@ def test_dispatch(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')
     first = fewshot.kfold(TEN, 5, seed=1)[0]
-    for options in ({}, {"fold": 0}):
-        split = fewshot.split("kfold", TEN, 1, folds=5, **options)
-        np.testing.assert_array_equal(split.dev, first.dev)
-    cases = {
-        "kshot": ({"k": 2}, fewshot.kshot(TEN, 2, seed=1)),
-        "balanced": ({"n": 4}, fewshot.balanced(TEN, 4, seed=1)),
-        "fraction": ({"ratio": 0.5}, fewshot.fraction(TEN, 0.5, seed=1)),
-        "kfold": ({"folds": 5, "fold": 3}, fewshot.kfold(TEN, 5, seed=1)[3]),
-        "holdout": ({"size": 3}, fewshot.holdout(TEN, 3, seed=1)),
-        "listed": ({"path": path}, fewshot.listed(path, 1, 10)),
-    }
-    assert cases.keys() == fewshot.PROTOCOLS.keys()
-    for protocol, (options, expected) in cases.items():
-        split = fewshot.split(protocol, TEN, 1, **options)
+    split = fewshot.split(KFold(folds=5, k=0), TEN, 1)
+    np.testing.assert_array_equal(split.dev, first.dev)
+    cases = [
+        (KShot(k=2), fewshot.kshot(TEN, 2, seed=1)),
+        (Balanced(n=4), fewshot.balanced(TEN, 4, seed=1)),
+        (Fraction(ratio=0.5), fewshot.fraction(TEN, 0.5, seed=1)),
+        (KFold(folds=5, fold=3, k=0), fewshot.kfold(TEN, 5, seed=1)[3]),
+        (HoldOut(size=3), fewshot.holdout(TEN, 3, seed=1)),
+        (Listed(rows=str(path)), fewshot.listed(path, 1, 10)),
+    ]
+    assert {protocol.name for protocol, _ in cases} | {""} == set(names("data.protocol"))
+    for protocol, expected in cases:
+        split = fewshot.split(protocol, TEN, 1)
         np.testing.assert_array_equal(split.train, expected.train)
         np.testing.assert_array_equal(split.dev, expected.dev)
 
@@ -347,29 +358,42 @@ def test_dispatch(tmp_path):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: fewshot.split("kshots", TEN, 1), "unknown few-shot protocol 'kshots'.*kshot"),
-        (lambda: fewshot.split("kshot", TEN, 1, n=2), "kshot has no option 'n'"),
-        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=2), "data.fold=2.* 0 to 1"),
-        (lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1), "data.dev_k=-1; it must be at least 0"),
-        (lambda: fewshot.kshot(TEN, 0, 1), "data.k=0; it must be at least 1"),
+        (
+            lambda: fewshot.split(KFold(folds=2, fold=2, k=0), TEN, 1),
+            "data.protocol.fold=2.* 0 to 1",
+        ),
+        (
+            lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1),
+            "data.protocol.dev_k=-1; it must be at least 0",
+        ),
+        (lambda: fewshot.kshot(TEN, 0, 1), "data.protocol.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
-        (lambda: fewshot.fraction(TEN, 1.5), "data.ratio=1.5"),
-        (lambda: fewshot.fraction(TEN, 0), "data.ratio=0; give a share"),
-        (lambda: fewshot.fraction(TEN, 2.5), "data.ratio=2.5"),
-        (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.holdout=1.0"),
+        (lambda: fewshot.fraction(TEN, 1.5), "data.protocol.ratio=1.5"),
+        (lambda: fewshot.fraction(TEN, 0), "data.protocol.ratio=0; give a share"),
+        (lambda: fewshot.fraction(TEN, 2.5), "data.protocol.ratio=2.5"),
+        (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.protocol.holdout=1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
-        (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, but data.folds=6, .* needs 6"),
+        (
+            lambda: fewshot.kfold(TEN, 6, 0),
+            "class 0 has 5 examples, but data.protocol.folds=6, .* needs 6",
+        ),
         (
             lambda: fewshot.kfold(TEN, 4, 0, k=3),
-            "class 0 has 3 examples, but data.folds=4, .*",
+            "class 0 has 3 examples, but data.protocol.folds=4, .*",
         ),
-        (lambda: fewshot.kfold(TEN, 1, 0), "data.folds=1; it must be at least 2"),
-        (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.k=0; it must be at least 1"),
-        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=-1), "data.fold=-1.* 0 to 1"),
-        (lambda: fewshot.holdout(TEN, 10, 0), "data.size=10 leaves none of 10 examples.* to 2"),
+        (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
+        (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
+        (
+            lambda: fewshot.split(KFold(folds=2, fold=-1, k=0), TEN, 1),
+            "data.protocol.fold=-1.* 0 to 1",
+        ),
+        (
+            lambda: fewshot.holdout(TEN, 10, 0),
+            "data.protocol.size=10 leaves none of 10 examples.* to 2",
+        ),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
         (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; give data.files.dev instead"),
-        (lambda: fewshot.balanced(TEN, 1, 0), "data.n=1; it must be at least 2"),
+        (lambda: fewshot.balanced(TEN, 1, 0), "data.protocol.n=1; it must be at least 2"),
     ],
 )
 def test_wrong_input(call, message):
@@ -384,48 +408,48 @@ RIGHT = [int(number % 3 == 0) for number in range(30)]
 
 
 @pytest.mark.parametrize(
-    ("protocol", "options"),
+    "protocol",
     [
-        ("holdout", {"size": 7}),
-        ("fraction", {"ratio": 0.5, "holdout": 0.3}),
-        ("fraction", {"ratio": 5, "holdout": 0.3}),
-        ("kfold", {"folds": 5, "fold": 2, "k": None}),
-        ("kshot", {"k": 3, "dev_k": 4}),
-        ("balanced", {"n": 6}),
+        HoldOut(size=7),
+        Fraction(ratio=0.5, holdout=0.3),
+        Fraction(ratio=5, holdout=0.3),
+        KFold(folds=5, fold=2, k=0),
+        KShot(k=3, dev_k=4),
+        Balanced(n=6),
     ],
 )
-def test_no_question_is_divided(protocol, options):
-    found = fewshot.split(protocol, RIGHT, 3, groups=GROUPS, **options)
+def test_no_question_is_divided(protocol):
+    found = fewshot.split(protocol, RIGHT, 3, groups=GROUPS)
     train, dev = ({GROUPS[row] for row in part} for part in (found.train, found.dev))
     assert dev and not train & dev
     assert len(found.dev) == 3 * len(dev)
     assert found.dev.tolist() == sorted(found.dev) and len({*found.dev}) == len(found.dev)
-    if protocol in ("kshot", "balanced"):
-        plain = fewshot.split(protocol, RIGHT, 3, **options)
+    if isinstance(protocol, KShot | Balanced):
+        plain = fewshot.split(protocol, RIGHT, 3)
         assert found.train.tolist() == plain.train.tolist()
         assert len(plain.dev) <= len(found.dev) < len(plain.dev) + 3
     else:
         assert len(found.train) == 3 * len(train)
     sizes = {"holdout": 9, "kfold": 6, "fraction": 9}
-    assert len(found.dev) == sizes.get(protocol, len(found.dev))
-    if protocol == "fraction":
+    assert len(found.dev) == sizes.get(protocol.name, len(found.dev))
+    if isinstance(protocol, Fraction):
         assert len(train) == 5
 
 
 @pytest.mark.parametrize(
-    ("protocol", "options", "message"),
+    ("protocol", "message"),
     [
-        ("holdout", {"size": 0}, "data.size=0; it must be at least 1"),
-        ("holdout", {"size": 30}, "the 30 training examples are of 10 questions or sentences"),
-        ("kfold", {"folds": 11}, "which data.protocol=kfold does not divide: too few"),
+        (HoldOut(size=0), "data.protocol.size=0; it must be at least 1"),
+        (HoldOut(size=30), "the 30 training examples are of 10 questions or sentences"),
+        (KFold(folds=11, k=0), "which data.protocol=kfold does not divide: too few"),
     ],
 )
-def test_too_few_questions(protocol, options, message):
+def test_too_few_questions(protocol, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        fewshot.split(protocol, RIGHT, 0, groups=GROUPS, **options)
+        fewshot.split(protocol, RIGHT, 0, groups=GROUPS)
 
 
 def test_questions_that_train_takes_all_of():
     with pytest.raises(InputError, match="which leaves none for dev; ask for fewer, or give data."):
-        fewshot.split("kshot", RIGHT, 0, groups=GROUPS, k=9, dev_k=1)
+        fewshot.split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
     assert not len(fewshot.split("kshot", RIGHT, 0, groups=GROUPS, k=9, dev_k=0).dev)

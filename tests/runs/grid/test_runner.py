@@ -302,7 +302,10 @@ def test_the_mean_over_folds_chooses():
         1e-1: {0: (0.99,), 1: (0.1, 0.1)},
     }  # fmt: skip
     runs = [
-        ({"data.seed": seed, "data.fold": fold, "optim.lr": rate}, {"dev": {"accuracy": score}})
+        (
+            {"data.seed": seed, "data.protocol.fold": fold, "optim.lr": rate},
+            {"dev": {"accuracy": score}},
+        )
         for rate, seeds in dev.items()
         for seed, scores in seeds.items()
         for fold, score in enumerate(scores)
