@@ -62,7 +62,7 @@ def load_module(file: str) -> Any:
         sys.path.append(home)
     # Imported by its place, since a config need not be part of any package.
     spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
     module = importlib.util.module_from_spec(spec)
     try:
