@@ -51,8 +51,8 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
     A method that learns anything may start from an export, `init`.
     """
     if block in CHOICES:
-        fields = CHOICES[block].options[name].declared()
-        return {field: own for field, own in fields.items() if isinstance(own, kinds.Field)}
+        option = CHOICES[block].options[name]
+        return {x: own for x, own in option.declared().items() if isinstance(own, kinds.Field)}
     package, kind = OPEN[block]
     own = getattr(importlib.import_module(f"jaxprompt.{package}.{name}"), kind)
     fields = {
