@@ -195,11 +195,13 @@ def list_runs(
         lost = next((field for field, _ in overrides if field in changes), None)
         if lost is not None:
             raise InputError(f"{file}: sweep() sets {lost} of each run; leave --config.{lost} out")
-        # Thrown away: an unknown field is to be told before the first run.
-        load_config(path, [*overrides, *changes.items()])
         parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         folder = Path(workdir) / _folder_of([*parts, *(f"{f}={v}" for f, v in changes.items())])
+        try:  # a field or value that is wrong is to be told before the first run
+            load_config(path, [*overrides, *changes.items()])
+        except InputError as error:
+            raise InputError(f"{folder.name}: {error}") from error
         # In any order. Not by the whole config: a paper's curves may meet in one, as the depths
         # of P-tuning v2 do.
         own = path, frozenset((field, str(value)) for field, value in changes.items())

@@ -73,15 +73,18 @@ class Block:
         """Returns a copy with other values of some fields, which are checked.
 
         Args:
-          changes: values by dotted name, as "optim.lr".
+          changes: values by dotted name, as "optim.lr"; a name alone for a block that is chosen by
+            name, whose fields may be among the changes.
         """
         values = self.to_dict()
-        for name, value in changes.items():
+        # A block comes before its fields.
+        for name, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
             *blocks, last = name.split(".")
             block = values
             for part in blocks:
                 block = block[part]
-            block[last] = value
+            chosen = isinstance(block.get(last), dict) and isinstance(value, str)
+            block[last] = {"name": value} if chosen else value
         return type(self).from_dict(values)
 
 

@@ -61,7 +61,7 @@ def fields(tmp_path_factory, texts):
     return {
         "backbone.path": root / "roberta", "backbone.dtype": "float32", "backbone.dropout": 0,
         "data.source": root, "data.protocol": "", "data.max_len": 64, "data.batch": 16,
-        "data.eval_batch": BATCH, "optim.lr": 3e-3, "optim.warmup_steps": 1,
+        "data.eval_batch": BATCH, "optim.lr": 3e-3, "optim.schedule.warmup_steps": 1,
         "train.total_epochs": 0, "train.total_steps": STEPS, "train.eval_steps": STEPS,
         "train.tracker": "none", "mesh.data": 1,
         "corpus.path": root / "corpus.jsonl", "corpus.processes": 1,

@@ -201,7 +201,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
     if path.stem == "relations":  # words that the tiny one has, and few examples
         if "text" in c.prompt.fields:
             c = c.replace({"prompt.text": "a a an an is the this"})
-        c = c.replace({"optim.warmup_steps": 1})
+        c = c.replace({"optim.schedule.warmup_steps": 1})
         # Words of many masks.
         c = c.replace({"data.max_len": 64 if "fixed_labels" in argument else 24})
     check_config(c)
@@ -230,7 +230,7 @@ def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, r
 def test_rows_of_lm_bff_that_train_nothing(row):
     c = load(CONFIGS / "dart/lm_bff.py", f"sst2,{row}")
     check_config(c)
-    assert is_zero_shot(c) and c.data.protocol == "kshot"
+    assert is_zero_shot(c) and c.data.protocol.name == "kshot"
     assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
 

@@ -97,7 +97,7 @@ def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, c
     rows = write_rows(tmp_path / "odd.jsonl", read_lines(data / "train.jsonl") + odd)
     fields = tiny_fields(backbone, data) | {
         "data.source": "", "data.files.train": rows, "data.protocol": "holdout",
-        "data.size": 12, "backbone.dropout": 0, "prompt.dropout": 0, "train.eval_steps": 3,
+        "data.protocol.size": 12, "backbone.dropout": 0, "prompt.dropout": 0, "train.eval_steps": 3,
     }  # fmt: skip
     words = [f"--config={BASE}", f"--workdir={tmp_path}", *flags(fields)]
     code, out, err = jaxprompt(capsys, "train", *words)
@@ -117,7 +117,7 @@ def test_holdout_without_classes(backbone, data, tmp_path):
     rows = [{"a": "cat", "b": "dog", "c": ["x", "y"], "label": i % 9 == 0} for i in range(27)]
     fields = {
         "data.source": "", "data.files.train": write_rows(tmp_path / "train.jsonl", rows),
-        "data.protocol": "holdout", "data.size": 26, "task.fields": "a",
+        "data.protocol": "holdout", "data.protocol.size": 26, "task.fields": "a",
     }  # fmt: skip
     for own in ({"task.target": "b"}, {"task.choices": "c"}):
         rows = [row | {"label": int(row["label"])} for row in rows]
@@ -133,8 +133,8 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
     rows = [{"text": f"a cat {n}", "label": "ab"[n % 2]} for n in range(8)]
     for name in ("train", "dev"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
-    fields = {"data.protocol": "kshot", "data.k": 4, "data.scarce": "take"}
-    told = "kshot gives all 8 examples to train and leaves none for dev; .*: data.k, data.dev_k"
+    fields = {"data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.scarce": "take"}
+    told = "kshot gives all 8 examples to train and leaves none for dev; .*: data.protocol.k, data.protocol.dev_k"
     with pytest.raises(InputError, match=told):
         read_examples(make_config(backbone, tmp_path, **fields))
 

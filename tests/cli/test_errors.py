@@ -63,8 +63,16 @@ def test_flags(refused, argv, parts, tmp_path, monkeypatch):
 
 # Field, value, what the line must say; all without a look at the backbone.
 CONFIG = [
-    ("optim.warmup_steps", "3", ["optim.warmup_steps=3, and optim.schedule=linear has no warmup"]),
-    ("optim.warmup_ratio", "0.1", ["optim.warmup_ratio=0.1, and", "take warmup_linear, or set"]),
+    (
+        "optim.schedule.warmup_steps",
+        "3",
+        ["optim.schedule.warmup_steps=3, and optim.schedule=linear has no warmup"],
+    ),
+    (
+        "optim.schedule.warmup_ratio",
+        "0.1",
+        ["optim.schedule.warmup_ratio=0.1, and", "take warmup_linear, or set"],
+    ),
     ("optim.lrr", "1", ["unknown config field 'optim.lrr'", "nearest: optim.lr"]),
     ("optim", "1", ["'optim' is a block", "optim.lr"]),
     ("prompt.lenght", "4", ["unknown config field 'prompt.lenght'", "nearest: prompt.length"]),

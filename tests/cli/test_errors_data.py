@@ -120,18 +120,18 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
 
 
 def test_a_class_with_too_few_examples(train):
-    line = train(data__protocol="kshot", data__k=10)
+    line = train(data__protocol="kshot", data__protocol__k=10)
     assert "has 16 examples" in line
-    assert "data.k=10 and 10 for dev needs 20" in line and "ask for fewer" in line
-    line = train(data__protocol="holdout", data__size=48)
-    assert "data.size=48 leaves none of 48 examples" in line
-    line = train(data__protocol="kfold", data__folds=1)
-    assert "data.folds=1;" in line
+    assert "data.protocol.k=10 and 10 for dev needs 20" in line and "ask for fewer" in line
+    line = train(data__protocol="holdout", data__protocol__size=48)
+    assert "data.protocol.size=48 leaves none of 48 examples" in line
+    line = train(data__protocol="kfold", data__protocol__folds=1)
+    assert "data.protocol.folds=1;" in line
     line = train(data__protocol="kfold", data__files__dev="dev.jsonl")
     assert "data.files.dev=dev.jsonl would not be read; set one of them to" in line
     line = train(runs__folds="0,1")
     assert "config.runs.folds needs data.protocol=kfold" in line
-    line = train(data__protocol="listed", data__rows="/no/rows.jsonl")
+    line = train(data__protocol="listed", data__protocol__rows="/no/rows.jsonl")
     assert "/no/rows.jsonl: no such file" in line
 
 

@@ -107,7 +107,7 @@ SEEDS = dict(data__protocol="listed", runs__lr="1e-2,2e-2", runs__size=4, data__
 def test_other_rows_are_kept_by_themselves(folders, data, tmp_path, capsys):
     """Two data seeds of unlike dev splits, all runs at once: batches of other lengths."""
     rows = rows_file(tmp_path, [(30, 7), (32, 3)])
-    own = SEEDS | UPPER | dict(data__rows=rows, runs__data_seeds="0,1")
+    own = SEEDS | UPPER | dict(data__protocol__rows=rows, runs__data_seeds="0,1")
     args = (folders["bert"], data, "prefix")
     expected = grid_of(tmp_path / "off", *args, **own)
     capsys.readouterr()
@@ -118,9 +118,9 @@ def test_other_rows_are_kept_by_themselves(folders, data, tmp_path, capsys):
     same_ends(found, expected)
     # Of the positions that are read alone.
     expected = grid_of(tmp_path / "head_off", folders["bert"], data, "head_only", **SEEDS | dict(
-        data__rows=rows, runs__data_seeds="0,1"))  # fmt: skip
+        data__protocol__rows=rows, runs__data_seeds="0,1"))  # fmt: skip
     found = grid_of(tmp_path / "head", folders["bert"], data, "head_only", **SEEDS | HOST | dict(
-        data__rows=rows, runs__data_seeds="0,1"))  # fmt: skip
+        data__protocol__rows=rows, runs__data_seeds="0,1"))  # fmt: skip
     assert "sequences x 1 tokens" in capsys.readouterr().err
     same_ends(found, expected)
 
@@ -129,7 +129,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     folders, data, tmp_path, capsys, monkeypatch
 ):
     own = SEEDS | UPPER | dict(runs__data_seeds="0,1", runs__lr="1e-2")
-    own |= dict(data__rows=rows_file(tmp_path, [(16, 6), (16, 6)]), runs__size=2)
+    own |= dict(data__protocol__rows=rows_file(tmp_path, [(16, 6), (16, 6)]), runs__size=2)
     args, live = (folders["bert"], data, "prefix"), BatchedRuns._live
     whole = grid_of(tmp_path / "whole", *args, **own)
 
@@ -159,7 +159,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
 def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_path):
     """What one data seed takes would be allowed."""
     rows = rows_file(tmp_path, [(30, 7), (32, 3)])
-    own = COMMON | SEEDS | UPPER | HOST | dict(data__rows=rows, runs__data_seeds="0,1")
+    own = COMMON | SEEDS | UPPER | HOST | dict(data__protocol__rows=rows, runs__data_seeds="0,1")
 
     def line(**changes):
         path = tmp_path / "c.json"

@@ -76,8 +76,6 @@ def test_a_config_is_checked_with_its_data(backbone, data, capsys):
     assert f"{'prompt/table':48s} [3, 32]" in out
     assert "3 steps of up to 16 x 24 tokens, dev every 3 steps" in out
     assert out.endswith("the config is valid\n") and "is not read" not in out
-    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words, "--config.data.k=8")
-    assert code == 0 and "  data.k=8 is not read: data.protocol is empty\n" in out
     words += ["--config.data.seed=7", "--config.task.words=cat,bread,saw"]
     code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
     assert code == 0 and "  data.seed=7 is not read: data.protocol is empty\n" in out
@@ -129,7 +127,7 @@ def test_what_training_refuses_is_refused(backbone, data, refused):
     assert "lower data.max_len" in line
     line = refused("validate", f"--config={BASE}", *words, "--config.data.source=nowhere")
     assert "nowhere" in line
-    late = {"optim.schedule": "cosine", "optim.warmup_steps": 3}
+    late = {"optim.schedule": "cosine", "optim.schedule.warmup_steps": 3}
     soft = {"prompt.name": "soft", "prompt.length": 3}
     starts = (
         (soft | {"prompt.start": "file", "prompt.file": "no/rows.npy"}, "no/rows.npy"),

@@ -28,7 +28,7 @@ def given(skewed, **more):
 def test_is_of_all_training_examples(skewed, capsys):
     gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
     expected = Counter(gold)["tool"] / len(gold)
-    few = {"data.protocol": "kshot", "data.k": 2, "data.dev_k": 2}
+    few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
     for more in ({}, few):
         words = ["--majority", "--split=test", "--config=base:zero_shot", *given(skewed, **more)]
         code, out, err = jaxprompt(capsys, "evaluate", *words)
@@ -53,7 +53,7 @@ def test_of_relations_is_measured_by_their_metric(skewed, capsys):
 
 
 def test_dev_is_that_of_the_protocol(skewed, capsys):
-    few = {"data.protocol": "kshot", "data.k": 2, "data.dev_k": 2}
+    few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
     words = ["--majority", "--config=base:zero_shot", *given(skewed, **few)]
     found = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
     assert found["examples"] == 6 and found["accuracy"] == pytest.approx(1 / 3)

@@ -103,7 +103,7 @@ def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
 
 
 def test_ten_percent_of_the_questions(folder, tmp_path, capsys):
-    c = prepare(folder, data__protocol="fraction", data__ratio=0.25, train__total_steps=2)
+    c = prepare(folder, data__protocol="fraction", data__protocol__ratio=0.25, train__total_steps=2)
     c = c.replace({"train.eval_steps": 1})
     _, _, err = train_and_export(capsys, tmp_path, c)
     assert "train 12, dev 16" in err

@@ -17,7 +17,7 @@ from jaxprompt.runs.grid.batched_loop import BatchedRuns
 from launch.papers import core as paper
 
 SMALL = {
-    "data.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,
+    "data.protocol.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,
     "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
     ]
     assert settings == (
         "settings that differ from the paper's (in brackets): data.max_len=40 (512), "
-        "data.n=8 (32), prompt.length=3 (100), train.total_epochs=4.0 (50.0)"
+        "data.protocol.n=8 (32), prompt.length=3 (100), train.total_epochs=4.0 (50.0)"
     )
     head, _, *lines = table.splitlines()
     assert head == "| | sst2 |"
@@ -88,7 +88,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
-        "data.scarce": "take", "demos.total": 2, "data.max_len": 60, "train.total_steps": 2,
+        "data.protocol.scarce": "take", "demos.total": 2, "data.max_len": 60, "train.total_steps": 2,
         "mesh.data": 1, "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
     }  # fmt: skip
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
@@ -112,7 +112,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
     head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
     assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3
-    assert "data.batch" not in told.out and "data.scarce=take (raise)" in told.out
+    assert "data.batch" not in told.out and "data.protocol.scarce=take (raise)" in told.out
     before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     assert "6 runs, 6 of them have a result" in capsys.readouterr().err
@@ -189,11 +189,11 @@ def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, mon
     monkeypatch.setattr(paper.IPT, "rates", lambda *_: (0.003, 0.03))
     cells = paper.IPT.TABLES["table3"].cells
     few = lambda tasks: [
-        cell._replace(folds=cell.folds | {"data.folds": 2}) for cell in cells(tasks)
+        cell._replace(folds=cell.folds | {"data.protocol.folds": 2}) for cell in cells(tasks)
     ]
     monkeypatch.setitem(paper.IPT.TABLES, "table3", paper.IPT.TABLES["table3"]._replace(cells=few))
     own = {
-        "data.k": 4, "data.max_len": 40, "data.batch": 8, "prompt.length": 3, "mesh.data": 1,
+        "data.protocol.k": 4, "data.max_len": 40, "data.batch": 8, "prompt.length": 3, "mesh.data": 1,
         "train.total_epochs": 4, "train.eval_epochs": 2, "train.tracker": "none",
     }  # fmt: skip
     work = tmp_path / "work"

@@ -325,7 +325,7 @@ def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_pat
     rows = [row | {"id": i} for i, row in enumerate(read_lines(data / "train.jsonl"))]
     fields = {
         "data.source": "", "data.files.train": write_rows(tmp_path / "train.jsonl", rows),
-        "data.protocol": "holdout", "data.size": 6, "data.seed": 3,
+        "data.protocol": "holdout", "data.protocol.size": 6, "data.seed": 3,
         "task.template": "{text} about [mask] .", "task.labels": "beast,food,tool",
     }  # fmt: skip
     c = make_config(backbone, data, "zero_shot", **fields)

@@ -173,10 +173,10 @@ def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
     c = load_config(FIGURE_2_B)
     changes = {
         "backbone.path": str(make_backbone(tmp_path / "gpt2", "gpt2")),
-        "data.source": str(semeval), "data.k": 1, "data.max_len": 64, "data.batch": 16,
+        "data.source": str(semeval), "data.protocol.k": 1, "data.max_len": 64, "data.batch": 16,
         "prompt.text": "a a an an the it is an this", "train.total_steps": 2,
-        "train.total_epochs": 0, "train.eval_steps": 1, "optim.warmup_ratio": 0.0,
-        "optim.warmup_steps": 1,
+        "train.total_epochs": 0, "train.eval_steps": 1, "optim.schedule.warmup_ratio": 0.0,
+        "optim.schedule.warmup_steps": 1,
     }  # fmt: skip
     result = run(with_overrides(c, list(changes.items())), str(tmp_path / "run"))
     assert result["trained"] == result["total"]
@@ -190,7 +190,7 @@ def test_fine_tuning_of_figure_2_b_reads_the_same_words():
 
 
 def test_four_examples_per_class_are_of_events_alone():
-    assert load_config("dart/relations:event_arguments,4").data.k == 4
+    assert load_config("dart/relations:event_arguments,4").data.protocol.k == 4
     with pytest.raises(InputError, match="number of examples per class '4' is unknown"):
         load_config("dart/relations:wiki80,4")
 
@@ -329,7 +329,7 @@ def test_offsets_of_a_csv(train, backbone, tmp_path, capsys):
     )  # fmt: skip
     fields = {
         "task__entities": "a|b,c|d", "task__offsets": "characters", "data__source": "",
-        "data__files__train": tmp_path / "train.csv", "data__protocol": "holdout", "data__size": 2,
+        "data__files__train": tmp_path / "train.csv", "data__protocol": "holdout", "data__protocol__size": 2,
     }  # fmt: skip
     line = train(**fields)
     assert (

@@ -56,12 +56,12 @@ def test_single_runs_side_by_side(tmp_path, capsys):
 
 
 def test_a_row_is_named_by_nothing_that_its_run_did_not_read(tmp_path, capsys):
-    """A run on all examples has a data.k, and one of several tasks the name of one."""
-    write_run(tmp_path / "whole", data__protocol="", data__k=16)
-    write_run(tmp_path / "few", data__protocol="kshot", data__k=4)
-    write_run(tmp_path / "fewer", data__protocol="kshot", data__k=2)
+    """A run of several tasks has the name of one."""
+    write_run(tmp_path / "whole", data__protocol="")
+    write_run(tmp_path / "few", data__protocol="kshot", data__protocol__k=4)
+    write_run(tmp_path / "fewer", data__protocol="kshot", data__protocol__k=2)
     _, rows = rows_of(capsys, f"--table={tmp_path}")
-    few = {f"prefix data.protocol=kshot data.k={k}" for k in (2, 4)}
+    few = {f"prefix data.protocol.name=kshot data.protocol.k={k}" for k in (2, 4)}
     assert rows.keys() == {"prefix", *few}
     write_run(tmp_path / "two/shared", shared__tasks="a.json,b.json", task__name="custom")
     write_run(tmp_path / "two/alone", task__name="custom")
@@ -130,7 +130,7 @@ def test_folds_share_a_row_and_choose_together(tmp_path, capsys):
             for fold, dev in enumerate(devs):
                 write_run(
                     tmp_path / f"{seed}-{lr}-{fold}", data__seed=seed, optim__lr=lr, dev=dev,
-                    data__protocol="kfold", data__fold=fold, test=dev,
+                    data__protocol="kfold", data__protocol__fold=fold, test=dev,
                 )  # fmt: skip
     _, rows = rows_of(capsys, f"--table={tmp_path}")
     assert list(rows) == ["prefix optim.lr=0.01", "prefix optim.lr=0.02", "prefix best on dev"]
@@ -216,8 +216,7 @@ def test_help_of_train_lists_every_field_once(capsys):
     assert {
         "optim.lr = 0.01 number, at least 0; learning rate",
         'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
-        "data.k = 16 whole number, at least 0; kshot: examples per class for train; "
-        "kfold: per class in all, 0 = all",
+        "data.protocol.k = 16 whole number, at least 0; examples per class for train",
         "runs.seeds = () several of: whole number, in [0, 2**32); seed",
     } <= shown
 

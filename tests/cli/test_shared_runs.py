@@ -297,14 +297,14 @@ def test_what_is_not_read_of_a_task_is_told(backbone, folder, tmp_path, capsys):
         write_rows(tmp_path / "hidden" / f"{part}.jsonl", rows)
     write_rows(tmp_path / "hidden/test.jsonl", [{"text": "the old cat", "label": None}])
     own = {"task.name": "custom", "task.fields": ["text"], "data.source": str(tmp_path / "hidden")}
-    (tmp_path / "hidden.json").write_text(json.dumps(own | {"data.k": 5}))
+    (tmp_path / "hidden.json").write_text(json.dumps(own | {"data.protocol.k": 5}))
     tasks = f"{folder / 'topics.json'},{tmp_path / 'hidden.json'}"
     fields = {"shared.tasks": tasks, "train.total_steps": 2, "train.eval_steps": 2}
     config = config_of(backbone, folder, tmp_path / "c.json", **fields)
     code, out, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
     assert code == 0, err
     told = err.split("task hidden, template")[1]
-    assert "data.k=5 is not read" in told and "test is not scored: no row of" in told, err
+    assert "data.protocol.k=5 is not read" in told and "test is not scored: no row of" in told, err
     assert [*json.loads(out)["test"]][0] == "topics/accuracy"
     assert "mean" in json.loads(out)["dev"]
 

@@ -15,7 +15,7 @@ from jaxprompt.config.files import load_module
 small = load_module(str(ROOT / "launch" / "small.py"))
 PLAN = dict(
     data__batch=16, data__eval_batch=16, backbone__dtype="float32", train__total_steps=6,
-    train__eval_steps=3, train__save_steps=3, optim__warmup_steps=1,
+    train__eval_steps=3, train__save_steps=3, optim__schedule__warmup_steps=1,
 )  # fmt: skip
 T5 = dict(d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2)
 

@@ -111,13 +111,16 @@ def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):
 
 def test_fewer_than_no_runs_at_once(given, capsys):
     code, _, err = jaxprompt(capsys, "sweep", *given, "--config.runs.size=-1", "--run")
-    assert code != 0 and "config.runs.size=-1" in err and err.count("\n") == 1
+    assert code != 0 and "runs.size=-1 must be at least 0" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["optim.schedule=linear", "optim.warmup_ratio=0.5"], "optim.warmup_ratio=0.5"),
+        (
+            ["optim.schedule=linear", "optim.schedule.warmup_ratio=0.5"],
+            "optim.schedule.warmup_ratio=0.5",
+        ),
         (["train.patience=-3"], "train.patience=-3"),
     ],
 )

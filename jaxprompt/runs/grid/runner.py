@@ -91,8 +91,6 @@ def train(
             f"several runs at once train in one process, not in {jax.process_count()}; leave "
             "--processes out, config.mesh lays the runs over the devices of one host"
         )
-    if size < 0:
-        raise InputError(f"config.runs.size={size} must be 0, for all that fit, or more")
     with lock(workdir):
         work = _Work(runs, workdir, size, heard)
         work.note()
