@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxprompt.build.method import head_of
 from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
 from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
@@ -22,7 +23,6 @@ from jaxprompt.data.tasks.registry import custom_task, get_task, task_from_json
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import make_head
 from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 
 SPLITS = ("train", "dev", "test")
@@ -115,7 +115,7 @@ def in_form(config: RunConfig, task: Task) -> Task:
                 f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
             )
         return task
-    if not make_head(**config.head.to_dict()).READS_WORDS:
+    if not head_of(config).READS_WORDS:
         raise InputError(
             f"task.form={block.form} answers by label words, which head.name={config.head.name} "
             "does not read; set head.name=verbalizer"

@@ -1,7 +1,9 @@
 """The method of a config, and what its numbers start from."""
 
+import functools
 import os
 
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
@@ -14,11 +16,11 @@ _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
 def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
-    """Makes the method of a config; without `dims` for a backbone that limits nothing.
+    """Returns the method of a config, made once; without `dims` for a backbone that limits nothing.
 
     Raises InputError for a field that its start does not read; of a grid of starts one of them may.
     """
-    method = make_prompt(**config.prompt.to_dict(), dims=dims)
+    method = _make_method(config.prompt, dims)
     if config.runs.starts:
         return method
     for own in (method, *(part.method for part in method.components())):
@@ -32,7 +34,7 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
 
 def drop_unread(config: RunConfig) -> RunConfig:
     """Returns a config without the fields that the start of its prompt does not read."""
-    unread = _unread(make_prompt(**config.prompt.to_dict(), dims=_ANY))
+    unread = _unread(_make_method(config.prompt, _ANY))
     return config.replace({f"prompt.{field}": "" for field in unread})
 
 
@@ -87,5 +89,15 @@ def seen_by(method: Method) -> dict[str, str]:
 
 
 def head_of(config: RunConfig) -> Kind:
-    """Makes the kind of answer of a config."""
-    return make_head(**config.head.to_dict())
+    """Returns the kind of answer of a config; it is made once."""
+    return _make_head(config.head)
+
+
+@functools.lru_cache(maxsize=256)
+def _make_method(prompt: OpenBlock, dims: Dims) -> Method:
+    return make_prompt(**prompt.to_dict(), dims=dims)
+
+
+@functools.lru_cache(maxsize=256)
+def _make_head(head: OpenBlock) -> Kind:
+    return make_head(**head.to_dict())

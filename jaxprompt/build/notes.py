@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.method import method_of, starts_of
+from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.config.run import DataConfig, RunConfig
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
-from jaxprompt.heads import Kind, make_head
+from jaxprompt.heads import Kind
 from jaxprompt.prompts import idle_fields
 
 
@@ -21,7 +21,7 @@ def fields_read(config: RunConfig) -> dict[str, Any]:
 
 def tell_unread(config: RunConfig) -> list[str]:
     """Names what a config gives that nothing reads: of its method, head, words and protocol."""
-    default, data, head = DataConfig(), config.data, make_head(**config.head.to_dict())
+    default, data, head = DataConfig(), config.data, head_of(config)
     lines = _tell_idle(config, head)
     if config.task.words and not (head.READS_WORDS or "labels" in starts_of(config)):
         lines.append(

@@ -116,6 +116,10 @@ class OpenBlock:
         fields = {field: kinds.plain(value) for field, value in values.items()}
         return cls(fields.pop("name"), fields)
 
+    def __hash__(self) -> int:
+        """Hashes what `__eq__` compares, so that what is made of a block can be cached by it."""
+        return hash((self.name, tuple(sorted(self.fields.items()))))
+
     def get(self, field: str, default: Any = None) -> Any:
         """Returns the value of a field, `default` where the class has no such field."""
         return self.fields.get(field, default)
