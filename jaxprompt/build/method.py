@@ -67,7 +67,8 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     Raises InputError for several where a method takes one.
     """
     method = method_of(config, dims)
-    own = [(config.prompt.init, method)] if config.prompt.get("init") else method.inherits()
+    init = config.prompt.get("init")
+    own = [(init, method)] if init else method.inherits()
     found = []
     for init, part in own:
         paths = list_paths(init)
