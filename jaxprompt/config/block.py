@@ -61,6 +61,11 @@ class Block:
             raise InputError(
                 f"unknown config field {brief(prefix + name)}; {nearest(name, declared)}"
             )
+        for name in sorted(set(declared) - set(values)):
+            if isinstance(declared[name], kinds.Open):  # which has no default
+                raise InputError(
+                    f"config field {prefix}{name} is missing; `train --help` lists them all"
+                )
         read = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
         return cls(**read)
 
