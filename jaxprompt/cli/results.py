@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import parse_json, read_json
+from jaxprompt.files import parse_json
 
 # Runs that differ in these alone share a row.
 FOLD = "data.protocol.fold"
@@ -172,21 +172,15 @@ def collect(runs: Sequence[SweepRun]) -> dict[str, list[dict[str, Any]]]:
 
 def read(workdir: Path) -> dict[str, Any]:
     """Reads the result of a run, and from its config the learning rate and the seeds."""
+    from jaxprompt.config.load import load_config
+    from jaxprompt.config.run import KFold
     from jaxprompt.training.run_folder import read_result
 
-    result = read_result(workdir)
-    config = read_json(workdir / _CONFIG, "the folder of a run")
-    try:
-        fold = {"fold": config["data"]["fold"]} if config["data"]["protocol"] == "kfold" else {}
-        only = {"only": config["data"]["only"]} if config["data"].get("only") else {}
-        return (
-            result
-            | {"lr": config["optim"]["lr"], "data_seed": config["data"]["seed"]}
-            | fold
-            | only
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
+    result, config = read_result(workdir), load_config(str(workdir / _CONFIG))
+    data = config.data
+    fold = {"fold": data.protocol.fold} if isinstance(data.protocol, KFold) else {}
+    only = {"only": data.only} if data.only else {}
+    return result | {"lr": config.optim.lr, "data_seed": data.seed} | fold | only
 
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:

@@ -11,6 +11,7 @@ from tiny_run import ROOT, jaxprompt
 from jaxprompt import __version__
 from jaxprompt.config.blocks import make_block
 from jaxprompt.config.load import load_config, read_config
+from jaxprompt.config.open_blocks import CHOICES, NAMED, declared, names
 from jaxprompt.heads import kinds
 
 
@@ -201,12 +202,17 @@ def test_help_of_train_lists_every_field_once(capsys):
     flags, _, text = out.partition("fields of a config")
     assert "--coordinator" in flags and "--debug" in flags
     lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
-    open_blocks = ("prompt.", "head.")  # of what they name
-    told = [name for name in lines if not name.startswith(open_blocks)]
-    wanted = [name for name in load_config("base").leaves() if not name.startswith(open_blocks)]
+    named = tuple(f"{block}." for block in NAMED)  # blocks whose fields are of what they name
+    told = [name for name in lines if not name.startswith(named)]
+    wanted = [name for name in load_config("base").leaves() if not name.startswith(named)]
     assert sorted(told) == sorted(wanted)
+    assert all(lines.count(f"{choice}.name") == 1 for choice in CHOICES)
     blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
-    for block, known in (("prompt", ("prefix", "soft", "none")), ("head", kinds())):
+    shown = {"prompt": ("prefix", "soft", "none"), "head": kinds()}
+    shown |= {
+        choice: [name for name in names(choice) if declared(choice, name)] for choice in CHOICES
+    }
+    for block, known in shown.items():
         for name in known:
             rows = blocks[f"{block}, with {block}.name={name}"]
             own = {row.split()[0].removeprefix(f"{block}.") for row in rows}
