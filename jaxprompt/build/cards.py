@@ -61,12 +61,7 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
     for name, kind in TOP.items():
         if name in card and not isinstance(card[name], kind):
             raise _wrong(path, name, card[name])
-    for package, version in card.get("plugins", {}).items():
-        if not is_installed(package):
-            raise InputError(
-                f"{path} needs the package {package} {version}, which is not installed; "
-                f"pip install {package}"
-            )
+    check_plugins(path, card)
     if odd := card["layout"].keys() - BLOCKS["layout"].keys():
         raise InputError(f"{path}: the card's layout has {min(odd)!r}; export the prompt again")
     for block, known in BLOCKS.items():
@@ -84,6 +79,16 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
     for name, hint in typing.get_type_hints(Task).items():
         if name in card["task"] and not _fits(card["task"][name], hint):
             raise _wrong(path, f"task.{name}", card["task"][name])
+
+
+def check_plugins(path: str, card: Mapping[str, Any]) -> None:
+    """Raises InputError where a package that an export needs is not installed, see `plugins_of`."""
+    for package, version in card.get("plugins", {}).items():
+        if not is_installed(package):
+            raise InputError(
+                f"{path} needs the package {package} {version}, which is not installed; "
+                f"pip install {package}"
+            )
 
 
 def _check_made(path: str, name: str, make: Callable[..., Any], block: Mapping[str, Any]) -> None:
