@@ -64,7 +64,8 @@ def outputs(site, tmp_path_factory):
         write_rows(folder / f"{name}.jsonl", rows)
     fields = {
         "prompt.name": "low_rank", "prompt.length": 3, "head.name": "cosine",
-        "task.name": "tickets", "backbone.path": folder / "backbone", "data.max_len": 24, "data.batch": 8, "mesh.data": 1,
+        "task.name": "tickets", "backbone.path": folder / "backbone",
+        "data.max_len": 24, "data.batch": 8, "mesh.data": 1,
         "data.files.train": folder / "train.jsonl", "data.files.dev": folder / "dev.jsonl",
         "train.total_steps": 2, "train.total_epochs": 0, "train.eval_steps": 2,
         "train.tracker": "none", "train.plot": False, "train.test": False,
