@@ -235,8 +235,8 @@ def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
         )
     if "mlm" not in opened.module.cfg.model_heads:
         raise InputError(
-            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; give a model "
-            "that `adapt` made by mlm, or leave it empty for a fresh generator"
+            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; give a "
+            "model that `adapt` made by mlm, or leave it empty for a fresh generator"
         )
     return _in_float32(opened)
 
