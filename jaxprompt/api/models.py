@@ -149,15 +149,13 @@ def attach(
     card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
     # Soft tokens stand among the embeddings, which `rescale` divides.
-    config, known = backbone.backbone.config, card["backbone"]
-    if config.rescale != known["rescale"]:
+    opened, known = backbone.backbone, card["backbone"]
+    if opened.config.rescale != known["rescale"]:
         raise InputError(
             f"the prompt was learned with rescale={known['rescale']}, the backbone has "
-            f"{config.rescale}; load_backbone(..., rescale={known['rescale']})"
+            f"{opened.config.rescale}; load_backbone(..., rescale={known['rescale']})"
         )
-    opened = backbone.backbone._replace(
-        config=dataclasses.replace(config, sentinel=known["sentinel"])
-    )
+    opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=known["sentinel"]))
     scorer = scorer_of_card(opened, card, batch, force=force).with_backbone(opened)
     tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
     params = join(prompt.path, tensors, scorer, backbone)

@@ -64,9 +64,9 @@ def pack(
     trainable: tree.Flat,
     frozen: tree.Flat,
     *,
-    backbone: Mapping[str, Any],
+    backbone: BackboneConfig,
     fingerprint: str,
-    config: Mapping[str, Any],
+    config: RunConfig,
     metrics: Mapping[str, Any],
     origin: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

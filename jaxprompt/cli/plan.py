@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -68,7 +67,7 @@ def find_plans(
     """Plans a run for `count` devices, and for fewer up to `limit`. -> what is printed"""
     simulate(max(count, limit if device else 1))
 
-    # Imported here: JAX reads the number of simulated devices once.
+    # Imported here: what they import may start JAX, and then its number of devices is fixed.
     from jaxprompt.planning.abstract_run import open_run
     from jaxprompt.planning.report import describe
     from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
@@ -104,15 +103,17 @@ def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) ->
 
 def simulate(count: int) -> None:
     """Makes JAX see that many CPU devices. Raises InputError where it has started with fewer."""
-    if "jax" not in sys.modules:
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
-        # Offline, because a plan is of what is on this machine, or of published shapes.
-        os.environ |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-        # What its plugin asks for as JAX starts, where there is one and no GPU.
-        os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     import jax
 
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # JAX has started in this process
+    else:
+        jax.config.update("jax_platforms", "cpu")
+        # Offline, because a plan is of what is on this machine, or of published shapes; the other
+        # is what JAX's CUDA plugin asks for as it starts, where there is one and no GPU.
+        os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     if len(jax.devices()) < count:
         raise InputError(
             f"{count} devices are to be simulated, JAX has started with {len(jax.devices())}; "

@@ -17,6 +17,7 @@ from typing import Any
 from jaxprompt.cli import bank, unreadable
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.errors import InputError, at_least, choose, escape
 
 ON_ERROR = ("raise", "skip")
@@ -155,7 +156,7 @@ def _make_head(args: Any, path: str, card: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _answer(
-    exported: Any, placement: Any, generation: dict[str, Any], inputs: list[Any], on_error: str
+    exported: Any, placement: Any, generation: GenerateConfig, inputs: list[Any], on_error: str
 ) -> tuple[Any, list[dict[str, Any]]]:
     """Answers the examples of `inputs`, and says on stderr how good the answers are.
 

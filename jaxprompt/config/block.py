@@ -4,12 +4,29 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
 
-Declared = kinds.Field | type["Block"] | kinds.Open | kinds.Choice
+T = TypeVar("T")
+Values: TypeAlias = "dict[str, kinds.Value | Values]"  # of a block, by field
+
+
+class Open(NamedTuple):
+    """A block whose fields are those of the class that it names."""
+
+    kind: str  # "prompt" or "head"
+
+
+class Choice(NamedTuple):
+    """A block whose fields are those of the option that it names."""
+
+    options: Mapping[str, type["Option"]]
+    note: str
+
+
+Declared: TypeAlias = "kinds.Field | type[Block] | Open | Choice"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +46,7 @@ class Block:
         return text[:1].lower() + text[1:]
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], prefix: str = "") -> Self:
+    def from_dict(cls, values: Mapping[str, object], prefix: str = "") -> Self:
         """Makes a block of plain values; a field that is missing has its default.
 
         Args:
@@ -44,10 +61,15 @@ class Block:
             raise InputError(
                 f"unknown config field {brief(prefix + name)}; {nearest(name, declared)}"
             )
+        for name in sorted(set(declared) - set(values)):
+            if isinstance(declared[name], Open):  # which has no default
+                raise InputError(
+                    f"config field {prefix}{name} is missing; `train --help` lists them all"
+                )
         read = {name: _read(prefix + name, declared[name], x) for name, x in values.items()}
         return cls(**read)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Returns the values by field, those of blocks as dicts; tuples stay."""
         values = ((name, getattr(self, name)) for name in self.declared())
         return {name: x.to_dict() if isinstance(x, Block | OpenBlock) else x for name, x in values}
@@ -56,20 +78,21 @@ class Block:
         """Returns the values as JSON, from which `from_dict` makes an equal block."""
         return json.dumps(self.to_dict())
 
-    def leaves(self, prefix: str = "") -> dict[str, Any]:
+    def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
         """Returns the values of all fields by dotted name, those of blocks inside."""
-        found: dict[str, Any] = {}
+        found: dict[str, kinds.Value] = {}
         for name in self.declared():
             value = getattr(self, name)
             if isinstance(value, Block):
                 found |= value.leaves(f"{prefix}{name}.")
             elif isinstance(value, OpenBlock):
-                found |= {f"{prefix}{name}.{key}": x for key, x in value.to_dict().items()}
+                found[f"{prefix}{name}.name"] = value.name
+                found |= {f"{prefix}{name}.{key}": x for key, x in value.fields.items()}
             else:
                 found[prefix + name] = value
         return found
 
-    def replace(self, changes: Mapping[str, Any]) -> Self:
+    def replace(self, changes: Mapping[str, object]) -> Self:
         """Returns a copy with other values of some fields, which are checked.
 
         Args:
@@ -82,9 +105,9 @@ class Block:
             *blocks, last = name.split(".")
             block = values
             for part in blocks:
-                block = block[part]
+                block = cast(Values, block[part])
             chosen = isinstance(block.get(last), dict) and isinstance(value, str)
-            block[last] = {"name": value} if chosen else value
+            block[last] = {"name": str(value)} if chosen else kinds.plain(value)
         return type(self).from_dict(values)
 
 
@@ -94,11 +117,11 @@ class Option(Block):
 
     name: ClassVar[str] = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Returns the name and the values by field."""
         return {"name": self.name, **super().to_dict()}
 
-    def leaves(self, prefix: str = "") -> dict[str, Any]:
+    def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
         """Returns the name and the values of all fields by dotted name."""
         return {f"{prefix}name": self.name, **super().leaves(prefix)}
 
@@ -108,45 +131,67 @@ class OpenBlock:
     """A name, and the fields of the class that it names: a method, or a head."""
 
     name: str
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, kinds.Value] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, kinds.Value]) -> Self:
         """Makes a block of a name and values by field; a list is a tuple, as JSON has it."""
         fields = {field: kinds.plain(value) for field, value in values.items()}
-        return cls(fields.pop("name"), fields)
+        return cls(str(fields.pop("name")), fields)
 
     def __hash__(self) -> int:
         """Hashes what `__eq__` compares, so that what is made of a block can be cached by it."""
         return hash((self.name, tuple(sorted(self.fields.items()))))
 
-    def get(self, field: str, default: Any = None) -> Any:
+    @overload
+    def get(self, field: str) -> kinds.Value: ...
+    @overload
+    def get(self, field: str, default: T) -> T: ...
+    def get(self, field: str, default: T | None = None) -> T | kinds.Value:
         """Returns the value of a field, `default` where the class has no such field."""
         return self.fields.get(field, default)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Returns the name and the values by field."""
         return {"name": self.name, **self.fields}
 
 
-def _read(name: str, declared: Declared, value: Any) -> Any:
+def nested(kind: type[T]) -> T:
+    """Declares a block of fields, by default at their defaults."""
+    return dataclasses.field(default_factory=kind, metadata={kinds.DECLARED: kind})
+
+
+def open_block(kind: str) -> OpenBlock:
+    """Declares a block whose fields are those of the class that it names; it has no default."""
+    declared = {kinds.DECLARED: Open(kind)}
+    return cast(OpenBlock, dataclasses.field(kw_only=True, metadata=declared))
+
+
+def choice(default: type[T], *others: type[Option], note: str) -> T:
+    """Declares a block that is one of several, each with fields of its own."""
+    options = {option.name: option for option in (cast(type[Option], default), *others)}
+    declared = {kinds.DECLARED: Choice(options, note)}
+    return dataclasses.field(default_factory=default, metadata=declared)
+
+
+def _read(name: str, declared: Declared, value: object) -> object:
     """Returns a checked value of the field `name`, as its dataclass holds it."""
     if isinstance(declared, kinds.Field):
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
-    if isinstance(declared, kinds.Choice) and isinstance(value, str):
+    if isinstance(declared, Choice) and isinstance(value, str):
         value = {"name": value}  # at its defaults
     if not isinstance(value, Mapping):
         raise InputError(f"config field {name}={brief(value)} must be a block of fields")
-    if isinstance(declared, kinds.Choice):
+    if isinstance(declared, Choice):
         return _read_option(name, declared, value)
-    if isinstance(declared, kinds.Open):
+    if isinstance(declared, Open):
         check_kind(f"{name}.name", value.get("name"), str)
         return OpenBlock.from_dict(value)
     return declared.from_dict(value, f"{name}.")
 
 
-def _read_option(name: str, declared: kinds.Choice, value: Mapping[str, Any]) -> Option:
+def _read_option(name: str, declared: Choice, value: Mapping[str, object]) -> Option:
     fields = dict(value)
     option = declared.options[choose(f"{name}.name", fields.pop("name", ""), declared.options)]
     for field in sorted(set(fields) - set(option.declared())):
@@ -154,7 +199,7 @@ def _read_option(name: str, declared: kinds.Choice, value: Mapping[str, Any]) ->
     return option.from_dict(fields, f"{name}.")
 
 
-def other_option(field: str, name: str, declared: kinds.Choice) -> InputError:
+def other_option(field: str, name: str, declared: Choice) -> InputError:
     """Makes the error of a field, by its dotted name, that the option `name` does not have."""
     block, _, last = field.rpartition(".")
     owners = [other for other, option in declared.options.items() if last in option.declared()]
@@ -170,9 +215,9 @@ def declared_leaves(block: type[Block], prefix: str = "") -> Iterator[tuple[str,
     for name, declared in block.declared().items():
         if isinstance(declared, kinds.Field):
             yield prefix + name, declared
-        elif isinstance(declared, kinds.Choice):
+        elif isinstance(declared, Choice):
             default = next(iter(declared.options))
             words = tuple(declared.options)
             yield f"{prefix}{name}.name", kinds.Field(str, default, declared.note, words)
-        elif not isinstance(declared, kinds.Open):
+        elif not isinstance(declared, Open):
             yield from declared_leaves(declared, f"{prefix}{name}.")

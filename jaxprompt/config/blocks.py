@@ -1,7 +1,7 @@
 """Puts the block that an override names in place, and says what an unknown field may mean."""
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 from ml_collections import ConfigDict
 
@@ -49,7 +49,7 @@ def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
     return open_blocks.make_block(block, name)
 
 
-def part_of(block: str) -> Any:
+def part_of(block: str) -> ModuleType:
     """Imports the part of the configs that fills a block: its functions, and a table of them."""
     return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.files import user_path
@@ -48,7 +48,7 @@ def find(file: str) -> Path:
     return known[name]
 
 
-def load_module(file: str) -> Any:
+def load_module(file: str) -> ModuleType:
     """Imports a config file, with the folder above `configs/` on the path for its own imports.
 
     The shipped `configs` can be imported too, by files of the user's own.
@@ -62,7 +62,7 @@ def load_module(file: str) -> Any:
         sys.path.append(home)
     # Imported by its place, since a config need not be part of any package.
     spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
     module = importlib.util.module_from_spec(spec)
     try:
@@ -74,7 +74,7 @@ def load_module(file: str) -> Any:
     return module
 
 
-def call(module: Any, name: str, file: str, *args: str) -> Any:
+def call(module: ModuleType, name: str, file: str, *args: str) -> object:
     """Calls a function of a config file; what it raises becomes an InputError.
 
     What it yields is read to its end, and given as a list.

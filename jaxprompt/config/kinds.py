@@ -6,11 +6,14 @@ Nothing heavy is imported: a config is read and its help is shown with JAX unloa
 import dataclasses
 import importlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from jaxprompt.errors import InputError, brief, check_kind, choose
 from jaxprompt.files import user_path
+
+Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None  # of a field
+T = TypeVar("T")
 
 RANGES = {
     "at least 0": lambda x: x >= 0,
@@ -39,7 +42,7 @@ class Field(NamedTuple):
     """What a field may hold."""
 
     kind: type
-    default: Any
+    default: Value
     note: str
     limit: str | Sequence[str] | Words = ""  # a key of RANGES, or the known words
     optional: bool = False  # None, of a number; "", of a word
@@ -55,111 +58,91 @@ class Field(NamedTuple):
         return () if isinstance(self.limit, str) else tuple(self.limit)
 
 
-class Open(NamedTuple):
-    """A block whose fields are those of the class that it names."""
-
-    kind: str  # "prompt" or "head"
-
-
-class Choice(NamedTuple):
-    """A block whose fields are those of the option that it names."""
-
-    options: Mapping[str, type]
-    note: str
-
-
 DECLARED = "declared"  # key of a dataclass field's metadata
 
 
 # -- kinds of fields ------------------------------------------------------------------------------
 
 
-def _declare(field: Field) -> Any:
-    return dataclasses.field(default=field.default, metadata={DECLARED: field})
+def _declare(field: Field, default: T) -> T:
+    declared = dataclasses.field(default=field.default, metadata={DECLARED: field})
+    return cast(T, declared)  # as dataclasses.field says of itself
 
 
-def block(kind: type) -> Any:
-    """Declares a block of fields, at their defaults by default."""
-    return dataclasses.field(default_factory=kind, metadata={DECLARED: kind})
-
-
-def open_block(kind: str) -> Any:
-    """Declares a block whose fields are those of the class that it names; it has no default."""
-    return dataclasses.field(kw_only=True, metadata={DECLARED: Open(kind)})
-
-
-def choice(options: Mapping[str, type], note: str) -> Any:
-    """Declares a block that is one of several, by default the first, each with its own fields."""
-    declared = Choice(options, note)
-    return dataclasses.field(
-        default_factory=next(iter(options.values())), metadata={DECLARED: declared}
-    )
-
-
-def text(default: str, note: str) -> Any:
+def text(default: str, note: str) -> str:
     """Declares any text."""
-    return _declare(Field(str, default, note))
+    return _declare(Field(str, default, note), default)
 
 
-def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> Any:
+def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> tuple[str, ...]:
     """Declares several texts."""
-    return _declare(Field(tuple, tuple(default), note, is_pattern=is_pattern))
+    default = tuple(default)
+    return _declare(Field(tuple, default, note, is_pattern=is_pattern), default)
 
 
-def path(default: str, note: str) -> Any:
+def path(default: str, note: str) -> str:
     """Declares a path, or what may stand in its place."""
-    return _declare(Field(str, default, note, is_path=True))
+    return _declare(Field(str, default, note, is_path=True), default)
 
 
-def flag(default: bool, note: str) -> Any:
+def flag(default: bool, note: str) -> bool:
     """Declares yes or no."""
-    return _declare(Field(bool, default, note))
+    return _declare(Field(bool, default, note), default)
 
 
-def word(default: str, words: Sequence[str] | Words, note: str) -> Any:
+def word(default: str, words: Sequence[str] | Words, note: str) -> str:
     """Declares one of some words; "" is one only where it is the default."""
-    return _declare(Field(str, default, note, words, optional=default == ""))
+    return _declare(Field(str, default, note, words, optional=default == ""), default)
 
 
-def whole(default: int, note: str, limit: str = "") -> Any:
+def whole(default: int, note: str, limit: str = "") -> int:
     """Declares a whole number."""
-    return _declare(Field(int, default, note, limit))
+    return _declare(Field(int, default, note, limit), default)
 
 
-def count(default: int, note: str) -> Any:
+def count(default: int, note: str) -> int:
     """Declares a whole number from 0 on."""
     return whole(default, note, "at least 0")
 
 
-def size(default: int, note: str) -> Any:
+def size(default: int, note: str) -> int:
     """Declares a whole number from 1 on."""
     return whole(default, note, "at least 1")
 
 
-def number(default: float | None, note: str, limit: str = "at least 0") -> Any:
+@overload
+def number(default: float, note: str, limit: str = "at least 0") -> float: ...
+@overload
+def number(default: None, note: str, limit: str = "at least 0") -> float | None: ...
+def number(default: float | None, note: str, limit: str = "at least 0") -> float | None:
     """Declares a number; None is one only where it is the default."""
-    return _declare(Field(float, default, note, limit, optional=default is None))
+    return _declare(Field(float, default, note, limit, optional=default is None), default)
 
 
-def share(default: float | None, note: str) -> Any:
+@overload
+def share(default: float, note: str) -> float: ...
+@overload
+def share(default: None, note: str) -> float | None: ...
+def share(default: float | None, note: str) -> float | None:
     """Declares a number in [0, 1)."""
     return number(default, note, "in [0, 1)")
 
 
-def option(default: Any, note: str) -> Any:
+def option(default: T, note: str) -> T:
     """Declares a field of a method or a head, of its default's type; the class checks its range."""
-    return _declare(Field(type(default), default, note))
+    return _declare(Field(type(default), cast(Value, default), note), default)
 
 
-def several(one: Any) -> Any:
+def several(one: T | None) -> tuple[T, ...]:
     """Declares several such values, by default none."""
-    return _declare(one.metadata[DECLARED]._replace(default=(), many=True))
+    declared = cast(dataclasses.Field[T], one).metadata[DECLARED]
+    return _declare(declared._replace(default=(), many=True), ())
 
 
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def check_value(name: str, field: Field, value: Any) -> None:
+def check_value(name: str, field: Field, value: object) -> None:
     """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
     if type(value) is field.kind and value == field.default:
         return  # no module is imported for its words
@@ -173,34 +156,39 @@ def check_value(name: str, field: Field, value: Any) -> None:
         return
     check_kind(name, value, field.kind)
     if field.is_path:
-        user_path(value, f"config field {name}:")
+        user_path(str(value), f"config field {name}:")
     # Whole numbers are int32 on the devices; seeds have a range of their own.
-    if field.kind is int and field.limit != SEED and abs(value) >= 2**31:
+    if isinstance(value, int) and field.limit != SEED and abs(value) >= 2**31:
         raise InputError(f"{name}={brief(value)} must be below 2**31")
     if not isinstance(field.limit, str):
         choose(name, value, field.words)
     elif field.limit and not RANGES[field.limit](value):
         raise InputError(f"{name}={brief(value)} must be {field.limit}")
-    for pattern in value if field.is_pattern else ():
-        try:
-            re.compile(pattern)
-        # Python's own parser has the second for a repetition of more than 2**32.
-        except (re.error, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"{name}: {brief(pattern)} is no regular expression ({error})"
-            ) from error
+    if field.is_pattern and isinstance(value, tuple | list):
+        for pattern in value:
+            _check_pattern(name, pattern)
 
 
-def as_declared(field: Field, value: Any) -> Any:
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    # Python's own parser has the second for a repetition of more than 2**32.
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InputError(f"{name}: {brief(pattern)} is no regular expression ({error})") from error
+
+
+def as_declared(field: Field, value: object) -> Value:
     """Returns a checked value as a dataclass holds it: lists as tuples, whole numbers as floats."""
-    value = plain(value)
-    if field.many:
-        return tuple(as_declared(field._replace(many=False), part) for part in value)
-    if field.kind is float and value is not None:
+    if isinstance(value, list | tuple):
+        one = field._replace(many=False) if field.many else field._replace(kind=str)
+        return tuple(as_declared(one, part) for part in value)
+    if field.kind is float and isinstance(value, int | float):
         return float(value)
-    return value
+    return cast(Value, value)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Value:
     """Returns a value with tuples in the place of lists."""
-    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    return cast(Value, value)

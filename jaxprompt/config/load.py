@@ -7,13 +7,12 @@ else takes the `RunConfig`, or a block of it.
 import ast
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block
+from jaxprompt.config.block import Block, Choice, Open, declared_leaves
 from jaxprompt.config.blocks import replace_blocks, unknown_field
 from jaxprompt.config.files import call, load_module
 from jaxprompt.config.open_blocks import NAMED
@@ -38,9 +37,9 @@ def to_run(config: ConfigDict) -> RunConfig:
     return RunConfig.from_dict(config.to_dict())
 
 
-def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, Any]]) -> RunConfig:
+def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -> RunConfig:
     """Returns a config with overrides applied, see `apply`."""
-    values = _from_json(config.to_dict())
+    values = ConfigDict(_from_json(config.to_dict()))
     values.lock()
     apply(values, overrides)
     return to_run(values)
@@ -64,7 +63,7 @@ def _complete(config: ConfigDict, block: type[Block]) -> None:
             if name not in config:
                 default = declared.default
                 config[name] = placeholder(declared.kind) if default is None else default
-        elif isinstance(declared, kinds.Choice):
+        elif isinstance(declared, Choice):
             if isinstance(config.get(name), str | None):
                 config[name] = ConfigDict(
                     {"name": config.get(name) or next(iter(declared.options))}
@@ -72,7 +71,7 @@ def _complete(config: ConfigDict, block: type[Block]) -> None:
             option = declared.options.get(config[name].get("name"))
             if option is not None:
                 _complete(config[name], option)
-        elif not isinstance(declared, kinds.Open):
+        elif not isinstance(declared, Open):
             if name not in config:
                 config[name] = ConfigDict()
             if isinstance(config[name], ConfigDict):
@@ -100,7 +99,7 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     return config
 
 
-def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
+def apply(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
     """Sets fields, in any order: a method that is named brings its block first.
 
     Values are texts as flags have them, or what they stand for: numbers, lists, arrays; None unsets
@@ -119,7 +118,7 @@ def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
         override(config, field, text, unset=field in unset)
 
 
-def _written(field: str, value: Any) -> str:
+def _written(field: str, value: object) -> str:
     """Writes a value as a flag has it."""
     plain = lambda own: own.tolist() if hasattr(own, "tolist") else own  # of numpy, pandas, JAX
     value = plain(value)
@@ -150,9 +149,9 @@ def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) 
     owner[last] = _parse(field, text, kind)
 
 
-def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def fields(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
     """Lists the leaves of a config by dotted name."""
-    leaves = {}
+    leaves: dict[str, kinds.Value] = {}
     for key in config:
         value, name = config[key], f"{prefix}{key}"
         leaves |= (
@@ -161,7 +160,7 @@ def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _parse(field: str, text: str, kind: type) -> Any:
+def _parse(field: str, text: str, kind: type) -> kinds.Value:
     numbers = "a list of numbers, as in 1,2"
     wanted = numbers if field in _NUMBERS else _KINDS.get(kind, kind.__name__)
     wrong = InputError(f"config field {field}={brief(text)} must be {wanted}")
@@ -192,8 +191,9 @@ def _parse(field: str, text: str, kind: type) -> Any:
 
 # What Python's parser raises; the last three for what is nested too deeply or is too large.
 _NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
-_NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "folds", "lr", "weight_decay"))
-_NUMBERS += ("ppt.thresholds", "task.limits")
+_NUMBERS = {
+    name for name, own in declared_leaves(RunConfig) if own.many and own.kind in (int, float)
+}
 _KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -202,7 +202,7 @@ _KINDS = {
 }
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> object:
     """Turns JSON back into config values: lists are tuples, null is a number not set."""
     if isinstance(value, dict):
         for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing

@@ -7,12 +7,11 @@ asked for. The options of other blocks are listed in config/run.py.
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block
+from jaxprompt.config.block import Block, Choice
 from jaxprompt.config.run import RunConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -24,11 +23,11 @@ _INIT = kinds.Field(
 )
 
 
-def choices(block: type[Block], prefix: str = "") -> dict[str, kinds.Choice]:
+def choices(block: type[Block], prefix: str = "") -> dict[str, Choice]:
     """Returns the choices of a block and those inside by dotted name, but for open ones."""
-    found: dict[str, kinds.Choice] = {}
+    found: dict[str, Choice] = {}
     for name, declared in block.declared().items():
-        if isinstance(declared, kinds.Choice):
+        if isinstance(declared, Choice):
             found[prefix + name] = declared
         elif isinstance(declared, type):
             found |= choices(declared, f"{prefix}{name}.")
@@ -52,7 +51,8 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
     A method that learns anything may start from an export, `init`.
     """
     if block in CHOICES:
-        return CHOICES[block].options[name].declared()
+        option = CHOICES[block].options[name]
+        return {x: own for x, own in option.declared().items() if isinstance(own, kinds.Field)}
     package, kind = OPEN[block]
     own = getattr(importlib.import_module(f"jaxprompt.{package}.{name}"), kind)
     fields = {
@@ -63,7 +63,7 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
     return ({"init": _INIT} if fields and block == "prompt" else {}) | fields
 
 
-def make_block(block: str, name: str, **values: Any) -> ConfigDict:
+def make_block(block: str, name: str, **values: kinds.Value) -> ConfigDict:
     """Makes a block by name, with other values than the defaults of some fields.
 
     Args:

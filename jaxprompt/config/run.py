@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprompt.config import kinds
-from jaxprompt.config.block import Block, OpenBlock, Option
+from jaxprompt.config.block import Block, OpenBlock, Option, choice, nested, open_block
 
 _DTYPES = ("float32", "bfloat16")
 _TASKS = kinds.Words("corpus.ppt", "TASKS")
-
-
-def options(*classes: type[Option]) -> dict[str, type[Option]]:
-    """Returns options by name; the first is the default."""
-    return {option.name: option for option in classes}
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,8 @@ class FilesConfig(Block):
 
     def paths(self) -> dict[str, str]:
         """Returns the files that are named, by split."""
-        return {name: path for name, path in self.to_dict().items() if path}
+        paths = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {name: path for name, path in paths.items() if path}
 
 
 _SCARCE = kinds.Words("data.sampling.fewshot", "SCARCE")
@@ -278,9 +274,6 @@ class Listed(Protocol):
     rows: str = kinds.path("", "JSONL file with the numbers of each seed's examples")
 
 
-_PROTOCOLS = options(Protocol, KShot, Balanced, Fraction, KFold, HoldOut, Listed)
-
-
 @dataclass(frozen=True)
 class DataConfig(Block):
     """Which examples, and how they are laid into batches."""
@@ -288,7 +281,7 @@ class DataConfig(Block):
     source: str = kinds.path(
         "", "folder, hub, hub:owner/name[:subset], tfds:name, package; empty = the task's own"
     )
-    files: FilesConfig = kinds.block(FilesConfig)
+    files: FilesConfig = nested(FilesConfig)
     test_split: str = kinds.word(
         "test",
         ("test", "dev"),
@@ -299,7 +292,16 @@ class DataConfig(Block):
         "", "COLUMN=VALUE: examples with another value are left out, of every split"
     )
     cache_dir: str = kinds.path("", "of hub and TFDS downloads")
-    protocol: Protocol = kinds.choice(_PROTOCOLS, "how train and dev are sampled; empty = all")
+    protocol: Protocol = choice(
+        Protocol,
+        KShot,
+        Balanced,
+        Fraction,
+        KFold,
+        HoldOut,
+        Listed,
+        note="how train and dev are sampled; empty = all",
+    )
     seed: int = kinds.whole(0, "data seed: which examples the protocol samples", kinds.SEED)
     batch: int = kinds.size(32, "examples per step, over all hosts")
     eval_batch: int = kinds.size(64, "examples per batch in evaluation")
@@ -431,9 +433,6 @@ class SpanCorruption(OnText):
     span: float = kinds.number(3.0, "mean length", "above 0")
 
 
-_OBJECTIVES = options(Objective, MaskedLM, ReplacedTokens, CausalLM, PrefixLM, SpanCorruption)
-
-
 @dataclass(frozen=True)
 class PPTConfig(Block):
     """What `pretrain` learns a prompt by; head, task.answer and .eos say how."""
@@ -515,9 +514,6 @@ class InverseSqrt(Warmup):
     name: ClassVar[str] = "inverse_sqrt"
 
 
-_SCHEDULES = options(Linear, Schedule, WarmupLinear, Cosine, Exponential, InverseSqrt)
-
-
 @dataclass(frozen=True)
 class OptimConfig(Block):
     """How numbers are learned."""
@@ -526,8 +522,14 @@ class OptimConfig(Block):
     lr: float = kinds.number(0.01, "learning rate")
     lr_head: float | None = kinds.number(None, "learning rate of the head; None = lr")
     lr_backbone: float | None = kinds.number(None, "learning rate of the backbone; None = lr")
-    schedule: Schedule = kinds.choice(
-        _SCHEDULES, "of the learning rate, as a factor, see training/optim.py"
+    schedule: Schedule = choice(
+        Linear,
+        Schedule,
+        WarmupLinear,
+        Cosine,
+        Exponential,
+        InverseSqrt,
+        note="of the learning rate, as a factor, see training/optim.py",
     )
     weight_decay: float = kinds.number(
         0.0, "of a step: adamw multiplies it by the learning rate, adafactor does not"
@@ -658,27 +660,33 @@ class RunConfig(Block):
         "device; rbg: the device's own, whose masks may change with mesh, device and "
         "compiler version",
     )
-    backbone: BackboneConfig = kinds.block(BackboneConfig)
+    backbone: BackboneConfig = nested(BackboneConfig)
     trainable: tuple[str, ...] = kinds.texts(
         (), "patterns of parameter names; () = the method's own", is_pattern=True
     )
-    mesh: MeshConfig = kinds.block(MeshConfig)
-    task: TaskConfig = kinds.block(TaskConfig)
-    data: DataConfig = kinds.block(DataConfig)
-    demos: DemosConfig = kinds.block(DemosConfig)
-    corpus: CorpusConfig = kinds.block(CorpusConfig)
-    objective: Objective = kinds.choice(
-        _OBJECTIVES, "what `adapt` pre-trains a backbone by, in rows of data.max_len tokens"
+    mesh: MeshConfig = nested(MeshConfig)
+    task: TaskConfig = nested(TaskConfig)
+    data: DataConfig = nested(DataConfig)
+    demos: DemosConfig = nested(DemosConfig)
+    corpus: CorpusConfig = nested(CorpusConfig)
+    objective: Objective = choice(
+        Objective,
+        MaskedLM,
+        ReplacedTokens,
+        CausalLM,
+        PrefixLM,
+        SpanCorruption,
+        note="what `adapt` pre-trains a backbone by, in rows of data.max_len tokens",
     )
-    ppt: PPTConfig = kinds.block(PPTConfig)
-    optim: OptimConfig = kinds.block(OptimConfig)
-    cache: CacheConfig = kinds.block(CacheConfig)
-    generate: GenerateConfig = kinds.block(GenerateConfig)
-    runs: GridConfig = kinds.block(GridConfig)
-    shared: SharedConfig = kinds.block(SharedConfig)
-    train: TrainConfig = kinds.block(TrainConfig)
-    prompt: OpenBlock = kinds.open_block("prompt")
-    head: OpenBlock = kinds.open_block("head")
+    ppt: PPTConfig = nested(PPTConfig)
+    optim: OptimConfig = nested(OptimConfig)
+    cache: CacheConfig = nested(CacheConfig)
+    generate: GenerateConfig = nested(GenerateConfig)
+    runs: GridConfig = nested(GridConfig)
+    shared: SharedConfig = nested(SharedConfig)
+    train: TrainConfig = nested(TrainConfig)
+    prompt: OpenBlock = open_block("prompt")
+    head: OpenBlock = open_block("head")
 
 
 def forms() -> tuple[str, ...]:
@@ -687,11 +695,25 @@ def forms() -> tuple[str, ...]:
 
 
 # What may change between two runs in one workdir: nothing here changes a number.
-FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
+FREE: tuple[str, ...] = (
+    "backbone.path",
+    "train.tracker",
+    "train.log_steps",
+    "train.test",
+    "data.cache_dir",
+)
 FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored. The
 # seed of the data says which demonstrations are shown.
 OF_DATA = tuple(f"data.{name}" for name in DataConfig.declared() if name != "seed")
-FREE_TRAINED = ("optim", "train", *OF_DATA, "generate", "cache", "backbone.dtype", "backbone.stack")
+FREE_TRAINED: tuple[str, ...] = (
+    "optim",
+    "train",
+    *OF_DATA,
+    "generate",
+    "cache",
+    "backbone.dtype",
+    "backbone.stack",
+)
 FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads", "backbone.once")

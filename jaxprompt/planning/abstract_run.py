@@ -91,19 +91,7 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
 
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
-    check_config(config)
-    if config.objective.name:
-        raise InputError(
-            f"objective.name={config.objective.name} pre-trains a backbone, which plan does not "
-            "weigh; launch/small_*.sh try what fits, or give a config of train or pretrain"
-        )
-    if config.shared.tasks:
-        raise InputError(
-            "shared.tasks is not planned; empty it, and plan the task of the longest texts with "
-            "its own fields, which takes the most"
-        )
-    if config.ppt.task:
-        ppt.check_learner(config)
+    _check_planned(config)
     backbone, notes = find_backbone(config.backbone)
     check_fit(
         backbone,
@@ -153,6 +141,23 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         widens,
         notes + more,
     )
+
+
+def _check_planned(config: RunConfig) -> None:
+    """Raises InputError for a config that is wrong, or whose runs are not planned."""
+    check_config(config)
+    if config.objective.name:
+        raise InputError(
+            f"objective.name={config.objective.name} pre-trains a backbone, which plan does not "
+            "weigh; launch/small_*.sh try what fits, or give a config of train or pretrain"
+        )
+    if config.shared.tasks:
+        raise InputError(
+            "shared.tasks is not planned; empty it, and plan the task of the longest texts with "
+            "its own fields, which takes the most"
+        )
+    if config.ppt.task:
+        ppt.check_learner(config)
 
 
 def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:

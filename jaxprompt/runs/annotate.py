@@ -71,7 +71,7 @@ def check_annotator(config: RunConfig) -> None:
         raise InputError("config.runs stands for several runs, annotate does one; empty it")
     need_corpus(config)
     if shows_demos(config):
-        field = next(f"demos.{name}" for name in COUNTS if config.demos[name])
+        field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
         raise InputError(f"a classifier of units shows no demonstrations; set {field}=0")
     task = read_task(config.task)
     if task.is_text or task.choices:

@@ -26,10 +26,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from configs.accuracy import SEEDS, get_config
+from configs.accuracy import SEEDS
 from jaxprompt.cli.results import collect
 from jaxprompt.cli.sweep import list_runs
-from jaxprompt.config.load import override
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, choose, nearest
 from jaxprompt.inspection.tables import table
 
@@ -93,10 +93,8 @@ def peft_run(args: argparse.Namespace) -> None:
     method = args.only or "prefix"
     if method not in METHODS:
         sys.exit(f"--only {method!r}: give prefix or soft")
-    c = get_config(f"{args.task}-{method}")
-    override(c, "data.source", str(Path(args.data) / args.task))
-    for field, value in args.set:
-        override(c, field, value)
+    source = ("data.source", str(Path(args.data) / args.task))
+    c = load_config(f"{CONFIG}:{args.task}-{method}", [source, *args.set])
     if c.train.total_epochs < 1 or c.train.total_epochs % 1:
         raise InputError(f"train.total_epochs={c.train.total_epochs:g}: peft takes whole epochs")
     if c.head.name == "linear":
@@ -110,25 +108,21 @@ def peft_run(args: argparse.Namespace) -> None:
 
 def torch_run(args: argparse.Namespace) -> None:
     """Trains SST-2 in torch alone, as the config's own run with the flags of docs/results.md."""
-    from configs.dart import few_shot, lm_bff
-    from configs.dpt import tasks as dpt
     from launch.accuracy.torch_runs import train_listed, train_words
 
     if not args.mlm:
         raise InputError("torch needs --mlm, a folder with a BERT and its head")
     few = {"data.batch": 8, "data.seed": args.seed, "train.total_steps": 80, "optim.lr": 3e-4}
     sides = {
-        "dart": (few_shot.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=True)),
-        "lm_bff": (lm_bff.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=False)),
+        "dart": ("dart/few_shot:sst2", few, lambda c, s: train_words(c, s, dart=True)),
+        "lm_bff": ("dart/lm_bff:sst2", few, lambda c, s: train_words(c, s, dart=False)),
         "dpt": (
-            dpt.get_config("sst2,low,dpt"), {"train.total_epochs": 4, "optim.lr": 2e-4},
-            train_listed,
+            "dpt/tasks:sst2,low,dpt", {"train.total_epochs": 4, "optim.lr": 2e-4}, train_listed
         ),
     }  # fmt: skip
-    c, flags, train = sides[choose("--only", args.only or "dart", sides)]
+    name, flags, train = sides[choose("--only", args.only or "dart", sides)]
     flags |= {"backbone.path": args.mlm, "data.source": Path(args.data) / "sst2"}
-    for flag, value in (flags | {"data.max_len": 64}).items():
-        override(c, flag, str(value))
+    c = load_config(name, list((flags | {"data.max_len": 64}).items()))
     args.task = "sst2"
     write(args, train(c, args.seed), f"torch_{args.only or 'dart'}")
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from jaxprompt.config.run import RunConfig
+
 
 class Training(NamedTuple):
     """What is trained, on what loss, and how it is scored."""
@@ -21,7 +23,7 @@ class Training(NamedTuple):
 
 
 def fit(
-    c, seed: int, training: Training, epochs: int, optimizer: torch.optim.Optimizer,
+    c: RunConfig, seed: int, training: Training, epochs: int, optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> dict:  # fmt: skip
     """Trains on batches in random order, restores the best epoch and scores test.

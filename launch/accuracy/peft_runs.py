@@ -22,6 +22,7 @@ from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.examples import read_examples
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import encode_splits, scorer_from_config
+from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.folder import resolve
 from jaxprompt.scoring.losses import END, START
 from jaxprompt.types import ABSENT
@@ -37,7 +38,7 @@ MODELS = {
 # -- texts with a class --------------------------------------------------------------------------
 
 
-def train_classes(c, seed: int, method: str) -> dict:
+def train_classes(c: RunConfig, seed: int, method: str) -> dict:
     """Trains by a config of configs/accuracy.py with a linear head. -> the result"""
     examples = read_examples(c)
     start_torch(seed)
@@ -68,7 +69,7 @@ def train_classes(c, seed: int, method: str) -> dict:
     return _fit(c, seed, Training(f"peft {method}", model, size, loss, measure))
 
 
-def open_classifier(c, method: str, classes: int) -> tuple[Any, peft.PeftModel]:
+def open_classifier(c: RunConfig, method: str, classes: int) -> tuple[Any, peft.PeftModel]:
     """Loads a backbone and adds a head and a prompt to it. -> its tokenizer, the model"""
     folder = resolve(c.backbone.path)
     gguf = {"gguf_file": folder.name} if folder.is_file() else {}
@@ -81,7 +82,7 @@ def open_classifier(c, method: str, classes: int) -> tuple[Any, peft.PeftModel]:
     if method == "soft" and hasattr(base, "score"):
         # Given embeddings, transformers' decoders read the last position, padding or not.
         tokenizer.padding_side = "left"
-    config = METHODS[method](task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
+    config = METHODS[method](task_type="SEQ_CLS", num_virtual_tokens=c.prompt.get("length"))
     return tokenizer, peft.get_peft_model(base, config)
 
 
@@ -141,18 +142,18 @@ class TokenModel(NamedTuple):
         return table
 
 
-def train_tokens(c, seed: int) -> dict:
+def train_tokens(c: RunConfig, seed: int) -> dict:
     """Trains by a config of configs/accuracy.py with a head of tags or spans. -> the result"""
     start_torch(seed)
-    placement, backbone = build_placement(c), open_backbone(c.backbone.to_dict())
+    placement, backbone = build_placement(c), open_backbone(c.backbone)
     examples = read_examples(c)
     scorer = scorer_from_config(c, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
     kind, (model_class, task_type) = c.head.name, MODELS[c.head.name]
     labels = {"num_labels": len(scorer.task.labels)} if kind == "tags" else {}
-    config = peft.PrefixTuningConfig(task_type=task_type, num_virtual_tokens=c.prompt.length)
+    config = peft.PrefixTuningConfig(task_type=task_type, num_virtual_tokens=c.prompt.get("length"))
     model = peft.get_peft_model(model_class.from_pretrained(backbone.folder, **labels), config)
-    tokens = TokenModel(kind, model, scorer.layout.pad_id, c.prompt.length)
+    tokens = TokenModel(kind, model, scorer.layout.pad_id, c.prompt.get("length"))
     train = splits["train"]
 
     def loss(chosen) -> torch.Tensor:
@@ -189,7 +190,7 @@ def start_torch(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _fit(c, seed: int, training: Training) -> dict:
+def _fit(c: RunConfig, seed: int, training: Training) -> dict:
     """Trains without weight decay; the learning rate falls linearly to 0."""
     parameters = [p for p in training.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=c.optim.lr, weight_decay=0.0)

@@ -262,7 +262,7 @@ def write_rows(args: argparse.Namespace) -> None:
     from jaxprompt.runs.grid.expand import list_runs
 
     c, runs = load_config(args.config), []
-    length = c.prompt.length
+    length = c.prompt.get("length")
     grid = list_runs(c, args.workdir)
     placement = build_placement(c)
     backbone = open_fitting(c, placement)

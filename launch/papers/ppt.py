@@ -111,7 +111,8 @@ def figure2(tasks: Sequence[str]) -> Iterable[Cell]:
             epochs, batch = EVERY[method].get(task, OTHERS[method])
             every = {
                 "data.protocol": "fraction", "data.protocol.ratio": 0.9,
-                "data.protocol.holdout": 0.1, "data.batch": batch, "train.total_epochs": float(epochs), "train.eval_steps": 0,
+                "data.protocol.holdout": 0.1, "data.batch": batch,
+                "train.total_epochs": float(epochs), "train.eval_steps": 0,
                 "train.eval_epochs": epochs / 10,
             }  # fmt: skip
             yield Cell(f"{method}, all examples", task, method, main_backbone(task), every)

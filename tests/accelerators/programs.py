@@ -1,6 +1,7 @@
 """Real steps at published sizes, as shapes that lie on devices that are not there."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jaxprompt import rng, tree
 from jaxprompt.build.backbone import shape_backbone
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import MaskedLM, OnText, PrefixLM, RunConfig, SpanCorruption
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.layers.reading import TargetScores
@@ -46,7 +48,7 @@ def put(leaves: Any, where: Any) -> Any:
     return jax.tree.map(lay, leaves, where)
 
 
-def open_config(path: str, place: Placement, **fields: Any) -> Any:
+def open_config(path: str, place: Placement, **fields: Any) -> RunConfig:
     """Loads a config with fields changed ("backbone__path") and the mesh of a placement."""
     mesh = place.mesh.shape
     own = {"mesh.data": mesh["data"], "mesh.model": mesh["model"], "mesh.fsdp": place.fsdp}
@@ -109,10 +111,9 @@ def _module(run: Any, place: Placement) -> Any:
 def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles a step of a backbone's own pre-training, all weights float32."""
     c = open_config(path, place, backbone__path=name, **fields)
-    known, block = published()[name], c.backbone.to_dict()
-    head = NEEDS[c.objective.name][1]
+    known, head = published()[name], NEEDS[c.objective.name][1]
     open_as = lambda hf, family, heads: (
-        shape_backbone(block | {"family": family}, name, hf, heads).module
+        shape_backbone(c.backbone.replace({"family": family}), Path(name), hf, heads).module
     )
     module = open_as(known.hf, "", (head,))
     module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))
@@ -136,16 +137,21 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
     return compile_for(place, step, state, {}, batch, donate_argnums=0), state
 
 
-def _rows(c: Any) -> Batch:
+def _reads(objective: OnText, length: int) -> tuple[int, int]:
+    """Counts the positions that an objective scores in a row, and those of the decoder."""
+    if isinstance(objective, SpanCorruption):
+        o = objective
+        inner = corrupted_lengths(tokens_for(length, o.rate, o.span), o.rate, o.span)[1]
+        return inner, inner
+    if isinstance(objective, MaskedLM):
+        return round(objective.rate * length), 0
+    return (length, length) if isinstance(objective, PrefixLM) else (length - 1, 0)
+
+
+def _rows(c: RunConfig) -> Batch:
     """Describes a batch of an objective, full rows of text."""
-    o, rows, length = c.objective, c.data.batch, c.data.max_len
-    reads, inner = {
-        "mlm": (round(o.rate * length), 0), "rtd": (round(o.rate * length), 0),
-        "clm": (length - 1, 0), "prefix_lm": (length, length),
-        "span_corruption": (0, corrupted_lengths(tokens_for(length, o.rate, o.span), o.rate,
-                                                 o.span)[1]),
-    }[o.name]  # fmt: skip
-    reads = reads or inner
+    rows, length = c.data.batch, c.data.max_len
+    reads, inner = _reads(c.objective, length)
 
     def tokens(width: int, told: bool) -> Tokens:
         ids = np.zeros((rows, width), np.int32)

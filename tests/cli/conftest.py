@@ -3,11 +3,18 @@
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 from spoil import BASE
 from tiny_run import ROOT, changed, flags, make_backbone, make_data, make_dropping, tiny_fields
 
 from jaxprompt.__main__ import main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices_have_started():
+    """Starts JAX: else a test of `plan` would simulate its devices for all tests behind it."""
+    jax.devices()
 
 
 @pytest.fixture(scope="session")

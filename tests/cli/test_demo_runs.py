@@ -6,7 +6,17 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
+from spoil import BASE
+from tiny_run import (
+    TOPICS,
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    tiny_fields,
+    write_rows,
+)
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCausalLM
 
 from jaxprompt.build.prompt_artifact import read_export
@@ -259,8 +269,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
         found = [line["scores"][name] for name in NAMES]
         np.testing.assert_allclose(found, last[words].softmax(-1), rtol=0, atol=1e-5)
     assert (len(orders) == 1) == (count == 0)
-    c.data.seed += 1
-    again = restore(c, None, ["test"]).scorer
+    again = restore(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
     same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
     assert (same[0] == same[1]) == (count == 0)
 
@@ -272,7 +281,6 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     ({"head.name": "linear"}, ["demos.per_class=1 shows label words", "head.name=verbalizer"]),
     ({"demos.total": 4}, ["demos.per_class=1 and demos.total=4; set one"]),
     ({"demos.similar": 0.5}, ["demos.encoder is empty", "set demos.similar=1"]),
-    ({"demos.similar": 0}, ["demos.similar=0.0 must be in (0, 1]"]),
     ({"demos.similar": 0.5, "demos.encoder": "nowhere/at/all"},
      ["demos.encoder='nowhere/at/all': ", "nowhere/at/all"]),
     ({"demos.per_class": 0, "demos.exact": 13},
@@ -293,6 +301,12 @@ def test_what_does_not_fit_is_named(fields, parts, backbone, data, tmp_path, ref
     c = prepare(backbone, data, "full", **{"demos__per_class": 1, **fields})
     line = refused("train", write(c, tmp_path), f"--workdir={tmp_path / 'w'}", started=True)
     assert all(part in line for part in parts), line
+
+
+def test_a_share_of_no_examples_is_refused(backbone, data, tmp_path, refused):
+    words = [*flags(tiny_fields(backbone, data)), "--config.demos.similar=0"]
+    line = refused("train", f"--config={BASE}", f"--workdir={tmp_path / 'w'}", *words)
+    assert line == "demos.similar=0.0 must be in (0, 1]"
 
 
 def test_trained_rows_around_entities_are_refused(backbone, data, tmp_path, refused):

@@ -6,12 +6,12 @@ import shutil
 import struct
 
 import pytest
-from jaxprompt.config.schema import FIELDS
 from spoil import PYTHON, edit
 from tiny_run import read_lines, write_rows
 
 from jaxprompt.backbones import families
 from jaxprompt.build import examples
+from jaxprompt.config.run import TaskConfig
 
 # -- data -----------------------------------------------------------------------------------------
 
@@ -259,4 +259,4 @@ def test_weights_that_are_corrupt(train, model):
 def test_every_field_of_a_task_is_read_or_refused_for_a_known_one():
     read = {"name", "chat", "template", "words", "spaced", "option", "vocabulary", "metric"}
     read |= {"markers", "form", "answer", "eos", "positive"}
-    assert set(FIELDS["task"]) == read | set(examples._OF_CUSTOM)
+    assert set(TaskConfig.declared()) == {"fields", *read, *examples._OF_CUSTOM}

@@ -8,7 +8,6 @@ import pytest
 from spoil import files
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
 
-from configs.base import get_config
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
@@ -16,6 +15,7 @@ from jaxprompt.build.examples import read_examples
 from jaxprompt.build.initial_params import read_rows
 from jaxprompt.build.prompt_artifact import plain_tokens, read_export, unpack
 from jaxprompt.build.task import scorer_from_config
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.errors import InputError
@@ -192,10 +192,8 @@ def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
     """Logits of the whole vocabulary behind the sentinel, of torch and of the export."""
     import transformers
 
-    block = get_config().backbone.to_dict()
-    exported = unpack(
-        str(divided / "run" / "export"), backbone=block, batch=4, placement=make_placement(1, 1)
-    )
+    export, placement = str(divided / "run" / "export"), make_placement(1, 1)
+    exported = unpack(export, backbone=BackboneConfig(), batch=4, placement=placement)
     scorer, params = exported.scorer, exported.params
     rows = read_lines(data / "test.jsonl")[:4]
     examples = [read_example(scorer.task, row, "here", need_label=False) for row in rows]

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sample, survive, write
-from jaxprompt.config.schema import FIELDS, make_defaults
 from spoil import BASE, write_card
 from tiny_run import make_backbone, make_config
 
@@ -20,6 +19,7 @@ from jaxprompt.build.prompt_artifact import read_export, unpack
 from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
+from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.parallel.sharding import make_placement
@@ -49,10 +49,7 @@ def offline(monkeypatch):
 @pytest.fixture(scope="module")
 def configs(backbone, data):
     """A whole config of each method, as saved JSON."""
-    return {
-        method: json.loads(json.dumps(make_config(backbone, data, method).to_dict()))
-        for method in METHODS
-    }
+    return {method: json.loads(make_config(backbone, data, method).to_json()) for method in METHODS}
 
 
 def check(c) -> None:
@@ -89,7 +86,7 @@ def test_every_field_by_override(configs, tmp_path, rng, monkeypatch):
     for method, config in configs.items():
         path = write(tmp_path / f"{method}.json", json.dumps(config))
         names = [name for name in names_of(config) if method == "prefix" or "prompt" in name]
-        assert method != "prefix" or set(FIELDS) <= set(names)
+        assert method != "prefix" or set(RunConfig.declared()) <= set(names)
         count = COUNTS["override"] if method == "prefix" else len(names) * 25
         for name, text in sample(rng, names, TEXTS, count=count):
             ends.add(survive(monkeypatch, (method, name, text), overridden, path, name, text))
@@ -150,8 +147,9 @@ def write_spoilt(path, card):
 def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
     folder, card = export
     path, placement = folder / "prompt.json", make_placement(1, 1)
-    block = make_defaults().backbone.to_dict() | {"path": str(backbone)}
-    use = lambda: unpack(str(folder), backbone=block, batch=8, placement=placement)
+    use = lambda: unpack(
+        str(folder), backbone=BackboneConfig(path=str(backbone)), batch=8, placement=placement
+    )
     assert survive(monkeypatch, "the card as it is", use) == 0
     passed = []
     for way, value in sample(rng, list(leaves(card)), VALUES, count=COUNTS["card"]):

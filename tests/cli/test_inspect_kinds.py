@@ -22,9 +22,9 @@ from tiny_run import (
     write_rows,
 )
 
-from configs.base import get_config
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.inspection.instances import Instance
@@ -102,9 +102,7 @@ NAMED = {
 @pytest.mark.parametrize("each", NAMED)
 def test_rows_of_a_class_are_told_apart(each, tmp_path):
     family, prompt, head, template, names = NAMED[each]
-    opened = open_backbone(
-        get_config().backbone.to_dict() | {"path": str(make_backbone(tmp_path / family, family))}
-    )
+    opened = open_backbone(BackboneConfig(path=str(make_backbone(tmp_path / family, family))))
     words = (("old cat", "dog"), ("bread",))
     scorer = build_scorer(
         opened, custom_task(fields=("text",), labels=("beast", "food"), words=words),

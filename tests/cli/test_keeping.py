@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from spoil import edit
 from tiny_run import (
     WIDTH,
     flags,
@@ -247,13 +248,10 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path):
     method, fields, said = REFUSED[case]
-    fields = COMMON | dict(cache__where="host") | fields
-    rate = fields.pop("backbone__dropout")
-    c = make_config(folders["bert"], data, method, **fields)
-    tree = c.to_dict()
-    tree["backbone"]["dropout"] = rate
+    c = make_config(folders["bert"], data, method, **COMMON | dict(cache__where="host"))
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(tree))
+    path.write_text(c.to_json())
+    edit(path, **{name.replace("__", "."): value for name, value in fields.items()})
     assert said in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run/config.json").exists()
 

@@ -63,7 +63,7 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
     """In float32, which XLA's CPU compiler does not widen."""
     run = make_run(T5, data__eval_batch=16, generate__beams=2, generate__max_new=16, **WRITES)
     found = make_evaluation(run, on())
-    step = within(on(), make_writing(run.writing, found.model, run.scorer.layout))
+    step = within(on(), make_writing(run.config.generate, found.model, run.scorer.layout))
     memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
     batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(found.batch))
