@@ -17,7 +17,6 @@ from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import OPEN
 from jaxprompt.config.run import RunConfig
-from jaxprompt.data.tasks.registry import task_names
 
 
 class _Caught(Exception):
@@ -73,6 +72,8 @@ def parser_of(command: str) -> Parser:
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every field of a config as a flag, with the words that it may hold."""
+    from jaxprompt.data.tasks.registry import task_names
+
     words = {name: field.words for name, field in declared_leaves(RunConfig)}
     words |= {f"{block}.name": registry.names() for block, registry in OPEN.items()}
     words["task.name"] = [*task_names(), "custom"]
