@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from jaxprompt.build.examples import read_examples
+from jaxprompt.training.run_result import RunResult
 from launch.accuracy.fit import Training, fit
 
 HIDE = 0.1  # share of the text's tokens that the fluency objective hides, as prompt.hide
@@ -42,7 +43,7 @@ class Rows:
         return fill(ids, 0), fill(slots, -1), mask, torch.tensor(read), self.labels[chosen]
 
 
-def train_words(c, seed: int, *, dart: bool) -> dict:
+def train_words(c, seed: int, *, dart: bool) -> RunResult:
     """Trains by configs/dart/few_shot.py:sst2 or lm_bff.py:sst2 (Zhang et al. 2022). -> the result
 
     Without `dart` the words of template and labels stay words, and there is no fluency objective.
@@ -100,7 +101,7 @@ def train_words(c, seed: int, *, dart: bool) -> dict:
     return _fit(c, seed, method, model, [rows, bias], splits, scores, loss)
 
 
-def train_listed(c, seed: int) -> dict:
+def train_listed(c, seed: int) -> RunResult:
     """Trains by configs/dpt/tasks.py:sst2,low,dpt (Yao et al. 2022, eq. 1 to 3). -> the result"""
     examples, tokenizer, model = _open(c, seed, AutoModelForPreTraining)
     ask = tokenizer("Class:", add_special_tokens=False).input_ids
@@ -147,7 +148,7 @@ def _text(tokenizer, example, room: int) -> list[int]:
 def _fit(
     c, seed: int, method: str, model, more: list, splits: dict[str, Rows], scores: Callable,
     loss: Callable,
-) -> dict:  # fmt: skip
+) -> RunResult:  # fmt: skip
     """Trains all weights and `more`, chooses the epoch on dev, and scores test. -> the result"""
     added = torch.nn.ParameterList(p for p in more if p.requires_grad)
     whole = torch.nn.ModuleList([model, added])
