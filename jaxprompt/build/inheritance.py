@@ -15,12 +15,13 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.prompts import Method
+from jaxprompt.training.run_record import OriginRecord
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
 _FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
 _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
-_ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
+_ORIGIN = ("method", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
 
 def check_init(config: RunConfig, dims: Dims) -> None:
@@ -142,11 +143,11 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
     return card
 
 
-def read_origin(path: str) -> dict[str, Any]:
-    """Tells of the export that a prompt started from, for the card of what came of it."""
+def read_origin(path: str) -> OriginRecord:
+    """Reads of an export what a run records that starts from it."""
     _, card = read_export(path)
-    found = {name: card[name] for name in _ORIGIN if name in card}
-    return {"path": path} | found | {"task": card["task"]["name"]}
+    fields = {name: card[name] for name in _ORIGIN if name in card}
+    return OriginRecord(path=path, task=card["task"]["name"], **fields)
 
 
 def inherit(

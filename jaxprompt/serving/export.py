@@ -30,9 +30,11 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
         trained = ppt.restore(config, workdir)
     else:
         trained = restore(config, workdir, given=given)
-    result = read_result(workdir) or {}
-    metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
-    origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
+    result, best = read_result(workdir), trained.best
+    splits = ("dev", "test", "held_out")
+    metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
+    init = trained.record.init
+    origin = {} if init is None else {"init": init.to_json()}
     if config.ppt.task:
         origin["pretrained"] = ppt.read_about(trained)
     weights = trained.weights
@@ -40,17 +42,17 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
         trained.scorer, weights.trainable, weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
         fingerprint=weights.report.fingerprint, config=config,
-        metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
+        metrics=metrics or {"dev": best and best.dev}, origin=origin,
     )  # fmt: skip
-    if "step" in trained.best:
-        card["step"] = trained.best["step"]
+    if best is not None:
+        card["step"] = best.step
     return Packed(trained.scorer, tensors, card)
 
 
 def check_newest(workdir: str, card: Mapping[str, Any]) -> None:
     """Raises InputError where the best step of a run is another than that of its export."""
     result = read_result(workdir)
-    best = Checkpoints(workdir).best() if result is None else result["best_step"]
+    best = Checkpoints(workdir).best() if result is None else result.best_step
     if best is not None and card.get("step", best) != best:
         raise InputError(
             f"{workdir}/export is of step {card['step']}, and the run was best at step {best}: "
