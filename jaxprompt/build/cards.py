@@ -12,8 +12,9 @@ from jaxprompt.config.kinds import Field, check_value
 from jaxprompt.config.run import BackboneConfig, DataConfig, GenerateConfig, TaskConfig
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, is_kind
-from jaxprompt.heads import make_head
-from jaxprompt.prompts import make_prompt
+from jaxprompt.heads import Kind, make_head
+from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 from jaxprompt.types import Dims
 
 _DATA, _TASK, _BACKBONE = (
@@ -36,7 +37,23 @@ TOP = {
     "method": str, "hyper": dict, "template": str, "label_words": list | None, "metrics": dict,
     "seed": int, "step": int,
     "versions": dict, "created": str, "sha256": str, "pretrained": dict, "init": dict,
+    "plugins": dict,
 }  # fmt: skip
+
+
+def plugins_of(prompt: Method, head: Kind, family: str) -> dict[str, str]:
+    """Returns the installed packages that a method, a head and a backbone are from.
+
+    Returns:
+      Versions by name of the package, without jaxprompt itself.
+    """
+    methods = [prompt, *(part.method for part in prompt.components())]
+    plugins = [
+        *(METHODS.plugin(METHODS.name_of(type(method))) for method in methods),
+        HEADS.plugin(head.name),
+        BACKBONES.plugin(family),
+    ]
+    return dict(sorted({plugin for plugin in plugins if plugin is not None}))
 
 
 def check_card(path: str, card: Mapping[str, Any]) -> None:
@@ -44,6 +61,7 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
     for name, kind in TOP.items():
         if name in card and not isinstance(card[name], kind):
             raise _wrong(path, name, card[name])
+    check_plugins(path, card)
     if odd := card["layout"].keys() - BLOCKS["layout"].keys():
         raise InputError(f"{path}: the card's layout has {min(odd)!r}; export the prompt again")
     for block, known in BLOCKS.items():
@@ -61,6 +79,16 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
     for name, hint in typing.get_type_hints(Task).items():
         if name in card["task"] and not _fits(card["task"][name], hint):
             raise _wrong(path, f"task.{name}", card["task"][name])
+
+
+def check_plugins(path: str, card: Mapping[str, Any]) -> None:
+    """Raises InputError where a package that an export needs is not installed, see `plugins_of`."""
+    for package, version in card.get("plugins", {}).items():
+        if not is_installed(package):
+            raise InputError(
+                f"{path} needs the package {package} {version}, which is not installed; "
+                f"pip install {package}"
+            )
 
 
 def _check_made(path: str, name: str, make: Callable[..., Any], block: Mapping[str, Any]) -> None:

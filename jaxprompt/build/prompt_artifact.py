@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-from jaxprompt.build.cards import check_card
+from jaxprompt.build.cards import check_card, plugins_of
 from jaxprompt.build.demonstrations import card_of, demos_of_card, with_encoder
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.tuned_backbone import without_delta
@@ -104,6 +104,7 @@ def describe(
     or nothing.
     """
     layout = scorer.layout
+    plugins = plugins_of(prompt, scorer.head, backbone.family)
     return {
         "method": config.prompt.name,
         "hyper": config.prompt.to_dict(),
@@ -139,6 +140,7 @@ def describe(
         "versions": package_versions(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **({} if scorer.demos is None else {"demos": card_of(scorer.demos)}),
+        **({"plugins": plugins} if plugins else {}),
         **origin,
     }
 
