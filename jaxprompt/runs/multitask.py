@@ -34,6 +34,7 @@ from jaxprompt.build.task import (
 from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
+from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
@@ -313,17 +314,18 @@ class SharedTuning(Work):
         self, numbers: Flat, scorers: Mapping[str, Scorer], dev: Mapping[str, float],
         test: Mapping[str, float],
     ) -> None:  # fmt: skip
-        origin = {name: self.record[name] for name in ("init",) if name in self.record}
+        init = OriginMetadata.from_json(self.record.get("init"))
         for name, scorer in scorers.items():
             own = self.configs[name]
             measured = {"dev": _own(dev, name), "test": _own(test, name)}
-            tensors, card = pack(
+            tensors, metadata = pack(
                 scorer, _of_task(numbers, name), _of_task(self.frozen, name),
                 backbone=dataclasses.replace(own.backbone, family=self.backbone.family),
                 fingerprint=self.loaded.report.fingerprint, config=own,
-                metrics={part: found for part, found in measured.items() if found}, origin=origin,
+                metrics={part: found for part, found in measured.items() if found},
             )  # fmt: skip
-            write_artifact(Path(self.workdir) / "export" / name, tensors, card)
+            metadata = dataclasses.replace(metadata, init=init)
+            write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
 
 
 def _own_fields(config: RunConfig) -> dict[str, str]:

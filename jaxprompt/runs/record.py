@@ -55,7 +55,7 @@ def _digests(init: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def _origins(config: RunConfig) -> dict[str, Any]:
     """Tells of the exports and the files that numbers start from."""
-    found = [read_origin(path) for path, _ in inherited(config)]
+    found = [read_origin(path).to_json() for path, _ in inherited(config)]
     own = {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
     files = {path: _sha256(rows_of_file(path)[0]) for path in start_files(config)}
     return own | ({"files": files} if files else {})
