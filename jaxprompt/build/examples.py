@@ -371,27 +371,24 @@ def read_rows(
 
     `task` has its labels found. -> where each row stands, the row, its example
     """
-    data, files = config.data, config.data.files.paths()
-    place = dict(
-        source=data.source, files=files, cache_dir=data.cache_dir or None, only=data.only
-    )  # fmt: skip
-
-    def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
-        rows, found = sources.read_split(task, source_split(config, name), **place), []
-        if config.task.vocabulary:
-            rows, _ = keep_known(task, rows)
-        for number, row in enumerate(rows):
-            where = rows.origin(number)
-            example = read_example(task, row, where, need_place=name == "train")
-            found.append((where, dict(row), example))
-        return found
-
-    if data.protocol.name and split != "test":
-        found = read("train")
-        numbers = getattr(_draw(data, task, [own for _, _, own in found]), split)
+    data_set = _DataSet(config, None)
+    if config.data.protocol.name and split != "test":
+        rows = data_set.read(task, "train")
+        read = _read_each(task, rows, "train")
+        sampled = _draw(config.data, task, [example for _, _, example in read], rows)
+        numbers = getattr(sampled, split)
         if numbers is not None:
-            return [found[number] for number in numbers]
-    return read(split)
+            return [read[number] for number in numbers]
+    return _read_each(task, data_set.read(task, split), split)
+
+
+def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, Any], Example]]:
+    """Reads each row of a split. Returns where it stands, the row, its example."""
+    places = [(rows.origin(number), dict(row)) for number, row in enumerate(rows)]
+    return [
+        (where, row, read_example(task, row, where, need_place=split == "train"))
+        for where, row in places
+    ]
 
 
 def _draw(

@@ -62,7 +62,7 @@ class Block:
                 f"unknown config field {brief(prefix + name)}; {nearest(name, declared)}"
             )
         for name in sorted(set(declared) - set(values)):
-            if isinstance(declared[name], kinds.Open):  # which has no default
+            if isinstance(declared[name], Open):  # which has no default
                 raise InputError(
                     f"config field {prefix}{name} is missing; `train --help` lists them all"
                 )

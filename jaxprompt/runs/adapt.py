@@ -9,7 +9,7 @@ from jaxprompt import tree
 from jaxprompt.build.check import check_config
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
-from jaxprompt.config.run import RunConfig
+from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -109,7 +109,7 @@ class Adapting(CorpusWork):
         log.say(f"backbone {source} ({adapted.backbone.family}), {own.fingerprint[:12]}")
         if own.fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(own.fresh)}")
-        if adapted.generator is not None:
+        if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
             generator = config.objective.generator_path or "drawn"
             log.say(f"generator {generator} ({adapted.generator.family})")
         log.say(
@@ -151,7 +151,7 @@ class Adapting(CorpusWork):
             # The embeddings that it shares are the discriminator's, and its file needs them too.
             own, both = adapted.generator, tie(params["generator"], params["backbone"])
             save_backbone(folder / "generator", own.family, own.hf, both, **given)
-        if config.objective.examples:
+        if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
                 config, self.placement, adapted, ended.numbers, self.held, self.tokenizer

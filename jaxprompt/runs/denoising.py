@@ -15,7 +15,15 @@ from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
 from jaxprompt.build.corpus import need_corpus
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.config.run import CausalLM, MaskedLM, PrefixLM, ReplacedTokens, RunConfig
+from jaxprompt.config.run import (
+    CausalLM,
+    MaskedLM,
+    OnText,
+    PrefixLM,
+    ReplacedTokens,
+    RunConfig,
+    SpanCorruption,
+)
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
     Corpus,
@@ -91,6 +99,12 @@ def check_objective(config: RunConfig) -> None:
 # -- text -------------------------------------------------------------------------------------
 
 
+def objective_of(config: RunConfig) -> OnText:
+    """Returns the objective of a config that `check_objective` has checked."""
+    assert isinstance(config.objective, OnText)
+    return config.objective
+
+
 def read_rows(
     config: RunConfig, corpus: Corpus, objective: Any, tokenizer: Any
 ) -> tuple[DenoisingRows, DenoisingRows]:
@@ -100,7 +114,7 @@ def read_rows(
     # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     train, held = (
-        DenoisingRows(corpus, share, objective, packed=config.objective.packed, pad_id=pad)
+        DenoisingRows(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
         for share in shares
     )
     return train, held
@@ -108,7 +122,7 @@ def read_rows(
 
 def make_denoiser(config: RunConfig, tokenizer: Any, backbone: Backbone) -> Any:
     """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
-    objective, length = config.objective, config.data.max_len
+    objective, length = objective_of(config), config.data.max_len
     if isinstance(objective, CausalLM):
         return clm.make(tokenizer, length, apart=objective.apart)
     if isinstance(objective, MaskedLM):
@@ -122,6 +136,7 @@ def make_denoiser(config: RunConfig, tokenizer: Any, backbone: Backbone) -> Any:
     )  # fmt: skip
     if isinstance(objective, PrefixLM):
         return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
+    assert isinstance(objective, SpanCorruption)
     return span_corruption.make(
         tokenizer, length, density=objective.rate, span=objective.span, **of_t5
     )
@@ -183,7 +198,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         params["generator"] = untie(drawn.params)
         mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
         model = make_pair(generator.module, backbone.module)
-        objectives = make_objectives(config.objective.weight)
+        objectives = make_objectives(_replaced_tokens(config).weight)
     else:
         module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
@@ -201,27 +216,34 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
 
 def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     """Shapes a generator of a discriminator's kind, or opens one that is trained."""
-    o, block = config.objective, config.backbone  # it computes like the discriminator
-    if not o.generator_path:
-        hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
+    objective, block = _replaced_tokens(config), config.backbone  # it computes like the other
+    if not objective.generator_path:
+        hf = generator_config(
+            backbone.hf, width=objective.generator, layers=objective.generator_layers
+        )
         block = dataclasses.replace(block, family="electra")
         return _in_float32(shape_backbone(block, backbone.folder, hf, ("mlm",)))
     opened = open_backbone(
-        dataclasses.replace(block, path=o.generator_path, revision="", family="", init="")
+        dataclasses.replace(block, path=objective.generator_path, revision="", family="", init="")
     )
     words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
     # What the generator draws is fed to the discriminator by its id.
     if words[0] != words[1]:
         raise InputError(
-            f"objective.generator_path={o.generator_path!r} has another vocabulary than "
+            f"objective.generator_path={objective.generator_path!r} has another vocabulary than "
             f"{backbone.folder}; give a generator with the same tokenizer"
         )
     if "mlm" not in opened.module.cfg.model_heads:
         raise InputError(
-            f"objective.generator_path={o.generator_path!r} has no masked-LM head; give a model "
-            "that `adapt` made by mlm, or leave it empty for a fresh generator"
+            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; give a "
+            "model that `adapt` made by mlm, or leave it empty for a fresh generator"
         )
     return _in_float32(opened)
+
+
+def _replaced_tokens(config: RunConfig) -> ReplacedTokens:
+    assert isinstance(config.objective, ReplacedTokens)
+    return config.objective
 
 
 def _in_float32(backbone: Backbone) -> Backbone:
@@ -234,7 +256,7 @@ def _load_generator(
 ) -> tuple[Backbone, Loaded]:
     """Draws or reads the generator's weights."""
     opened = _open_generator(config, backbone)
-    if not config.objective.generator_path:
+    if not _replaced_tokens(config).generator_path:
         return new_backbone.draw_weights(opened, placement, config.seed, part="generator")
     opened, loaded = load_weights(opened, placement)
     return new_backbone.with_heads(
@@ -315,8 +337,9 @@ def fill(
     """Fills the first of the held-out rows, and writes them out."""
     devices = placement.mesh.shape[DATA]
     # A batch must divide over the devices; the rows beyond are filling.
-    size = -(-config.objective.examples // devices) * devices
-    given = dict(batch=size, seed=config.data.seed, limit=config.objective.examples)
+    examples = objective_of(config).examples
+    size = -(-examples // devices) * devices
+    given = dict(batch=size, seed=config.data.seed, limit=examples)
     own = next(iter(Pass(held, share=placement.share(), **given)))
     step = jax.jit(
         within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
