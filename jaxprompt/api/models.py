@@ -141,9 +141,8 @@ def attach(
             head = Choice("head", name, fields_of_head)
         config = make_config(backbone, task=task, choices=[head], overrides=fields)
         made = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
-        prompt = Prompt(
-            scale_slots(prompt.tensors, made.backbone.rescale), made.to_json(), prompt.path
-        )
+        tensors = scale_slots(prompt.tensors, made.backbone.rescale)
+        prompt = Prompt(tensors, made.to_json(), prompt.path)
     elif task is not None or head is not None or fields:
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         shown = ", ".join([*known, *fields])

@@ -98,7 +98,9 @@ class DemosMetadata:
         for example in self.examples:
             has_texts = example.fields.keys() >= set(task.fields)
             if not has_texts or not 0 <= example.label < len(task.labels):
-                raise InputError(f"demos.examples has {brief(example)}, which is none of the task")
+                raise InputError(
+                    f"demos.examples has {brief(_write(example))}, which is none of the task"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
