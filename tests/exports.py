@@ -1,5 +1,6 @@
 """The metadata of an export, which tests change."""
 
+import copy
 from typing import Any
 
 from jaxprompt.convert.prompt_metadata import PromptMetadata
@@ -42,7 +43,7 @@ def metadata_json(**changes: Any) -> dict[str, Any]:
         for name, value in changes.items()
         if isinstance(value, dict) and isinstance(VALUES.get(name), dict)
     }
-    return VALUES | changes | blocks
+    return copy.deepcopy(VALUES | changes | blocks)
 
 
 def make_metadata(**changes: Any) -> PromptMetadata:
