@@ -3,13 +3,15 @@
 import json
 from types import SimpleNamespace
 
+from jaxprompt.config.load import load_config
 from jaxprompt.runs.grid.batched_loop import BatchedRuns
 from jaxprompt.training.progress import Progress
 
 
 def make_member(folder, seed):
     folder.mkdir()
-    run = SimpleNamespace(folder=folder, settings=SimpleNamespace(method="soft", seed=seed))
+    config = load_config("base:soft", [("seed", seed)])
+    run = SimpleNamespace(folder=folder, config=config)
     return SimpleNamespace(run=run, about={})
 
 
