@@ -316,17 +316,17 @@ class SharedTuning(Work[SharedRecord]):
         test: Mapping[str, float],
     ) -> None:  # fmt: skip
         init = self.record.init
-        origin = {} if init is None else {"init": init.to_json()}
         for name, scorer in scorers.items():
             own = self.configs[name]
             measured = {"dev": _own(dev, name), "test": _own(test, name)}
-            tensors, card = pack(
+            tensors, metadata = pack(
                 scorer, _of_task(numbers, name), _of_task(self.frozen, name),
                 backbone=dataclasses.replace(own.backbone, family=self.backbone.family),
                 fingerprint=self.loaded.report.fingerprint, config=own,
-                metrics={part: found for part, found in measured.items() if found}, origin=origin,
+                metrics={part: found for part, found in measured.items() if found},
             )  # fmt: skip
-            write_artifact(Path(self.workdir) / "export" / name, tensors, card)
+            metadata = dataclasses.replace(metadata, init=init)
+            write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
 
 
 def _own_fields(config: RunConfig) -> dict[str, str]:

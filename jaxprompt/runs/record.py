@@ -12,6 +12,7 @@ from jaxprompt.build.inheritance import read_origin
 from jaxprompt.build.initial_params import rows_of_file
 from jaxprompt.build.method import inherited, start_files, starts_of
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.text.identity import check_identity
 from jaxprompt.errors import InputError
 from jaxprompt.files import is_held
@@ -25,7 +26,6 @@ from jaxprompt.training.run_folder import (
 )
 from jaxprompt.training.run_record import (
     BackboneRecord,
-    OriginRecord,
     PretrainingData,
     PretrainingRecord,
     RunRecord,
@@ -58,7 +58,7 @@ def make_pretraining_record(
     return PretrainingRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
-def read_init(config: RunConfig) -> OriginRecord | None:
+def read_init(config: RunConfig) -> OriginMetadata | None:
     """Reads which exports the trainable parameters are initialized from."""
     origins = [read_origin(path) for path, _ in inherited(config)]
     return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
@@ -85,7 +85,7 @@ def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathL
             )
 
 
-def _digests(init: OriginRecord | None) -> list[tuple[str, str | None]]:
+def _digests(init: OriginMetadata | None) -> list[tuple[str, str | None]]:
     """Lists the exports by path and digest."""
     return [(each.path, each.sha256) for each in (init, *init.more)] if init else []
 

@@ -1,7 +1,6 @@
 """The best prompt of a workdir as what an export holds."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.runs import ppt
 from jaxprompt.runs.restore import restore
@@ -21,7 +21,7 @@ class Packed(NamedTuple):
 
     scorer: Any
     tensors: dict[str, np.ndarray]  # by flat name
-    card: dict[str, Any]
+    metadata: PromptMetadata
 
 
 def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
@@ -33,28 +33,28 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
     result, best = read_result(workdir), trained.best
     splits = ("dev", "test", "held_out")
     metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
-    init = trained.record.init
-    origin = {} if init is None else {"init": init.to_json()}
-    if config.ppt.task:
-        origin["pretrained"] = ppt.read_about(trained)
     weights = trained.weights
-    tensors, card = pack(
+    tensors, metadata = pack(
         trained.scorer, weights.trainable, weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
         fingerprint=weights.report.fingerprint, config=config,
-        metrics=metrics or {"dev": best and best.dev}, origin=origin,
+        metrics=metrics or {"dev": best and best.dev},
     )  # fmt: skip
-    if best is not None:
-        card["step"] = best.step
-    return Packed(trained.scorer, tensors, card)
+    metadata = dataclasses.replace(
+        metadata,
+        init=trained.record.init,
+        pretrained=ppt.read_about(trained) if config.ppt.task else None,
+        step=best.step if best is not None else None,
+    )
+    return Packed(trained.scorer, tensors, metadata)
 
 
-def check_newest(workdir: str, card: Mapping[str, Any]) -> None:
-    """Raises InputError where the best step of a run is another than that of its export."""
+def check_newest(workdir: str, step: int | None) -> None:
+    """Raises InputError where the best step of a run is another than its export's `step`."""
     result = read_result(workdir)
     best = Checkpoints(workdir).best() if result is None else result.best_step
-    if best is not None and card.get("step", best) != best:
+    if best is not None and step not in (None, best):
         raise InputError(
-            f"{workdir}/export is of step {card['step']}, and the run was best at step {best}: "
+            f"{workdir}/export is of step {step}, and the run was best at step {best}: "
             "export it again, or name the folder by --prompt"
         )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.documents import Document
@@ -16,22 +17,6 @@ class BackboneRecord(Document):
 
     family: str
     fingerprint: str  # SHA-256 of the weights
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OriginRecord(Document):
-    """An export that a prompt was initialized from, as its metadata describes it."""
-
-    path: str
-    method: str | None = None
-    task: str  # its name
-    seed: int | None = None
-    metrics: object = None
-    created: str | None = None
-    sha256: str | None = None
-    pretrained: object = None
-    init: object = None  # the export that this one was initialized from
-    more: tuple["OriginRecord", ...] = ()  # the other exports of the same run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +80,7 @@ class TaskRecord(TaskData, RunRecord):
     """Of a run that learns a task."""
 
     backbone: BackboneRecord
-    init: OriginRecord | None = None
+    init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of soft tokens
 
 
@@ -106,7 +91,7 @@ class SharedRecord(RunRecord):
     tasks: Mapping[str, SharedTask]
     seen: str = ""  # in the examples of all tasks
     backbone: BackboneRecord
-    init: OriginRecord | None = None
+    init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -120,7 +105,7 @@ class PretrainingRecord(PretrainingData, RunRecord):
     """Of a run that pre-trains a prompt on a corpus."""
 
     backbone: BackboneRecord
-    init: OriginRecord | None = None
+    init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -147,8 +147,8 @@ def _text(tokenizer, example, room: int) -> list[int]:
 
 
 def _fit(
-    c: RunConfig, seed: int, method: str, model, more: list, splits: dict[str, Rows], scores: Callable,
-    loss: Callable,
+    c: RunConfig, seed: int, method: str, model, more: list, splits: dict[str, Rows],
+    scores: Callable, loss: Callable,
 ) -> RunResult:  # fmt: skip
     """Trains all weights and `more`, chooses the epoch on dev, and scores test. -> the result"""
     added = torch.nn.ParameterList(p for p in more if p.requires_grad)

@@ -47,7 +47,8 @@ def given(backbone, relation):
 def test_a_relation_is_learned(given, relation, tmp_path, capsys):
     """Predictions are ranked over the list; a row whose object is no word of it is left out."""
     fields = given | {
-        "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2, "optim.schedule.gamma": 1.0,
+        "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2,
+        "optim.schedule.gamma": 1.0,
         "train.total_epochs": 0, "train.total_steps": 60, "train.eval_steps": 60,
         "train.eval_epochs": 0,
     }  # fmt: skip
