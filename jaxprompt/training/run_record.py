@@ -94,7 +94,7 @@ class SharedRecord(RunRecord):
     init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
+    @property  # type: ignore[override]
     def identity(self) -> Mapping[str, str]:
         """That of the backbone, which every task states."""
         return next(iter(self.tasks.values())).identity
