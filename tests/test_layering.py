@@ -11,8 +11,8 @@ from rules import label, report
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 LAYERS = (  # from the ground up; a package imports those above it in this list
     "errors",
-    "signals hidden types rng",
-    "files tree",
+    "signals hidden types rng registry",
+    "files tree documents",
     "config",  # every field of a run
     "data",  # rows of numpy arrays
     "corpus",
@@ -32,7 +32,9 @@ LAYERS = (  # from the ground up; a package imports those above it in this list
     "__main__",
 )
 DATA = ("rows", "tasks", "sources", "sampling", "text", "batches")  # the same inside of data/
-HOST_ONLY = ("config", "data", "corpus", "types", "errors", "files", "signals", "hidden")
+HOST_ONLY = (
+    "config", "data", "corpus", "types", "errors", "files", "signals", "hidden", "registry",
+)  # fmt: skip
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}
 MODULES = sorted(ROOT.rglob("*.py"))
 

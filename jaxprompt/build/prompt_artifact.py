@@ -28,11 +28,12 @@ from jaxprompt.convert.prompt_metadata import (
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.identity import check_identity, identity_of
 from jaxprompt.errors import InputError
-from jaxprompt.heads import make_head
+from jaxprompt.heads import Kind, make_head
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take, make_prompt
+from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
 
@@ -86,6 +87,7 @@ def make_metadata(
       metrics: by split.
     """
     layout = scorer.layout
+    plugins = plugins_of(prompt, scorer.head, backbone.family)
     return PromptMetadata(
         method=config.prompt.name,
         hyper=config.prompt,
@@ -121,6 +123,7 @@ def make_metadata(
         versions=package_versions(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         demos=None if scorer.demos is None else demos_metadata(scorer.demos),
+        plugins=plugins or None,
     )
 
 
@@ -130,12 +133,38 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     Raises InputError for one that is not whole.
     """
     tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
+    check_plugins(path, metadata.plugins or {})
     try:
         make_head(**metadata.head.to_dict())
         _method_of(metadata)
     except (InputError, TypeError) as error:  # the second for a field that is an argument too
         raise InputError(f"{path}: {error}; export the prompt again") from error
     return tensors, metadata
+
+
+def plugins_of(prompt: Method, head: Kind, family: str) -> dict[str, str]:
+    """Returns the installed packages that a method, a head and a backbone are from.
+
+    Returns:
+      Versions by name of the package, without jaxprompt itself.
+    """
+    methods = [prompt, *(part.method for part in prompt.components())]
+    plugins = [
+        *(METHODS.plugin(METHODS.name_of(type(method))) for method in methods),
+        HEADS.plugin(head.name),
+        BACKBONES.plugin(family),
+    ]
+    return dict(sorted({plugin for plugin in plugins if plugin is not None}))
+
+
+def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
+    """Raises InputError where a package that an export needs is not installed, see `plugins_of`."""
+    for package, version in plugins.items():
+        if not is_installed(package):
+            raise InputError(
+                f"{path} needs the package {package} {version}, which is not installed; "
+                f"pip install {package}"
+            )
 
 
 def _method_of(metadata: PromptMetadata) -> Method:

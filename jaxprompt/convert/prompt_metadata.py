@@ -15,6 +15,7 @@ from jaxprompt.config.run import BackboneConfig, DataConfig, DemosConfig, Genera
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.demos import COUNTS
+from jaxprompt.documents import Document
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.types import Dims
 
@@ -104,28 +105,19 @@ class DemosMetadata:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OriginMetadata:
-    """An export that a prompt started from."""
+class OriginMetadata(Document):
+    """An export that a prompt was initialized from."""
 
     path: str
     method: str
-    task: str
+    task: str  # its name
     seed: int
     metrics: Metrics
     created: str
     sha256: str
     pretrained: Mapping[str, object] | None = None
-    init: "OriginMetadata | None" = None
-    more: tuple["OriginMetadata", ...] | None = None  # the others of several
-
-    @classmethod
-    def from_json(cls, values: object) -> Self | None:
-        """Reads an origin, None where there is none. Raises InputError where it is not whole."""
-        return _read(cls | None, values, "init")
-
-    def to_json(self) -> dict[str, object]:
-        """Returns the fields as JSON has them, without those that are absent."""
-        return _write(self)
+    init: "OriginMetadata | None" = None  # the export that this one was initialized from
+    more: tuple["OriginMetadata", ...] = ()  # the other exports of the same run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +142,8 @@ class PromptMetadata:
     init: OriginMetadata | None = None
     pretrained: Mapping[str, object] | None = None  # of `pretrain`
     step: int | None = None  # of the run
+    # Installed packages that the method, the head and the backbone are from: their versions.
+    plugins: Mapping[str, str] | None = None
     sha256: str | None = None  # of the file of tensors, once that is written
 
     @classmethod
@@ -236,6 +230,8 @@ def _read_fields(kind: Any, values: dict[str, Any], prefix: str) -> Any:
 
 def _write(value: Any) -> Any:
     """Returns a value as JSON has it; a field that is None by default is left out."""
+    if isinstance(value, Document):
+        return value.to_json()
     if isinstance(value, Block | OpenBlock):
         value = value.to_dict()
     elif isinstance(value, Dims):

@@ -8,7 +8,7 @@ import numpy as np
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.config.run import RunConfig
-from jaxprompt.convert.prompt_metadata import Metrics, OriginMetadata, PromptMetadata
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.runs import ppt
 from jaxprompt.runs.restore import restore
@@ -30,22 +30,21 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
         trained = ppt.restore(config, workdir)
     else:
         trained = restore(config, workdir, given=given)
-    result = read_result(workdir) or {}
-    metrics: Metrics = {
-        name: result[name] for name in ("dev", "test", "held_out") if name in result
-    }
+    result, best = read_result(workdir), trained.best
+    splits = ("dev", "test", "held_out")
+    metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
     weights = trained.weights
     tensors, metadata = pack(
         trained.scorer, weights.trainable, weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
         fingerprint=weights.report.fingerprint, config=config,
-        metrics=metrics or {"dev": trained.best.get("dev")},
+        metrics=metrics or {"dev": best and best.dev},
     )  # fmt: skip
     metadata = dataclasses.replace(
         metadata,
-        init=OriginMetadata.from_json(trained.record.get("init")),
+        init=trained.record.init,
         pretrained=ppt.read_about(trained) if config.ppt.task else None,
-        step=trained.best.get("step"),
+        step=best.step if best is not None else None,
     )
     return Packed(trained.scorer, tensors, metadata)
 
@@ -53,7 +52,7 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
 def check_newest(workdir: str, step: int | None) -> None:
     """Raises InputError where the best step of a run is another than its export's `step`."""
     result = read_result(workdir)
-    best = Checkpoints(workdir).best() if result is None else result["best_step"]
+    best = Checkpoints(workdir).best() if result is None else result.best_step
     if best is not None and step not in (None, best):
         raise InputError(
             f"{workdir}/export is of step {step}, and the run was best at step {best}: "

@@ -169,4 +169,4 @@ def test_an_export_says_what_it_came_from(monkeypatch):
     expected |= {"task": "news", "pretrained": {"task": "nsp"}}
     origin = inheritance.read_origin("runs/a")
     assert json.dumps(origin.to_json()) == json.dumps(expected)
-    assert OriginMetadata.from_json(origin.to_json()) == origin
+    assert OriginMetadata.from_json(origin.to_json(), "record.json") == origin

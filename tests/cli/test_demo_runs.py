@@ -28,7 +28,8 @@ NAMES = list(TOPICS)
 ABOUT = {
     "head.name": "verbalizer", "task.template": "{text} about [mask] .",
     "task.labels": ",".join(NAMES), "data.max_len": 64, "data.multiple": 16,
-    "data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.dev_k": 3, "backbone.dropout": 0.0,
+    "data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.dev_k": 3,
+    "backbone.dropout": 0.0,
 }  # fmt: skip
 
 
@@ -377,7 +378,8 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
         backbone, tmp_path, "zero_shot", demos__per_class=1, demos__samples=2,
         task__fields="text", task__entities="<e1>|</e1>,<e2>|</e2>", task__labels="yes,no",
         task__words="beast,food", task__negative="no", task__metric="micro_f1",
-        task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2, data__protocol__dev_k=2,
+        task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2,
+        data__protocol__dev_k=2,
     )  # fmt: skip
     found = evaluate(capsys, write(c, tmp_path))
     assert found["examples"] == 8 and {"micro_f1", "precision", "recall"} <= found.keys()
