@@ -9,7 +9,7 @@ import jaxprompt as jp
 from jaxprompt import registry
 from jaxprompt.api.choices import find, known
 from jaxprompt.backbones import families, make_backbone
-from jaxprompt.build.cards import check_plugins, plugins_of
+from jaxprompt.build.prompt_artifact import check_plugins, plugins_of
 from jaxprompt.cli import reference
 from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import names
@@ -201,9 +201,9 @@ def test_a_backbone_without_that_table_is_refused(install):
 
 def test_an_export_names_the_package_that_is_missing(inner):
     check_plugins("here", {})
-    check_plugins("here", {"plugins": {"inner-pack": "9"}})
+    check_plugins("here", {"inner-pack": "9"})
     for plugins in ({"inner-pack": "2.1", "absent-pack": "3.2"}, {"absent-pack": None}):
         with pytest.raises(InputError, match="^here .*absent-pack.*pip install absent-pack"):
-            check_plugins("here", {"plugins": plugins})
+            check_plugins("here", plugins)
     with pytest.raises(InputError):
-        check_plugins("here", {"plugins": {"": "1"}})
+        check_plugins("here", {"": "1"})

@@ -223,7 +223,7 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
     A text without quotes must be one word. Raises InputError for anything else.
     """
     try:
-        # Parsed and never evaluated: the text may come from someone else's card.
+        # Parsed and never evaluated: the text may come from someone else's export.
         left, calls = ast.parse(text.strip(), mode="eval").body, []
         # a + b + c is (a + b) + c: the last part is outermost.
         while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):

@@ -1,0 +1,168 @@
+"""prompt.json, the metadata of an export: what its tensors belong to."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from jaxprompt.config import kinds
+from jaxprompt.config.block import Block, OpenBlock
+from jaxprompt.config.documents import Document
+from jaxprompt.config.run import BackboneConfig, DataConfig, DemosConfig, GenerateConfig, TaskConfig
+from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.data.text.demos import COUNTS
+from jaxprompt.errors import InputError, brief
+from jaxprompt.types import Dims
+
+Metrics = Mapping[str, Mapping[str, float | None] | None]  # by split; None = it was not scored
+_COUNT = kinds.Field(int, 1, "choices of an example", "at least 1")
+
+
+def _as_in(config: type[Block], name: str) -> Any:
+    """Declares a field that is checked as that of a config."""
+    return dataclasses.field(metadata={kinds.DECLARED: config.declared()[name]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneMetadata(Document):
+    """The backbone that a prompt was learned on."""
+
+    id: str = _as_in(BackboneConfig, "path")
+    revision: str = _as_in(BackboneConfig, "revision")
+    family: str
+    sentinel: str = _as_in(BackboneConfig, "sentinel")
+    rescale: float = _as_in(BackboneConfig, "rescale")
+    quantize: str = _as_in(BackboneConfig, "quantize")
+    fingerprint: str  # SHA-256 of its weights
+    dims: Dims
+    # Digests, see data/text/identity.py.
+    tokenizer: str | None = None
+    layers: str | None = None
+
+    def identity(self) -> dict[str, str]:
+        """Returns the digests that there are, as `data.text.identity.identity_of` makes them."""
+        digests = {"tokenizer": self.tokenizer, "layers": self.layers}
+        return {name: digest for name, digest in digests.items() if digest is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutMetadata(Document):
+    """How examples are laid out."""
+
+    max_len: int = _as_in(DataConfig, "max_len")
+    max_target: int = _as_in(DataConfig, "max_target")
+    multiple: int = _as_in(DataConfig, "multiple")
+    side: str = _as_in(DataConfig, "side")
+    choices: int = dataclasses.field(metadata={kinds.DECLARED: _COUNT})  # the most of an example
+    form: str = _as_in(TaskConfig, "form")
+    answer: str = _as_in(TaskConfig, "answer")
+    eos: bool = _as_in(TaskConfig, "eos")
+
+
+@dataclass(frozen=True)
+class DemoMetadata(Document):
+    """A demonstration."""
+
+    fields: Mapping[str, str]  # its texts
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemosMetadata(Document):
+    """The demonstrations of a prompt, and how those of an example are chosen."""
+
+    per_class: int = _as_in(DemosConfig, "per_class")
+    total: int = _as_in(DemosConfig, "total")
+    exact: int = _as_in(DemosConfig, "exact")
+    samples: int = _as_in(DemosConfig, "samples")
+    similar: float = _as_in(DemosConfig, "similar")
+    encoder: str = _as_in(DemosConfig, "encoder")
+    limit: int = _as_in(DemosConfig, "limit")
+    own_limit: int = _as_in(DemosConfig, "own_limit")
+    seed: int = _as_in(DataConfig, "seed")
+    fingerprint: str  # of the sentence encoder; "" = there is none
+    examples: tuple[DemoMetadata, ...]
+
+    def check(self, task: Task) -> None:
+        """Raises InputError where these are no demonstrations of a task."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if sum(count > 0 for count in counts.values()) != 1:
+            raise InputError(f"demos has {counts}, of which one must be above 0")
+        if not self.examples:
+            raise InputError("demos.examples is empty")
+        for example in self.examples:
+            has_texts = example.fields.keys() >= set(task.fields)
+            if not has_texts or not 0 <= example.label < len(task.labels):
+                raise InputError(
+                    f"demos.examples has {brief(example.to_json())}, which is none of the task"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginMetadata(Document):
+    """An export that a prompt was initialized from."""
+
+    path: str
+    method: str
+    task: str  # its name
+    seed: int
+    metrics: Metrics
+    created: str
+    sha256: str
+    pretrained: Mapping[str, object] | None = None
+    init: "OriginMetadata | None" = None  # the export that this one was initialized from
+    more: tuple["OriginMetadata", ...] = ()  # the other exports of the same run
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptMetadata(Document):
+    """All that is needed to answer with the tensors of an export, and where they come from."""
+
+    method: str
+    hyper: OpenBlock  # the method in the config of the run
+    prompt: OpenBlock  # the method whose parameters the tensors are
+    head: OpenBlock
+    backbone: BackboneMetadata
+    task: Task
+    template: str
+    label_words: tuple[tuple[str, ...], ...] | None  # of each class; None = no verbalizer
+    layout: LayoutMetadata
+    generate: GenerateConfig
+    metrics: Metrics
+    seed: int
+    versions: Mapping[str, str]  # of the packages that made it, see `package_versions`
+    created: str  # time, ISO 8601
+    demos: DemosMetadata | None = None
+    init: OriginMetadata | None = None
+    pretrained: Mapping[str, object] | None = None  # of `pretrain`
+    step: int | None = None  # of the run
+    # Installed packages that the method, the head and the backbone are from: their versions.
+    plugins: Mapping[str, str] | None = None
+    sha256: str | None = None  # of the file of tensors, once that is written
+
+    FIX = "export the prompt again"
+    OPEN = True  # those of later versions
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
+        """Reads the metadata of an export, which may come from anyone.
+
+        Args:
+          values: what JSON holds.
+          path: of the export, for messages.
+
+        Raises:
+          InputError: for a field that is missing, of another kind, or out of its range.
+        """
+        metadata = super().from_json(values, path)
+        try:
+            check_task(metadata.task)
+            if metadata.demos is not None:
+                metadata.demos.check(metadata.task)
+            if (size := min(metadata.backbone.dims)) < 0:
+                raise InputError(f"backbone.dims has {size}, and no size is negative")
+        except InputError as error:
+            raise InputError(f"{path}: {error}; {cls.FIX}") from error
+        return metadata
