@@ -56,7 +56,8 @@ def compare(c, folder, name=""):
     for own in list_runs(c, str(folder.parent / "alone")):
         if name not in ("", own.name):
             continue
-        expected, together = run(own.config, str(own.folder)), folder / own.name
+        expected = run(own.config, str(own.folder)).to_json()
+        together = folder / own.name
         found = json.loads((together / "result.json").read_text())
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
         np.testing.assert_allclose(losses(together), losses(own.folder), rtol=1e-3)
