@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
+from jaxprompt.config.documents import to_plain
 from jaxprompt.config.run import TrainConfig
-from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit

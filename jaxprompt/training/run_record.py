@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxprompt.config.documents import Document
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.documents import Document
 from jaxprompt.errors import InputError
 
 

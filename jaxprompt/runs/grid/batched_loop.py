@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
+from jaxprompt.config.documents import to_plain
 from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
-from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
