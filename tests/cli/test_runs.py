@@ -484,7 +484,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     assert err.count("\n1 run at once, ") == 2
     found = results(tmp_path / "grid")["prompt.scale=3.0"]
     c = c.replace({"prompt.scale": 3.0})
-    expected = run(c, str(tmp_path / "alone"))
+    expected = run(c, str(tmp_path / "alone")).to_json()
     assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
 
