@@ -7,7 +7,7 @@ from jaxprompt import rng, tree
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.examples import read_examples
+from jaxprompt.build.examples import check_tunes, read_examples
 from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
@@ -59,6 +59,7 @@ def restore(
     untrained or of another config, and for a backbone of other weights.
     """
     check_config(config)
+    check_tunes(config)
     # A frozen prompt that started from text has its numbers from that text alone.
     from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(config))
     record, best_step = None, None

@@ -35,7 +35,7 @@ def test_it_learns_what_the_command_learns(trained, folder, rows, tmp_path, caps
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'run'}")[0] == 0
     told = jp.load_prompt(tmp_path / "run" / "export")
     assert equal(trained.prompt.tensors, told.tensors)
-    assert trained.result["dev"] == read_result(tmp_path / "run")["dev"]
+    assert trained.result["dev"] == read_result(tmp_path / "run").dev
     of = ("method", "hyper", "prompt", "head", "task", "template", "layout", "metrics")
     for name in of:
         assert trained.prompt.card[name] == told.card[name]

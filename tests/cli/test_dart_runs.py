@@ -68,7 +68,7 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_learns_on_other_families(family, folders, data, tmp_path):
-    result = run(prepare(folders(family), data, family), str(tmp_path / "run"))
+    result = run(prepare(folders(family), data, family), str(tmp_path / "run")).to_json()
     assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
 
 

@@ -67,7 +67,7 @@ def expected(backbone, data, tmp_path_factory):
     for split in ("train", "dev", "test"):
         write_rows(folder / f"{split}.jsonl", renamed(data / f"{split}.jsonl"))
     fields = TASK | {"data.source": folder}
-    return run(make_config(backbone, folder, "prefix", **fields), str(folder / "run"))
+    return run(make_config(backbone, folder, "prefix", **fields), str(folder / "run")).to_json()
 
 
 @pytest.mark.parametrize("kind", WRITERS)

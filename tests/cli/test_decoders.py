@@ -57,7 +57,7 @@ def folders(tmp_path_factory):
 def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
     family, method, fields, rate = CASES[case]
     c = make_config(folders[family], data, method, **LONG, **fields, optim__lr=rate)
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3]), (losses[:3], losses[-5:])
     assert result["dev"]["accuracy"] >= 0.7  # 30 rows of three classes
@@ -97,7 +97,7 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
         folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30,
         data__multiple=30,
     )  # fmt: skip
-    result = run(c, str(tmp_path / "run"))
+    result = run(c, str(tmp_path / "run")).to_json()
     assert result["dev"]["exact_match"] >= 0.75, result
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     written = tmp_path / "written.jsonl"
@@ -255,7 +255,7 @@ def test_padding_takes_no_room_of_texts(folders, tmp_path):
     result = run(
         make_config(folders["gpt2"], data, "soft", **TEXT | own, **STILL | short),
         str(tmp_path / "run"),
-    )
+    ).to_json()
     assert result["steps"] == 1
 
 

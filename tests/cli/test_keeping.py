@@ -57,7 +57,7 @@ def folders(dropping, tmp_path_factory):
 def start(folder, *args, **fields):
     """Runs a config. -> (result, losses)"""
     c = make_config(*args, **fields)
-    result = run(c, str(folder))
+    result = run(c, str(folder)).to_json()
     lines = read_lines(folder / "metrics.jsonl")
     return timeless(result), [line["loss"] for line in lines if "loss" in line]
 

@@ -91,7 +91,7 @@ def test_runs_are_those_of_single_runs_that_keep(folders, data, tmp_path):
     c = make_config(folders["bert"], data, "prefix", **fields)
     assert train_grid(c, str(tmp_path / "grid")) == 0
     for own in list_runs(c, str(tmp_path / "alone")):
-        expected = run(own.config, str(own.folder))
+        expected = run(own.config, str(own.folder)).to_json()
         found = results(tmp_path / "grid")[own.name]
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
         np.testing.assert_allclose(

@@ -47,7 +47,7 @@ CASES = {
 def test_learns(case, backbone, data, tmp_path):
     method, fields, rate = CASES[case]
     c = make_config(backbone, data, method, **LONG, **fields, optim__lr=rate)
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert len(losses) == 60
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:3]), (losses[:3], losses[-5:])
@@ -98,7 +98,7 @@ HEAD = (WIDTH + 1) * 3
 def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp_path, capsys):
     method, fields = ROUND_TRIPS[case]
     c = make_config(backbone, data, method, **SHORT, **fields)
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
     assert code == 0, err
@@ -167,7 +167,7 @@ def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys
 def test_other_families_go_the_same_way(family, data, tmp_path, capsys):
     folder = make_backbone(tmp_path / family, family)
     c = make_config(folder, data, "prefix", **SHORT, **LM, task__template="{text} : [mask]")
-    result = run(c, str(tmp_path / "run"))
+    result = run(c, str(tmp_path / "run")).to_json()
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     flags = (f"--workdir={tmp_path / 'run'}", f"--input={data / 'test.jsonl'}")

@@ -19,7 +19,7 @@ def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path,
             backbone, data, "prefix", prompt__hidden=8, prompt__layers="2-2",
             train__total_steps=4, train__eval_steps=2, data__eval_batch=16, **mesh,
         )  # fmt: skip
-        result = run(c, str(tmp_path / str(computed)))
+        result = run(c, str(tmp_path / str(computed))).to_json()
         results.append({name: result[name] for name in ("best_step", "dev", "test")})
     assert len(folds) == 3  # dev twice and test, of several batches each
     assert results[0] == results[1]

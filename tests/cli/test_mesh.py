@@ -24,7 +24,7 @@ def start(folder, backbone, data, method, **changes):
     """Runs a few steps. -> (config, result, losses)"""
     more = {} if method == "full" else {"arguments": dict(length=4)}
     c = make_config(backbone, data, method, **COMMON, **more, **changes)
-    result = run(c, str(folder))
+    result = run(c, str(folder)).to_json()
     lines = read_lines(folder / "metrics.jsonl")
     return c, result, [line["loss"] for line in lines if "loss" in line]
 

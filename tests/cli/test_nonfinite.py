@@ -49,7 +49,7 @@ def spoil(monkeypatch):
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL)
     spoil(2, 3, 5)
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
     assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
     assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]

@@ -267,7 +267,7 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
         task__words="terrible,maybe,great", optim__lr=0, train__total_steps=1,
         data__max_len=32, **fields,
     )  # fmt: skip
-    result = run(c, str(tmp_path / "run"))
+    result = run(c, str(tmp_path / "run")).to_json()
     if CASES[name].task == "cls":  # the classes are known already
         assert result["test"]["accuracy"] > 0.6
     assert f"prompt from {origin / 'export'}" in capsys.readouterr().err

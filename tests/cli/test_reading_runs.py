@@ -65,7 +65,7 @@ def tuned(request, reading, tmp_path_factory):
     backbone = make_backbone(tmp_path_factory.mktemp(kind) / kind, kind)
     workdir = tmp_path_factory.mktemp("run") / kind
     c = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
-    result = run(c, str(workdir))
+    result = run(c, str(workdir)).to_json()
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     assert main(["export", *place]) == 0
     return kind, backbone, workdir, result

@@ -178,7 +178,7 @@ def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
         "train.total_epochs": 0, "train.eval_steps": 1, "optim.schedule.warmup_ratio": 0.0,
         "optim.schedule.warmup_steps": 1,
     }  # fmt: skip
-    result = run(with_overrides(c, list(changes.items())), str(tmp_path / "run"))
+    result = run(with_overrides(c, list(changes.items())), str(tmp_path / "run")).to_json()
     assert result["trained"] == result["total"]
     assert next(iter(result["test"])) == "micro_f1"  # which table 2 reports selects
 

@@ -56,7 +56,8 @@ def compare(c, folder, name=""):
     for own in list_runs(c, str(folder.parent / "alone")):
         if name not in ("", own.name):
             continue
-        expected, together = run(own.config, str(own.folder)), folder / own.name
+        expected = run(own.config, str(own.folder)).to_json()
+        together = folder / own.name
         found = json.loads((together / "result.json").read_text())
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
         np.testing.assert_allclose(losses(together), losses(own.folder), rtol=1e-3)
@@ -483,7 +484,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     assert err.count("\n1 run at once, ") == 2
     found = results(tmp_path / "grid")["prompt.scale=3.0"]
     c = c.replace({"prompt.scale": 3.0})
-    expected = run(c, str(tmp_path / "alone"))
+    expected = run(c, str(tmp_path / "alone")).to_json()
     assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
 

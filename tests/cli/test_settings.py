@@ -49,7 +49,7 @@ def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
 @pytest.mark.parametrize("case", OTHER)
 def test_a_run_ends_well(case, expected, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL | OTHER[case])
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     scores = split_scores(c, tmp_path)
     assert result["skipped"] == 0 and np.isfinite(scores).all()
     assert np.abs(scores - expected).max() > 1e-6  # the setting does something
@@ -75,7 +75,7 @@ def events(folder) -> dict[tuple[int, str], float]:
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
     c = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
-    result = run(c, str(tmp_path))
+    result = run(c, str(tmp_path)).to_json()
     lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
     assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]
     assert [r["step"] for r in lines if "dev" in r] == [2, 4, 5]

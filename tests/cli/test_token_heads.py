@@ -121,7 +121,7 @@ def trained(request, backbone, tmp_path_factory):
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
     c = make_config(backbone, folder, "prefix", **STILL, **fields)
-    return request.param, c, folder, run(c, str(folder / "run"))
+    return request.param, c, folder, run(c, str(folder / "run")).to_json()
 
 
 def test_it_learns_and_scores_by_its_metric(trained):
@@ -278,9 +278,9 @@ def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | (KINDS | PLAIN)[kind][1]
     fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
     plain = make_config(backbone, folder, "head_only", **fields)
-    alone = run(plain, str(tmp_path / "alone"))
+    alone = run(plain, str(tmp_path / "alone")).to_json()
     kept = make_config(backbone, folder, "head_only", **fields | {"cache.where": "host"})
-    assert run(kept, str(tmp_path / "kept"))["dev"] == pytest.approx(alone["dev"], abs=0.02)
+    assert run(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
     grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
     assert train_grid(grid, str(tmp_path / "grid")) == 0
     found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
