@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -81,11 +81,12 @@ class Model:
     def inject(self, params: Params, batch: Batch, *, deterministic=True, key=None) -> Injection:
         """Computes what the method adds for a batch."""
         words = self.backbone.bind({"params": params["backbone"]}).words()
-        return self.prompt.apply(
+        injection = self.prompt.apply(
             # A method reads the words and does not train them, even where the backbone trains too.
             {"params": params.get("prompt", {})}, batch, jax.lax.stop_gradient(words),
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
+        return cast(Injection, injection)  # flax types `apply` with `mutable` and without alike
 
     def share_front(
         self, params: Params, injection: Injection, *, front_kv: KeyValues | None = None,
@@ -117,7 +118,8 @@ class Model:
             {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
             rngs=_rngs(key, 4), method="read_front",
         )  # fmt: skip
-        return injection._replace(encoder=injection.encoder._replace(prefix=front))
+        prefix = cast(Prefix, front)  # as in `inject`
+        return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
     def run_front(self, params: Params) -> KeyValues | None:
         """Runs what every row begins with, without dropout, for all batches of these numbers.
@@ -130,7 +132,7 @@ class Model:
         # A method that reads the batch shares no front.
         batch = _dummy_batch(1, decodes=False)
         prefix = self.share_front(params, self.inject(params, batch)).encoder.prefix
-        return prefix.k, prefix.v
+        return None if prefix is None else (prefix.k, prefix.v)
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
@@ -158,6 +160,8 @@ class Model:
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_kept:
+            if batch.kept is None:
+                raise ValueError("the batch lacks the states that the backbone gave before")
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
         injection = self.share_front(
