@@ -23,7 +23,7 @@ from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
-from jaxprompt.planning.compilers import Compiled, compile_for
+from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
 from jaxprompt.training.evaluation import make_writing
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
@@ -124,11 +124,12 @@ def make_evaluation(
 ) -> Evaluation:
     """Makes the model of a run that evaluates on a mesh; all else is as in `make_shapes`."""
     rows = placement.padded(run.backbone.module.cfg.vocab)
-    numbers = _numbers(run, rows, as_it_runs)[:2]
+    trainable, frozen, _ = _numbers(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
     return Evaluation(
         dataclasses.replace(run.scorer.model, backbone=module),
-        *(_placed(leaves, placement.parameters(leaves)) for leaves in numbers),
+        _placed(trainable, placement.parameters(trainable)),
+        _placed(frozen, placement.parameters(frozen)),
         jax.tree.map(lambda x: _place(x, placement.batch), run.evaluated),
     )
 
@@ -181,7 +182,8 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
     return Sizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
-        *(_local(part) for part in (frozen, trainable)),
+        _local(frozen),
+        _local(trainable),
         _local(shapes.state) - _local(trainable),
         _local(shapes.batch),
         _local(joined),
@@ -238,7 +240,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 def _measure(placement: Placement, step: Any, found: Evaluation) -> tuple[int, int]:
     """Compiles a step of an evaluation. -> bytes of temporary arrays and of results"""
     lowered = jax.jit(within(placement, step)).lower(*found[1:])
-    memory = lowered.compile(compiler_options=known_options(**_OPTIONS)).memory_analysis()
+    memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -266,11 +268,10 @@ def measure(shapes: Shapes, placement: Placement) -> Cost:
     """Compiles a step and reads what it takes on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
-    memory = compiled.memory_analysis()
+    memory = memory_of(compiled)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Cost(
-        weigh(shapes, placement), memory.temp_size_in_bytes, results, read_work(compiled.as_text())
-    )
+    work = read_work(text_of(compiled))
+    return Cost(weigh(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 
 def _place(x, sharding):
