@@ -275,7 +275,8 @@ def _find_states(
         return read.reshape(-1, choices, read.shape[-1])
 
     step_of = place_step(trained.placement, state)
-    separations, kept = {}, {}
+    separations: dict[int, Separation] = {}
+    kept: dict[int, np.ndarray] = {}
     for step in steps:
         tell(f"hidden states at step {step}")
         numbers = first if step == START else _numbers(trained, workdir, step)
@@ -283,7 +284,8 @@ def _find_states(
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
         # In the full width: distances of the projections would not be those of the states.
-        separations[step] = separate(states, labels[there])
+        if (separation := separate(states, labels[there])) is not None:
+            separations[step] = separation
         if step in pictured:
             kept[step] = states
     found.states = States(names, labels[there], separations, kept)
@@ -335,6 +337,8 @@ def _find_confusion(found: Findings, config: RunConfig, trained: Trained, split:
         return
     scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
+    if said is None:
+        raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
     right = right_classes(scorer.head.labels_of(split), said, split.judged)
     counts = count_confusion(right, said, len(names))
     found.confusion = Confusion(tuple(names), counts)

@@ -112,6 +112,6 @@ def _look_at(
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
     embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
     cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]
-    order = np.argsort(-cosines, kind="stable")[:top] if len(vectors) else []
+    order = np.argsort(-cosines, kind="stable")[: top if len(vectors) else 0]
     tokens = tuple(show_tokens(scorer.tokenizer, ids))
     return Instance(tokens, cosines, tuple(sorted(int(i) for i in order)), label)

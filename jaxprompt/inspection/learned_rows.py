@@ -94,7 +94,7 @@ def find_rows(
         begun = then.get(kind)
         starts = nearest_words(scorer, first, begun, 1, kind) if begun is not None else None
         for number, (name, row, near) in enumerate(zip(names, rows, words, strict=True)):
-            if starts is None:
+            if starts is None or begun is None:
                 found.append(LearnedRow(kind, name, row, near, None, None, None))
                 continue
             old = begun[number]
