@@ -193,14 +193,10 @@ def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
 # -- the run
 
 
-def run(
+def _prepare(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
-) -> dict[str, object] | None:
-    """Labels the text of a config. Returns the counts, None where a signal ended the training,
-    and on all processes but the first.
-    """
-
-    # -- text and classifier ----------------------------------------------------------------------
+) -> tuple[Annotator, Corpus] | None:
+    """Opens the text and the classifier, which is trained first; None where a signal ended that."""
     check_annotator(config)
     keep_programs(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
@@ -214,10 +210,20 @@ def run(
     if not trained and tune.run(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; the same command goes on")
-    annotator = open_annotator(classifier, config, workdir)
-    label = make_labeller(annotator, corpus)
+    return open_annotator(classifier, config, workdir), corpus
 
-    # -- labels -----------------------------------------------------------------------------------
+
+def run(
+    config: RunConfig, classifier: RunConfig, workdir: str, output: str
+) -> dict[str, object] | None:
+    """Labels the text of a config. Returns the counts, None where a signal ended the training,
+    and on all processes but the first.
+    """
+    prepared = _prepare(config, classifier, workdir, output)
+    if prepared is None:
+        return None
+    annotator, corpus = prepared
+    label = make_labeller(annotator, corpus)
     total, thresholds = corpus.num_units, thresholds_of(config)
     with lock(output), contextlib.ExitStack() as stack:
         writer = processes.on_first(
