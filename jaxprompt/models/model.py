@@ -15,6 +15,7 @@ from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.layers.reading import without_arrays
 from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
 from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
@@ -37,7 +38,12 @@ class Model:
     varies: bool = True  # batches differ in length
 
     def init(
-        self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
+        self,
+        key: jax.Array,
+        backbone: Params,
+        *,
+        choices: int = 1,
+        placement: Placement | None = None,
     ) -> dict[str, Any]:
         """Draws the prompt and the heads beside a loaded backbone. -> params
 
@@ -178,12 +184,12 @@ class Model:
 
 
 @shared
-def _compile_draw(model: Model, choices: int, where: Any):
+def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | None):
     # One program, where every operation by itself would be one; and one for every seed.
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
 
 
-def few_reads(batch: Batch, *, drops: bool = False) -> Any:
+def few_reads(batch: Batch, *, drops: bool = False) -> Array | None:
     """Gives the positions that heads read, int [B*K, M], or None where they are not few.
 
     With `drops` one is few whatever the length of the batch: the last layer draws its dropout by

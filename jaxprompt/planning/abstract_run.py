@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jaxprompt.build.backbone import open_backbone, shape_backbone
 from jaxprompt.build.check import check_config
@@ -188,7 +189,7 @@ def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
-def has_kernel(module: Any, device: Device, length: int) -> bool:
+def has_kernel(module: nn.Module, device: Device, length: int) -> bool:
     """Tells whether training on a device takes its own attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     drops, size = cfg.attention_dropout > 0, module.dims.head_dim

@@ -6,7 +6,7 @@ libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA's GPUs, on any x86-64 Lin
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,7 +14,7 @@ import jax
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.hlo import DeviceWork, read_work
-from jaxprompt.parallel.sharding import Target
+from jaxprompt.parallel.sharding import Placement, Target
 
 INSTALL = {
     "tpu": 'pip install "libtpu==0.0.42.*"',
@@ -66,7 +66,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def find_devices(device: Device, count: int) -> list[Any]:
+def find_devices(device: Device, count: int) -> list[jax.Device]:
     """Lists `count` devices that programs can be compiled for, and nothing else.
 
     Raises InputError for a number of TPUs that make up no slice or half of one.
@@ -177,7 +177,7 @@ class Compiled(NamedTuple):
     text: str  # HLO
 
 
-def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Compiled:
+def compile_for(placement: Placement, step: Callable, *given: Any, **settings: Any) -> Compiled:
     """Compiles a step that runs `within` a placement for its devices, from shapes alone.
 
     Raises InputError where the compiler refuses, as it does what its device cannot hold.

@@ -9,10 +9,13 @@ stays: XLA widens it there as well.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+from flax import linen as nn
 
 from jaxprompt import rng, tree
 from jaxprompt.build.initial_params import divide
@@ -25,7 +28,7 @@ from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
 from jaxprompt.training.evaluation import make_writing
-from jaxprompt.training.state import make_state
+from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.types import Batch
 
@@ -42,10 +45,10 @@ _OPTIONS = {
 class Shapes(NamedTuple):
     """What a step takes, each leaf with its shape, dtype and sharding."""
 
-    step: Any
-    state: Any
+    step: Callable
+    state: TrainState
     frozen: tree.Flat
-    batch: Any
+    batch: Batch
 
 
 class Sizes(NamedTuple):
@@ -116,7 +119,7 @@ class Evaluation(NamedTuple):
     model: Model
     trainable: tree.Flat
     frozen: tree.Flat
-    batch: Any
+    batch: Batch
 
 
 def make_evaluation(
@@ -134,7 +137,7 @@ def make_evaluation(
     )
 
 
-def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
+def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> nn.Module:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
     asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
     cfg = dataclasses.replace(cfg, attention=asked)
@@ -143,14 +146,16 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
     return run.backbone.module.clone(cfg=cfg)
 
 
-def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
+def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
     plan = plan_of(run.config, _STEPS)
     return build_optimizer(run.config, trainable, plan, _STEPS)
 
 
 # The meshes of a search ask for few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
-def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
+def _numbers(
+    run: AbstractRun, rows: int, as_it_runs: bool
+) -> tuple[tree.Flat, tree.Flat, TrainState]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
     # Neither remat nor the kernel of attention changes the shape of a number.
     module = _module(run, rows, "none", "", as_it_runs)
@@ -237,7 +242,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     return copies + kept + max(reading, beams + scores)
 
 
-def _measure(placement: Placement, step: Any, found: Evaluation) -> tuple[int, int]:
+def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
     """Compiles a step of an evaluation. -> bytes of temporary arrays and of results"""
     lowered = jax.jit(within(placement, step)).lower(*found[1:])
     memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))

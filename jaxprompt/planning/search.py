@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -129,7 +129,7 @@ def _weigh_evaluation(run: AbstractRun, plan: Plan) -> Plan:
     return plan._replace(evaluation=evaluation_of(run, place, plan.mesh.attention))
 
 
-def _lay(mesh: Mesh, devices: Sequence[Any]) -> Placement:
+def _lay(mesh: Mesh, devices: Sequence[jax.Device]) -> Placement:
     devices = devices[: mesh.devices]
     return make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
 
