@@ -74,6 +74,13 @@ class Batch(NamedTuple):
         """The stream whose hidden states a head sees."""
         return self.encoder if self.decoder is None else self.decoder
 
+    @property
+    def decoder_tokens(self) -> Tokens:
+        """The stream that the decoder is fed. Raises ValueError where there is none."""
+        if self.decoder is None:
+            raise ValueError("the batch has no decoder tokens, which this backbone reads")
+        return self.decoder
+
 
 class Prefix(NamedTuple):
     """Keys and values put in front of others in an attention (after the projections)."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from flax import linen as nn
 
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.registry import BACKBONES
@@ -26,7 +27,7 @@ def make_backbone(
     attention: str = "auto",
     dropout: float | None = None,
     rescale: float = 1.0,
-):
+) -> nn.Module:
     """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
 
     `dropout` replaces the config's dropout of hidden states; the attention's stays, save that 0
@@ -36,7 +37,7 @@ def make_backbone(
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
     module = BACKBONES.load(family)
-    changes = dict(
+    changes: dict[str, Any] = dict(
         model_heads=frozenset(heads),
         dtype=jnp.dtype(dtype),
         stack=stack,
@@ -58,7 +59,7 @@ def make_backbone(
     return module.Backbone(module.make_config(hf, **changes))
 
 
-def for_words(module):
+def for_words(module: nn.Module) -> nn.Module:
     """Makes a backbone compute the states that its LM head reads, which most do in any case."""
     if "mask_decoder" not in module.cfg.model_heads:
         return module

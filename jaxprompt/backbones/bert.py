@@ -25,7 +25,7 @@ from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Seen
+from jaxprompt.types import Batch, Dims, Injection, Prefix, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,8 @@ class EncoderLayer(nn.Module):
             c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
             name="attention",
         )  # fmt: skip
-        k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
+        k, v = attention.keys(x)
+        k, v, seen = put_in_front(prefix, k, v, seen)
         seen, x = read_at(reads, seen, x)
         y = attention(x, k, v, seen, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
@@ -200,8 +201,9 @@ class Encoder(nn.Module):
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.
         prefix = prefix and prefix._replace(positions=None)
-        how = dict(first=self.cfg.skip, reads=reads, fresh=slots is None)
-        return self._run(x, prefix, batch, deterministic, **how)
+        return self._run(
+            x, prefix, batch, deterministic, first=self.cfg.skip, reads=reads, fresh=slots is None
+        )
 
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
@@ -235,10 +237,15 @@ class Encoder(nn.Module):
         parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
         return [parts[name](x) for name in sorted(self.cfg.model_heads & parts.keys())]
 
-    def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: Any):
+    def _run(
+        self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
+        last: int | None = None, reads=None, fresh: bool = False,
+    ):  # fmt: skip
         seen = seen_of(batch.encoder, batch.encoder)
-        way = self._way(deterministic)
-        return run_stack(self.layer, self.layers, x, prefix, seen, **way, **span)[0]
+        return run_stack(
+            self.layer, self.layers, x, prefix, seen, first=first, last=last, reads=reads,
+            fresh=fresh, **self._way(deterministic),
+        )[0]  # fmt: skip
 
     def _way(self, deterministic: bool) -> dict[str, Any]:
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
@@ -257,7 +264,7 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     read_word(hf, "position_embedding_type", "absolute", ("absolute",))
     activation = read_word(hf, "hidden_act", "gelu", ACTIVATIONS)
     width = read_size(hf, "hidden_size")
-    fields = dict(
+    config = EncoderConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         embed=width,
@@ -274,11 +281,9 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.1),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
-    if width % fields["heads"]:
-        raise InputError(
-            f"hidden_size={width} must divide by num_attention_heads={fields['heads']}"
-        )
-    return EncoderConfig(**(fields | changes))
+    if width % config.heads:
+        raise InputError(f"hidden_size={width} must divide by num_attention_heads={config.heads}")
+    return dataclasses.replace(config, **changes)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

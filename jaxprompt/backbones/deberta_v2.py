@@ -33,7 +33,7 @@ from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import take
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Dims, Seen
+from jaxprompt.types import NO_LIMIT, Batch, Dims, Prefix, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Layer(nn.Module):
             hidden_dropout=c.dropout, name="attention",
         )  # fmt: skip
         drop = Dropout(c.dropout)
-        k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
+        k, v = attention.keys(x)
+        k, v, seen = put_in_front(prefix, k, v, seen)
         seen, own = read_at(reads, seen, x)
         if queries is not None:
             own = queries
@@ -176,6 +177,7 @@ class Convolution(nn.Module):
 class Backbone(Encoder):
     """The encoder with every head that its checkpoint holds."""
 
+    cfg: DebertaConfig
     EMBED = Embed
     LAYER = Layer
 
@@ -213,8 +215,9 @@ class Backbone(Encoder):
         return super().init_all(batch)
 
     def _run(
-        self, x, prefix, batch, deterministic: bool, *, first=0, last=None, reads=None, fresh=False
-    ):
+        self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
+        last: int | None = None, reads=None, fresh: bool = False,
+    ):  # fmt: skip
         tokens, way, behind, top = batch.encoder, self._way(deterministic), None, self.cfg.layers
         given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
@@ -279,7 +282,7 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
     )
     changes = changes | {"attention": "einsum"}
     # The encoder's table has one row at least; `has_types` says whether it is used.
-    plain = dataclasses.asdict(config_from_hf(hf | {"type_vocab_size": types or 1}))
+    plain = dataclasses.asdict(config_from_hf({**hf, "type_vocab_size": types or 1}))
     return DebertaConfig(**(plain | own | changes))
 
 

@@ -28,7 +28,7 @@ from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, Tokens
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GLMConfig(GPT2Config):
     """The shape of a GLM and how it runs; `positions` are the rows of each position table."""
 
@@ -104,11 +104,11 @@ class Backbone(nn.Module):
 
         -> the answer's states [B, T, H], the cache, whose `positions` are those of the blank
         """
-        self._check_room(batch.decoder.ids.shape[1] + room)
+        self._check_room(batch.decoder_tokens.ids.shape[1] + room)
         # The input is a prefix to the answer, which sees all of it and is never seen by it.
         front = self._read(batch.encoder, injection, True)[1]
         x, (k, v) = self._answer(batch, front, True, keep=True)
-        own = remember(front, k, v, batch.decoder.mask, room)
+        own = remember(front, k, v, batch.decoder_tokens.mask, room)
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], own[0].mask.shape)
         return x, Cache(own, blank)
 
@@ -159,7 +159,7 @@ class Backbone(nn.Module):
         return x, put_behind(prefix, k, v, tokens.mask)
 
     def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
-        tokens = batch.decoder
+        tokens = batch.decoder_tokens
         self._check_room(tokens.ids.shape[1])
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
         x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
@@ -206,7 +206,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
     width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
     if width % heads:
         raise InputError(f"hidden_size={width} must divide by num_attention_heads={heads}")
-    fields = dict(
+    config = GLMConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         layers=read_size(hf, "num_layers"),
@@ -219,4 +219,4 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
         dropout=read_share(hf, "output_dropout_prob", 0.1),
         attention_dropout=read_share(hf, "attention_dropout_prob", 0.1),
     )
-    return GLMConfig(**(fields | changes))
+    return dataclasses.replace(config, **changes)

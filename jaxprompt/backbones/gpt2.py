@@ -30,22 +30,16 @@ from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens
 
 
-@dataclasses.dataclass(frozen=True)
-class GPT2Config:
-    """The shape of a GPT-2 and how it runs."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """What the shape of every decoder has, and how it runs."""
 
     vocab: int
     width: int
     layers: int
     heads: int
     mlp: int
-    positions: int  # rows of the position table
-    activation: str = "gelu_new"
-    scaled_attention: bool = True
-    eps: float = 1e-5
-    embed_dropout: float = 0.1
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    positions: int
     types: int = 1
     model_heads: frozenset[str] = frozenset({"lm"})
     tied: bool = True  # the output table is the word table
@@ -55,6 +49,18 @@ class GPT2Config:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPT2Config(DecoderConfig):
+    """The shape of a GPT-2 and how it runs; `positions` are the rows of the position table."""
+
+    activation: str = "gelu_new"
+    scaled_attention: bool = True
+    eps: float = 1e-5
+    embed_dropout: float = 0.1
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
 
 
 class Layer(nn.Module):
@@ -84,18 +90,19 @@ class Layer(nn.Module):
         """
         y = self.attention_norm(x)
         # Kept without the prefix, which `remember` puts in front.
-        kept = self.attention.keys(y)
-        k, v, seen = put_in_front(prefix, *kept, seen)
+        stream_k, stream_v = self.attention.keys(y)
+        k, v, seen = put_in_front(prefix, stream_k, stream_v, seen)
         seen, x, y = read_at(reads, seen, x, y)
         y = self.attention(y, k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x))
-        return x + self.drop(y, deterministic=deterministic), kept if keep else None
+        return x + self.drop(y, deterministic=deterministic), (stream_k, stream_v) if keep else None
 
     def step(self, x, own: Memory, column):
         """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token"""
         y = self.attention_norm(x)
-        own = write(own, *self.attention.keys(y), column)
+        k, v = self.attention.keys(y)
+        own = write(own, k, v, column)
         x = x + self.attention.recall(y, own)
         return x + self.mlp(self.mlp_norm(x)), own
 
@@ -124,22 +131,11 @@ class Embed(nn.Module):
         return self.drop(x, deterministic=deterministic)
 
 
-class Backbone(nn.Module):
-    """The decoder and its output table."""
+class Decoder(nn.Module):
+    """What a decoder and its output table compute; its `setup` declares what they consist of."""
 
-    cfg: GPT2Config
+    cfg: DecoderConfig
     STYLE: ClassVar[str] = "causal"
-
-    def setup(self):
-        """Declares what the checkpoint holds."""
-        c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
-        self.embed = Embed(c)
-        self.layer = Layer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
-        self.norm = LayerNorm(c.eps)
-        if not c.tied:
-            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
 
     @property
     def dims(self) -> Dims:
@@ -160,7 +156,7 @@ class Backbone(nn.Module):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder
         x = self.embed(tokens.ids, tokens.positions, deterministic=True)
-        return self._run(x, None, seen_before(tokens), True, last=layer)[0]
+        return self._run(x, None, tokens, True, last=layer)[0]
 
     @property
     def shares_front(self) -> bool:
@@ -171,8 +167,10 @@ class Backbone(nn.Module):
         """Reads what all rows begin with. -> its keys and values, behind those of the prefix"""
         # Of the last layer these alone are wanted, so that it runs at one position.
         first = jnp.zeros((len(tokens.ids), 1), jnp.int32)
-        how = dict(deterministic=deterministic, keep=True, reads=first)
-        _, (k, v) = self._read(Batch(tokens, None, None, None, None), injection, **how)
+        batch = Batch(tokens, None, None, None, None)
+        _, (k, v) = self._read(
+            batch, injection, deterministic=deterministic, keep=True, reads=first
+        )
         return put_behind(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
@@ -224,17 +222,33 @@ class Backbone(nn.Module):
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
             )
         prefix = prefix and prefix._replace(positions=None)
-        seen, first = seen_before(tokens), self.cfg.skip
-        how = how | dict(first=first, fresh=slots is None)
-        x, kept = self._run(x, prefix, seen, deterministic, **how)
+        how = how | dict(first=self.cfg.skip, fresh=slots is None)
+        x, kept = self._run(x, prefix, tokens, deterministic, **how)
         return self.norm(x), kept
 
-    def _run(self, x, prefix, seen: Seen, deterministic: bool, **how: Any):
+    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
+            self.layer, self.layers, x, prefix, seen_before(tokens), stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
         )  # fmt: skip
+
+
+class Backbone(Decoder):
+    """The decoder and its output table."""
+
+    cfg: GPT2Config
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        c = self.cfg
+        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        self.embed = Embed(c)
+        self.layer = Layer(c, parent=None)
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
+        self.norm = LayerNorm(c.eps)
+        if not c.tied:
+            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
@@ -244,7 +258,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
     width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
     if width % heads:
         raise InputError(f"n_embd={width} must divide by n_head={heads}")
-    fields = dict(
+    config = GPT2Config(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         layers=read_size(hf, "n_layer"),
@@ -259,4 +273,4 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
         attention_dropout=read_share(hf, "attn_pdrop", 0.1),
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
-    return GPT2Config(**(fields | changes))
+    return dataclasses.replace(config, **changes)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.backbones.gpt2 import Backbone as Decoder
+from jaxprompt.backbones.gpt2 import Decoder, DecoderConfig
 from jaxprompt.convert.hf_config import (
     read_positive,
     read_share,
@@ -44,21 +44,15 @@ from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Window
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens, Window
 
 
-@dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
     """The shape of a Llama and how it runs."""
 
-    vocab: int
-    width: int
-    layers: int
-    heads: int
     key_heads: int  # heads of keys and values
     head_dim: int
-    mlp: int
-    positions: int
     turnings: tuple[Turning, ...]  # of global and of local layers
     is_local: tuple[bool, ...]  # of each layer
     window: int = 0  # how many tokens one of a local layer sees, itself included
@@ -75,15 +69,6 @@ class LlamaConfig:
     embed_dropout: float = 0.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    types: int = 1
-    model_heads: frozenset[str] = frozenset({"lm"})
-    tied: bool = True  # the output table is the word table
-    dtype: Any = jnp.float32
-    stack: str = "unroll"
-    remat: str = "none"
-    attention: str = "auto"
-    rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
 
     def norm(self, **name: Any) -> RMSNorm:
         """Makes a norm."""
@@ -151,14 +136,14 @@ class Layer(nn.Module):
         """
         own = self._choose(item.is_local, turns)
         y = self.attention_norm(x)
-        kept = self.attention.keys(y, own)
-        k, v, seen = put_in_front(item.prefix, *kept, seen)
+        stream_k, stream_v = self.attention.keys(y, own)
+        k, v, seen = put_in_front(item.prefix, stream_k, stream_v, seen)
         seen = self._narrow(seen, item, places)
         seen, x, y, own = read_at(reads, seen, x, y, own)
         y = self.attention(y, k, v, seen, own, deterministic=deterministic)
         x = x + self._behind("attention", y, deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
-        return x + self._behind("mlp", y, deterministic), kept if keep else None
+        return x + self._behind("mlp", y, deterministic), (stream_k, stream_v) if keep else None
 
     def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
         """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
@@ -326,7 +311,7 @@ class Backbone(Decoder):
         x, kept = self._run(x, prefix, tokens, deterministic, **how)
         return self.norm(x), kept
 
-    def _run(self, x, prefix, tokens, deterministic: bool, **how: Any):
+    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         if prefix is not None and prefix.positions is not None:
             self.check_shift(prefix.k.shape[2])
@@ -362,7 +347,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     positions = read_positions(hf)
     # Gemma 2 and 3 name their scale, and it need not be that of the head's width.
     scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
-    fields = dict(
+    config = LlamaConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         layers=layers,
@@ -388,7 +373,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         attention_dropout=read_share(hf, "attention_dropout", 0.0),
         tied=read_tied(hf, "llama"),
     )
-    return LlamaConfig(**(fields | changes))
+    return dataclasses.replace(config, **changes)
 
 
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):

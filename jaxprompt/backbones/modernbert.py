@@ -87,7 +87,8 @@ class Layer(nn.Module):
         seen, own = seen._replace(mask=choose(seen.mask, near), lengths=None), choose(*turns)
         # A choice and no branch: under scan all layers are one program.
         y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
-        k, v, seen = put_in_front(item.prefix, *attention.keys(y, own), seen)
+        k, v = attention.keys(y, own)
+        k, v, seen = put_in_front(item.prefix, k, v, seen)
         outside = k.shape[1] - x.shape[1]
         seen = seen._replace(window=Window(c.window + 1, ~jnp.asarray(item.is_global), outside))
         seen, x, y, own = read_at(reads, seen, x, y, own)
@@ -170,6 +171,7 @@ class _Later(nn.Module):
 class Backbone(Encoder):
     """The encoder with every head that its checkpoint holds."""
 
+    cfg: ModernBertConfig
     EMBED = Embed
     LAYER = Layer
     LM = LmHead
@@ -201,10 +203,8 @@ class Backbone(Encoder):
             make_turns(places, make_rates(c.width // c.heads, theta))
             for theta in (c.global_theta, c.local_theta)
         )
-        items = Item(
-            prefix, *self.later_layers.attention_norm(), np.array(c.is_global),
-            np.arange(c.layers) == 0,
-        )  # fmt: skip
+        scale, bias = self.later_layers.attention_norm()
+        items = Item(prefix, scale, bias, np.array(c.is_global), np.arange(c.layers) == 0)
         x, _ = run_stack(
             self.layer, self.layers, x, items, near, seen, turns, last=last, **how,
             **self._way(deterministic),
@@ -227,7 +227,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; at least 2 are")
     rate = read_share(hf, "attention_dropout", 0.0)
-    fields = dict(
+    config = ModernBertConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,
         embed=width,
@@ -250,7 +250,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
         window=read_size(hf, "local_attention", 128) // 2,
         biases=frozenset(read_biases(hf)),
     )
-    return ModernBertConfig(**(fields | changes))
+    return dataclasses.replace(config, **changes)
 
 
 def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:

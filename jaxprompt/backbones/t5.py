@@ -81,7 +81,8 @@ class EncoderLayer(nn.Module):
     def __call__(self, x, prefix: Prefix | None, seen: Seen, bias, *, deterministic: bool):
         """Runs the layer."""
         y = self.attention_norm(x)
-        k, v, seen = put_in_front(prefix, *self.attention.keys(y), seen)
+        k, v = self.attention.keys(y)
+        k, v, seen = put_in_front(prefix, k, v, seen)
         y = self.attention(y, k, v, seen, of_own(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -112,21 +113,21 @@ class DecoderLayer(nn.Module):
         """
         own, cross = prefixes
         y = self.attention_norm(x)
-        own_keys = self.attention.keys(y)
-        k, v, seen = put_in_front(own, *own_keys, seen)
+        stream_k, stream_v = self.attention.keys(y)
+        k, v, seen = put_in_front(own, stream_k, stream_v, seen)
         seen, x, y = read_at(reads, seen, x, y)
         bias = at_queries(reads, of_own(bias, k))
         y = self.attention(y, k, v, seen, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
-        cross_keys = self.cross.keys(source)
-        k, v, seen = put_in_front(cross, *cross_keys, source_seen)
+        cross_k, cross_v = self.cross.keys(source)
+        k, v, seen = put_in_front(cross, cross_k, cross_v, source_seen)
         (seen,) = read_at(reads, seen)
         # Without a bias: T5 has one for a stream's attention to itself alone.
         y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
-        return x, (*own_keys, *cross_keys) if keep else None
+        return x, (stream_k, stream_v, cross_k, cross_v) if keep else None
 
     def step(self, x, own: Memory, cross: Memory, bias, column):
         """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
@@ -134,7 +135,8 @@ class DecoderLayer(nn.Module):
         `cross` has B rows, or fewer: then that many rows in a row read the same source.
         """
         y = self.attention_norm(x)
-        own = write(own, *self.attention.keys(y), column)
+        k, v = self.attention.keys(y)
+        own = write(own, k, v, column)
         x = x + self.attention.recall(y, own, bias)
         x = x + self.cross.recall(self.cross_norm(x), cross)
         return x + self.mlp(self.mlp_norm(x), deterministic=True), own
@@ -204,11 +206,12 @@ class Backbone(nn.Module):
         At its positions `reads` [B, M] alone where they are given -> [B, M, H]
         """
         source = self.encode(batch, injection, deterministic=deterministic)
-        x, bias = self._start(batch.decoder, injection, deterministic)
+        tokens = batch.decoder_tokens
+        x, bias = self._start(tokens, injection, deterministic)
         prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
         x, _ = self._decode(
-            x, prefixes, seen_before(batch.decoder), bias, source,
-            seen_of(batch.decoder, batch.encoder), deterministic=deterministic, reads=reads,
+            x, prefixes, seen_before(tokens), bias, source, seen_of(tokens, batch.encoder),
+            deterministic=deterministic, reads=reads,
         )  # fmt: skip
         return x
 
@@ -236,7 +239,7 @@ class Backbone(nn.Module):
 
         -> the decoder's states [B, T, H], the cache
         """
-        tokens = batch.decoder
+        tokens = batch.decoder_tokens
         source = self.encode(batch, injection, deterministic=True)
         x, bias = self._start(tokens, injection, True)
         own, cross = injection.decoder.prefix, injection.cross.prefix
@@ -261,7 +264,7 @@ class Backbone(nn.Module):
         # Before the bias is looked up: the token sees itself, at distance 0.
         cache = write_positions(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        for params, memory, cross in zip(layers, cache.own, cache.cross, strict=True):
+        for params, memory, cross in zip(layers, cache.own, cache.cross or (), strict=True):
             x, memory = self.decoder_layer.apply(
                 {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
             )
@@ -384,7 +387,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     # of mT5 are never scaled, and say tied once transformers 5 has saved them.
     scaled = hf.get("model_type") != "mt5" and read_flag(hf, "tie_word_embeddings", True)
     scaled = read_flag(hf, "scale_decoder_outputs", scaled)
-    fields = dict(
+    config = T5Config(
         vocab=read_size(hf, "vocab_size"), width=read_size(hf, "d_model"), layers=layers,
         decoder_layers=read_size(hf, "num_decoder_layers", layers),
         heads=read_size(hf, "num_heads"), head_dim=read_size(hf, "d_kv"), mlp=read_size(hf, "d_ff"),
@@ -400,4 +403,4 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         start=start,
         tied=read_flag(hf, "tie_word_embeddings", True),
     )  # fmt: skip
-    return T5Config(**(fields | changes))
+    return dataclasses.replace(config, **changes)

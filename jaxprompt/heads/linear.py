@@ -51,8 +51,8 @@ class Head(Kind):
             raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
         head, module = self.classifier(facts, 1 if choice else len(task.labels))
         specials = self.specials(facts, asked, tokenizer)
-        names = {"names": [words[0] for words in task.words]} if task.words else {}
-        return HeadLayout(head, {"main": module}, specials, **names)
+        layout = HeadLayout(head, {"main": module}, specials)
+        return layout._replace(names=[words[0] for words in task.words]) if task.words else layout
 
     def classifier(self, facts: BackboneFacts, scores: int) -> tuple["Head", "Classifier"]:
         """Makes the module of so many scores. -> itself with its pooler chosen, the module"""
@@ -77,7 +77,7 @@ class Classifier(Scores):
     dropout: float = 0.1
 
     @property
-    def reads_all(self) -> bool:
+    def reads_all(self) -> bool:  # type: ignore[override]  # a ClassVar, to flax no field
         """Whether it reads every token, not `label_pos` alone."""
         return self.pooler == "mean"
 

@@ -172,7 +172,8 @@ class Head(InText):
         known = those_known(split, _words_of(split, found))
         if not known:
             return {}, 0
-        return self._compare(metric, *zip(*known, strict=True), self.threshold), len(known)
+        references, words = zip(*known, strict=True)
+        return self._compare(metric, references, words, self.threshold), len(known)
 
     def fitted(self, dev: Mapping[str, float]) -> "Head":
         """Takes the threshold over that was best on dev."""

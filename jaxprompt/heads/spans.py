@@ -53,6 +53,7 @@ class InText(Kind):
     """What the kinds of answer share that stand in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
+    stride: int
 
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template whose last field, the text, stands twice."""
@@ -132,7 +133,8 @@ def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str
 
     One answer tells that the questions of an empty list have none; without any all are hidden.
     """
-    known = [(right, own) for right, own in zip(split.references, answers, strict=True) if right]
+    pairs = zip(split.references, answers, strict=True)
+    known: list[tuple[Sequence[str], Any]] = [(right, own) for right, own in pairs if right]
     return known if any(any(right) for right, _ in known) else []
 
 

@@ -21,7 +21,7 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
-from jaxprompt.errors import InputError, at_least, check_share, choose
+from jaxprompt.errors import InputError, at_least, brief, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, take
@@ -123,8 +123,7 @@ class Head(Kind):
         gaps = encoder.gaps([_with_space(example) for example in examples], field)
         pairs = zip(examples, gaps, strict=True)
         for number, (example, gap) in enumerate(pairs):
-            # A word whose characters the tokenizer drops still needs a token to be read at.
-            pieces = [tokens[word] or [encoder.tokenizer.unk_token_id] for word in example.words]
+            pieces = [tokens[word] or _unknown(encoder.tokenizer, word) for word in example.words]
             marked = Marked(-1, [], [], [])
             if encoder.markers:
                 front, behind = (tokens[marker] for marker in encoder.markers)
@@ -143,8 +142,8 @@ class Head(Kind):
                 owner.append(number)
                 labels.append([index[tag] for tag in example.tags[window.read : window.end]])
         table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
-        for row, own in zip(table, labels, strict=True):
-            row[: len(own)] = own
+        for line, own in zip(table, labels, strict=True):
+            line[: len(own)] = own
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
         gold, has_predicates = [e.tags for e in examples], bool(task.predicate)
         parts = Windows(np.array(owner, np.int32), gold, task.labels, has_predicates)
@@ -291,7 +290,18 @@ def _with_space(example: Example) -> Example:
 def _predicate(example: Example, task: Task) -> int:
     """Finds the index of the predicate among the words of an example."""
     spans = word_spans(example.fields[task.fields[0]], example.words)
-    return spans.index(tuple(example.entities[0]))
+    first, last = example.entities[0]
+    return spans.index((first, last))
+
+
+def _unknown(tokenizer: Any, word: str) -> list[int]:
+    """Gives a word whose characters the tokenizer drops a token to be read at."""
+    if tokenizer.unk_token_id is None:
+        raise InputError(
+            f"the tokenizer makes no token of the word {brief(word)} and has no unknown token to "
+            "take its place; remove the word, or take another backbone"
+        )
+    return [tokenizer.unk_token_id]
 
 
 def _lay(

@@ -108,10 +108,11 @@ class Head(ByWords):
         else:
             plan = branch_plan(verbalizer.ids, around, whole=whole)
         own = plan.words
-        modules = {"main": LabelWords(own.rows, own.where, own.at, self.scores, self.pieces)}
+        modules: dict[str, nn.Module] = {}
+        modules["main"] = LabelWords(own.rows, own.where, own.at, self.scores, self.pieces)
         if whole:
-            said = plan.whole
-            modules["target"] = LabelWords(said.rows, said.where, said.at, "full")
+            full = plan.whole
+            modules["target"] = LabelWords(full.rows, full.where, full.at, "full")
         return HeadLayout(
             self, modules, specials, Answer(plan, around.stem), masks,
             [entry[0] for entry in verbalizer.words], verbalizer,
@@ -139,8 +140,8 @@ class Head(ByWords):
             return count_classes(scores.words, *given)
 
         # The main module and the target's, in the order of `lay_out`.
-        both = {"main": AnswerHead(*modules.values())}
-        return both, Objective("main", on_whole, sums=on_words)
+        both = AnswerHead(*modules.values())
+        return {"main": both}, Objective("main", on_whole, sums=on_words)
 
 
 def choose_words(task: Task, style: str, form: str) -> Any:

@@ -22,6 +22,8 @@ from jaxprompt.files import dumps
 from jaxprompt.inspection.instances import Instances, find_instances
 from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
+from jaxprompt.models.scorer import Scorer
+from jaxprompt.prompts import Method
 from jaxprompt.runs.restore import Trained, restore
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
@@ -162,7 +164,7 @@ def inspect(config: RunConfig, workdir: str, asked: Asked, tell: Callable[[str],
     return found
 
 
-def _has_soft_tokens(prompt: Any) -> bool:
+def _has_soft_tokens(prompt: Method) -> bool:
     return bool(prompt.num_slots()) and not prompt.components()
 
 
@@ -219,7 +221,7 @@ def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
     return rows
 
 
-def _note_rows(found: Findings, scorer: Any) -> None:
+def _note_rows(found: Findings, scorer: Scorer) -> None:
     """Says what has no rows, and of rows that depend on the text which are shown."""
     if not found.rows:
         found.notes["rows"] = (
@@ -246,7 +248,7 @@ def _some(split: Split, limit: int) -> Split:
 
 def _find_states(
     found: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
-    pictured: Sequence[int], first: Any, tell: Callable[[str], None],
+    pictured: Sequence[int], first: tree.Flat | None, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     scorer = trained.scorer
     if scorer.head.OF != "classes":
@@ -275,15 +277,18 @@ def _find_states(
         return read.reshape(-1, choices, read.shape[-1])
 
     step_of = place_step(trained.placement, state)
-    separations, kept = {}, {}
+    separations: dict[int, Separation] = {}
+    kept: dict[int, np.ndarray] = {}
     for step in steps:
         tell(f"hidden states at step {step}")
-        numbers = first if step == START else _numbers(trained, workdir, step)
+        at_start = first if step == START else None
+        numbers = _numbers(trained, workdir, step) if at_start is None else at_start
         batches = eval_batches(scorer, part)
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
         # In the full width: distances of the projections would not be those of the states.
-        separations[step] = separate(states, labels[there])
+        if (separation := separate(states, labels[there])) is not None:
+            separations[step] = separation
         if step in pictured:
             kept[step] = states
     found.states = States(names, labels[there], separations, kept)
@@ -297,7 +302,7 @@ def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
     return Checkpoints(workdir).restore_trainable(own, step)
 
 
-def _classes_of_rows(scorer: Any, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Names the classes of rows. -> names, labels [rows], bool [rows]: there and known
 
     With a row for each choice a row is the right choice or another.
@@ -335,6 +340,8 @@ def _find_confusion(found: Findings, config: RunConfig, trained: Trained, split:
         return
     scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
+    if said is None:
+        raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
     right = right_classes(scorer.head.labels_of(split), said, split.judged)
     counts = count_confusion(right, said, len(names))
     found.confusion = Confusion(tuple(names), counts)

@@ -12,6 +12,8 @@ from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
 from jaxprompt.layers.instance import mean_vectors
+from jaxprompt.models.scorer import Scorer
+from jaxprompt.runs.restore import Trained
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role
 
@@ -42,7 +44,7 @@ class Instances(NamedTuple):
 
 
 def find_instances(
-    trained: Any, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
 ) -> Instances:
     """Compares texts with their prompts (Jiang et al. 2022, sections 5.3 and 5.4).
 
@@ -58,7 +60,7 @@ def find_instances(
 
 
 def _mark_words(
-    trained: Any, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
 ) -> list[Instance]:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
@@ -70,7 +72,7 @@ def _mark_words(
     return instances
 
 
-def _find_places(trained: Any, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:
+def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     choices = scorer.layout.num_rows
 
@@ -88,7 +90,7 @@ def _find_places(trained: Any, part: Split, labels: np.ndarray, names: Sequence[
     return Places(tuple(names), labels[known], found[known, :width], found[known, width:])
 
 
-def _mean_word(scorer: Any, params: Mapping[str, Any], batch: Batch):
+def _mean_word(scorer: Scorer, params: Mapping[str, Any], batch: Batch):
     """Averages the word embeddings of texts. -> float32 [B, E]"""
     words, tokens = _words(scorer, params), batch.encoder
     text = (tokens.mask & (tokens.roles == Role.TEXT))[..., None]  # [B, T, 1]
@@ -96,12 +98,12 @@ def _mean_word(scorer: Any, params: Mapping[str, Any], batch: Batch):
     return total / jnp.maximum(text.sum(1), 1)
 
 
-def _words(scorer: Any, params: Mapping[str, Any]):
+def _words(scorer: Scorer, params: Mapping[str, Any]):
     return scorer.model.backbone.bind({"params": params["backbone"]}).words()
 
 
 def _look_at(
-    scorer: Any, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
+    scorer: Scorer, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
     top: int, label: str,
 ) -> Instance:  # fmt: skip
     """Compares the first row of a batch with its prompt, which `inject` computes."""
@@ -112,6 +114,6 @@ def _look_at(
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
     embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
     cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]
-    order = np.argsort(-cosines, kind="stable")[:top] if len(vectors) else []
+    order = np.argsort(-cosines, kind="stable")[: top if len(vectors) else 0]
     tokens = tuple(show_tokens(scorer.tokenizer, ids))
     return Instance(tokens, cosines, tuple(sorted(int(i) for i in order)), label)

@@ -17,6 +17,7 @@ from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Scorer
+from jaxprompt.runs.restore import Trained
 from jaxprompt.types import Batch, Injection
 
 SOFT, DECODER, LABEL = "soft token", "decoder's soft token", "label row"
@@ -43,7 +44,7 @@ class LearnedRow(NamedTuple):
     cosine: float | None  # with its start
 
 
-def starting_numbers(config: RunConfig, trained: Any) -> tuple[tree.Flat | None, str]:
+def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | None, str]:
     """Makes the numbers that a run started from once more. -> them, or None and why not
 
     They are those of its first step: drawn from its seed, or read from where prompt.init or
@@ -94,7 +95,7 @@ def find_rows(
         begun = then.get(kind)
         starts = nearest_words(scorer, first, begun, 1, kind) if begun is not None else None
         for number, (name, row, near) in enumerate(zip(names, rows, words, strict=True)):
-            if starts is None:
+            if starts is None or begun is None:
                 found.append(LearnedRow(kind, name, row, near, None, None, None))
                 continue
             old = begun[number]

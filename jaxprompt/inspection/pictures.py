@@ -74,9 +74,9 @@ def draw_states(
     figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.22 * rows), layout="constrained")
     axis = figure.subplots()
     for number, name in enumerate(names):
-        own = points[labels == number]
+        x, y = points[labels == number].T
         alpha = 0.75 if len(points) < 500 else 0.5
-        axis.scatter(*own.T, **style_of(number), s=26, alpha=alpha, linewidths=0, label=short(name))
+        axis.scatter(x, y, **style_of(number), s=26, alpha=alpha, linewidths=0, label=short(name))
     axis.set(title=title, xticks=[], yticks=[])
     if limits is not None:
         low, high = limits
@@ -206,9 +206,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
     axis.set_xlabel("answered")
     axis.set_ylabel("right")
-    for place, count in np.ndenumerate(counts if written else counts[:0]):
-        colour = "white" if shares[place] > 0.55 else "black"
-        axis.text(*place[::-1], str(count), ha="center", va="center", color=colour, fontsize=9)
+    for (row, column), count in np.ndenumerate(counts if written else counts[:0]):
+        colour = "white" if shares[row, column] > 0.55 else "black"
+        axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
     figure.colorbar(image, label="share of the right class", shrink=0.8)
     return save_figure(figure, path)
 
@@ -228,9 +228,9 @@ def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Pa
         range(len(names)), list(map(short, names)), rotation=45, ha="right", fontsize=size
     )
     axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
-    for place, value in np.ndenumerate(cosines if written else cosines[:0]):
+    for (row, column), value in np.ndenumerate(cosines if written else cosines[:0]):
         colour = "white" if abs(value) > 0.6 else "black"
-        axis.text(*place, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+        axis.text(row, column, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
     figure.colorbar(image, label="cosine of the mean tokens", shrink=0.8)
     return save_figure(figure, path)
 

@@ -194,9 +194,10 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
         page.say(found.notes["labels"])
         return []
     words = [(number, word) for number, row in enumerate(rows) for word in row.nearest[:_IN_3D]]
-    has_starts = all(row.start is not None for row in rows)
-    parts = [[row.vector for row in rows], [row.start for row in rows] * has_starts]
-    parts.append([word.vector for _, word in words])
+    begun = [row.start for row in rows if row.start is not None]
+    has_starts = len(begun) == len(rows)
+    near_words = [word.vector for _, word in words]
+    parts = [[row.vector for row in rows], begun if has_starts else [], near_words]
     points = np.concatenate([np.stack(part) for part in parts if part])
     points = points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-30)
     bounds = np.cumsum([len(part) for part in parts])[:2]

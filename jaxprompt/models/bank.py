@@ -55,7 +55,10 @@ class Bank:
         `added` is what `stack` gives, `params` has "backbone".
         """
         # A prompt is chosen by example, and the backbone sees K rows of each, example-major.
-        injection = pick(added, jnp.repeat(batch.prompt, self.choices))
+        prompt = batch.prompt
+        if prompt is None:
+            raise ValueError("the batch does not say which prompt of the bank each example takes")
+        injection = pick(added, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else few_reads(batch)
         hidden = self.backbone.apply(variables, batch, injection, deterministic=True, reads=reads)
@@ -66,14 +69,14 @@ class Bank:
             given = Injection(rows=own[1])
             return head.apply({"params": own[0]}, hidden, batch, given, bound, deterministic=True)
 
-        found, rows = [], batch.prompt.shape[0]
+        found, rows = [], prompt.shape[0]
         for head, own in zip(self.heads, held, strict=True):
             numbers = own.params, own.rows
             leaves = jax.tree.leaves(numbers)
             if not leaves:  # it has none: one pass serves all
                 found.append(judge(head, ({}, None), hidden, batch))
                 continue
-            mine, total = own.number[batch.prompt], sum(leaf.size for leaf in leaves)
+            mine, total = own.number[prompt], sum(leaf.size for leaf in leaves)
             if rows * (total // len(leaves[0])) <= max(total, _PICKED):
                 # Each example by its own numbers: the work is that of one head, however many.
                 picked = jax.tree.map(lambda leaf, at=mine: leaf[at], numbers)
@@ -138,16 +141,16 @@ def _stack_streams(streams: Sequence[Stream]) -> Stream:
         shape = (first.k.shape[0], 1, most, *first.k.shape[3:])
         # Masked, since a key of zeros still takes its share of a softmax.
         none = Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32), False)
-        filled = []
+        padded = []
         for own in streams:
             mine = own.prefix or none
             k, v = (_fill(x, 2, most) for x in (mine.k, mine.v))
             mask = np.broadcast_to(np.asarray(mine.mask), (shape[0], 1, mine.k.shape[2]))
             # A mask is filled up with False.
-            filled.append((k, v, _fill(mask, 2, most)))
-        k, v, mask = (jnp.concatenate(parts, 1) for parts in zip(*filled, strict=True))
+            padded.append((k, v, _fill(mask, 2, most)))
+        k, v, masks = (jnp.concatenate(parts, 1) for parts in zip(*padded, strict=True))
         # All have them or none has, since what is stacked has equal `places_of`.
-        prefix = Prefix(k, v, mask, None if first.positions is None else jnp.arange(most))
+        prefix = Prefix(k, v, masks, None if first.positions is None else jnp.arange(most))
     return Stream(slots, prefix)
 
 
@@ -188,9 +191,9 @@ def group_heads(
     held = []
     for own in owners:
         join = lambda *leaves: jnp.stack(leaves)
-        number = np.zeros(len(heads), np.int32)
-        number[own] = np.arange(len(own))
+        numbers = np.zeros(len(heads), np.int32)
+        numbers[own] = np.arange(len(own))
         labels = None if rows[own[0]] is None else jnp.stack([rows[i] for i in own])
         joined = jax.tree.map(join, *[params[i] for i in own])
-        held.append(Held(joined, labels, jnp.asarray(number)))
+        held.append(Held(joined, labels, jnp.asarray(numbers)))
     return tuple(heads[own[0]] for own in owners), held, of

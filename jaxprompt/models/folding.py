@@ -119,7 +119,8 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
             fields |= {name + field: value for field, value in span.items()}
             arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
             arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
-    return Constant(dims=prompt.dims, **fields), arrays
+    constant = Constant(dims=prompt.dims, **fields)  # type: ignore[arg-type]  # flax adds `name`
+    return constant, arrays
 
 
 def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

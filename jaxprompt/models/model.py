@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.layers.reading import without_arrays
 from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
 from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
@@ -37,7 +38,12 @@ class Model:
     varies: bool = True  # batches differ in length
 
     def init(
-        self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
+        self,
+        key: jax.Array,
+        backbone: Params,
+        *,
+        choices: int = 1,
+        placement: Placement | None = None,
     ) -> dict[str, Any]:
         """Draws the prompt and the heads beside a loaded backbone. -> params
 
@@ -81,11 +87,12 @@ class Model:
     def inject(self, params: Params, batch: Batch, *, deterministic=True, key=None) -> Injection:
         """Computes what the method adds for a batch."""
         words = self.backbone.bind({"params": params["backbone"]}).words()
-        return self.prompt.apply(
+        injection = self.prompt.apply(
             # A method reads the words and does not train them, even where the backbone trains too.
             {"params": params.get("prompt", {})}, batch, jax.lax.stop_gradient(words),
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
+        return cast(Injection, injection)  # flax types `apply` with `mutable` and without alike
 
     def share_front(
         self, params: Params, injection: Injection, *, front_kv: KeyValues | None = None,
@@ -117,7 +124,8 @@ class Model:
             {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
             rngs=_rngs(key, 4), method="read_front",
         )  # fmt: skip
-        return injection._replace(encoder=injection.encoder._replace(prefix=front))
+        prefix = cast(Prefix, front)  # as in `inject`
+        return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
     def run_front(self, params: Params) -> KeyValues | None:
         """Runs what every row begins with, without dropout, for all batches of these numbers.
@@ -130,7 +138,7 @@ class Model:
         # A method that reads the batch shares no front.
         batch = _dummy_batch(1, decodes=False)
         prefix = self.share_front(params, self.inject(params, batch)).encoder.prefix
-        return prefix.k, prefix.v
+        return None if prefix is None else (prefix.k, prefix.v)
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
@@ -158,6 +166,8 @@ class Model:
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_kept:
+            if batch.kept is None:
+                raise ValueError("the batch lacks the states that the backbone gave before")
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
         injection = self.share_front(
@@ -174,12 +184,12 @@ class Model:
 
 
 @shared
-def _compile_draw(model: Model, choices: int, where: Any):
+def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | None):
     # One program, where every operation by itself would be one; and one for every seed.
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
 
 
-def few_reads(batch: Batch, *, drops: bool = False) -> Any:
+def few_reads(batch: Batch, *, drops: bool = False) -> Array | None:
     """Gives the positions that heads read, int [B*K, M], or None where they are not few.
 
     With `drops` one is few whatever the length of the batch: the last layer draws its dropout by

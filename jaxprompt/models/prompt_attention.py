@@ -94,15 +94,15 @@ def _sort(
     for name, layers in own.items():
         if not layers:
             continue
-        queries = batch.encoder if name == "encoder" else batch.decoder
+        queries = batch.encoder if name == "encoder" else batch.decoder_tokens
         prefix = getattr(injection, "encoder" if again else name).prefix
         with_own = name == "decoder" and not again
         slots = injection.decoder.slots if with_own else injection.encoder.slots
         if prefix is None and slots is None:
             continue
-        is_prompt = (batch.decoder if with_own else batch.encoder).slot >= 0  # [B, S]
+        is_prompt = (batch.decoder_tokens if with_own else batch.encoder).slot >= 0  # [B, S]
         if again and name == "decoder":
-            is_prompt = jnp.concatenate([is_prompt, batch.decoder.slot >= 0], axis=1)
+            is_prompt = jnp.concatenate([is_prompt, batch.decoder_tokens.slot >= 0], axis=1)
         if prefix is not None:
             front = jnp.ones((len(is_prompt), prefix.k.shape[2]), bool)
             is_prompt = jnp.concatenate([front, is_prompt], axis=1)  # [B, P+S]

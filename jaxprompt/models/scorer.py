@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax import linen as nn
 
 from jaxprompt.backbones import for_words
 from jaxprompt.config.run import BackboneConfig
@@ -60,7 +61,7 @@ class Backbone(NamedTuple):
     folder: Path
     family: str
     hf: dict[str, Any]
-    module: Any
+    module: Any  # a flax module, whose `apply` has no one type
     tokenizer: Any = None  # None = the one in `folder`
 
 
@@ -82,7 +83,9 @@ class Scorer(NamedTuple):
         """Number of classes, or of choices where these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
 
-    def one_batch(self, rows: Sequence[Sequence[Encoded]], labels: Any = None) -> Batch:
+    def one_batch(
+        self, rows: Sequence[Sequence[Encoded]], labels: np.ndarray | None = None
+    ) -> Batch:
         """Lays a few encoded examples into one batch, without labels where none are given."""
         return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
 
@@ -157,7 +160,7 @@ class Scorer(NamedTuple):
         return self.head.measure_known(self.task.metric, split, found, self.classes)
 
 
-def module_for(backbone: Backbone, kind: Kind) -> Any:
+def module_for(backbone: Backbone, kind: Kind) -> nn.Module:
     """Gives the module that computes the states which a kind of answer reads."""
     return for_words(backbone.module) if kind.READS_WORDS else backbone.module
 

@@ -1,6 +1,7 @@
 """The keys and values that a model itself gives a text: what a prefix may start from."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,10 +10,10 @@ from flax import linen as nn
 
 from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.stack import WATCHED
-from jaxprompt.types import Batch, Injection, Role, Tokens
+from jaxprompt.types import Array, Batch, Injection, Role, Tokens
 
 
-def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tuple[Any, Any]]:
+def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tuple[Array, Array]]:
     """Runs a text through a backbone. int [P] -> k, v [L, P, N, D] of each attention, by stream
 
     `params` are the backbone's. An encoder-decoder reads the text on both sides: "decoder" is what
@@ -20,7 +21,7 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
     """
     # Layers run one by one, so that each projection is seen once, in order.
     cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat=WATCHED)
-    found = []
+    found: list[tuple[Array, Array]] = []
 
     def keep(call, args, kwargs, context):
         given = call(*args, **kwargs)
@@ -38,10 +39,12 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
     if decodes:
         # A layer of the decoder projects its own keys before those of the encoder's output.
         parts |= {"decoder": found[layers::2], "cross": found[layers + 1 :: 2]}
-    return {
-        stream: tuple(jnp.stack(each)[:, 0] for each in zip(*own, strict=True))
-        for stream, own in parts.items()
-    }
+    return {stream: _stacked(layers) for stream, layers in parts.items()}
+
+
+def _stacked(layers: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    k, v = zip(*layers, strict=True)
+    return jnp.stack(k)[:, 0], jnp.stack(v)[:, 0]
 
 
 def _batch_of(ids: jax.Array, decodes: bool) -> Batch:

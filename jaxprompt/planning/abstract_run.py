@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 from jaxprompt.build.backbone import open_backbone, shape_backbone
 from jaxprompt.build.check import check_config
@@ -113,8 +114,9 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
     alone = make_placement(devices=jax.devices()[:1])
     # Every row is as long as it may be without demonstrations.
     config = config.replace({f"demos.{name}": 0 for name in COUNTS})
+    more: tuple[str, ...] = ()
     if config.ppt.task:
-        scorer, more = ppt.make_scorer(config, backbone, alone), ()
+        scorer = ppt.make_scorer(config, backbone, alone)
         example = Example(dict.fromkeys(scorer.task.fields, _text(config)))
         model, objectives = ppt.make_objectives(config, scorer.model)
     else:
@@ -124,7 +126,7 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         scorer = share_front(config, scorer)
         model, objectives = scorer.model, build_objectives(config, scorer.model)
     widens = device is not None and not device.bfloat16
-    if widens and config.backbone.dtype == "bfloat16":
+    if device is not None and widens and config.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
     batches = (
         _lay(scorer, example, config.data.batch, targets=True),
@@ -187,7 +189,7 @@ def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
-def has_kernel(module: Any, device: Device, length: int) -> bool:
+def has_kernel(module: nn.Module, device: Device, length: int) -> bool:
     """Tells whether training on a device takes its own attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     drops, size = cfg.attention_dropout > 0, module.dims.head_dim
@@ -222,8 +224,9 @@ def _text(config: RunConfig) -> str:
 
 def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
-    task, notes, choices = read_task(config.task), (), ()
-    text = _text(config)
+    task, text = read_task(config.task), _text(config)
+    notes: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)

@@ -6,15 +6,15 @@ libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA's GPUs, on any x86-64 Lin
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.hlo import DeviceWork, read_work
-from jaxprompt.parallel.sharding import Target
+from jaxprompt.parallel.sharding import Placement, Target
 
 INSTALL = {
     "tpu": 'pip install "libtpu==0.0.42.*"',
@@ -66,7 +66,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def find_devices(device: Device, count: int) -> list[Any]:
+def find_devices(device: Device, count: int) -> list[jax.Device]:
     """Lists `count` devices that programs can be compiled for, and nothing else.
 
     Raises InputError for a number of TPUs that make up no slice or half of one.
@@ -141,6 +141,32 @@ def standing_in(target: Target) -> Iterator[None]:
             setattr(fused, name, function)
 
 
+class MemoryStats(Protocol):
+    """What XLA says of the memory of a program on one device, in bytes."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int  # of results that take over the place of an argument
+    temp_size_in_bytes: int
+    peak_memory_in_bytes: int
+
+
+def memory_of(program: jax.stages.Compiled) -> MemoryStats:
+    """Reads what a program takes. Raises RuntimeError where its compiler does not tell it."""
+    memory = program.memory_analysis()
+    if memory is None:
+        raise RuntimeError("this compiler does not tell what memory a program takes")
+    return memory
+
+
+def text_of(program: jax.stages.Compiled) -> str:
+    """Gives the HLO of a program. Raises RuntimeError where its compiler does not tell it."""
+    text = program.as_text()
+    if text is None:
+        raise RuntimeError("this compiler does not tell what a program consists of")
+    return text
+
+
 class Compiled(NamedTuple):
     """What a program takes on one device, as that device's compiler says."""
 
@@ -151,7 +177,7 @@ class Compiled(NamedTuple):
     text: str  # HLO
 
 
-def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Compiled:
+def compile_for(placement: Placement, step: Callable, *given: Any, **settings: Any) -> Compiled:
     """Compiles a step that runs `within` a placement for its devices, from shapes alone.
 
     Raises InputError where the compiler refuses, as it does what its device cannot hold.
@@ -162,7 +188,7 @@ def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Comp
             program = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             raise InputError(f"the compiler refuses: {str(error).splitlines()[0]}") from error
-    memory, text = program.memory_analysis(), program.as_text()
+    memory, text = memory_of(program), text_of(program)
     return Compiled(
         memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes,
         read_work(text), text,
@@ -179,4 +205,5 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         os.dup2(kept, 2)
-        os.close(kept), os.close(nothing)
+        os.close(kept)
+        os.close(nothing)

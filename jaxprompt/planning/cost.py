@@ -9,10 +9,13 @@ stays: XLA widens it there as well.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+from flax import linen as nn
 
 from jaxprompt import rng, tree
 from jaxprompt.build.initial_params import divide
@@ -23,9 +26,9 @@ from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
-from jaxprompt.planning.compilers import Compiled, compile_for
+from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
 from jaxprompt.training.evaluation import make_writing
-from jaxprompt.training.state import make_state
+from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.types import Batch
 
@@ -42,10 +45,10 @@ _OPTIONS = {
 class Shapes(NamedTuple):
     """What a step takes, each leaf with its shape, dtype and sharding."""
 
-    step: Any
-    state: Any
+    step: Callable
+    state: TrainState
     frozen: tree.Flat
-    batch: Any
+    batch: Batch
 
 
 class Sizes(NamedTuple):
@@ -116,7 +119,7 @@ class Evaluation(NamedTuple):
     model: Model
     trainable: tree.Flat
     frozen: tree.Flat
-    batch: Any
+    batch: Batch
 
 
 def make_evaluation(
@@ -124,16 +127,17 @@ def make_evaluation(
 ) -> Evaluation:
     """Makes the model of a run that evaluates on a mesh; all else is as in `make_shapes`."""
     rows = placement.padded(run.backbone.module.cfg.vocab)
-    numbers = _numbers(run, rows, as_it_runs)[:2]
+    trainable, frozen, _ = _numbers(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
     return Evaluation(
         dataclasses.replace(run.scorer.model, backbone=module),
-        *(_placed(leaves, placement.parameters(leaves)) for leaves in numbers),
+        _placed(trainable, placement.parameters(trainable)),
+        _placed(frozen, placement.parameters(frozen)),
         jax.tree.map(lambda x: _place(x, placement.batch), run.evaluated),
     )
 
 
-def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
+def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> nn.Module:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
     asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
     cfg = dataclasses.replace(cfg, attention=asked)
@@ -142,14 +146,16 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
     return run.backbone.module.clone(cfg=cfg)
 
 
-def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
+def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
     plan = plan_of(run.config, _STEPS)
     return build_optimizer(run.config, trainable, plan, _STEPS)
 
 
 # The meshes of a search ask for few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
-def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
+def _numbers(
+    run: AbstractRun, rows: int, as_it_runs: bool
+) -> tuple[tree.Flat, tree.Flat, TrainState]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
     # Neither remat nor the kernel of attention changes the shape of a number.
     module = _module(run, rows, "none", "", as_it_runs)
@@ -181,7 +187,8 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
     return Sizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
-        *(_local(part) for part in (frozen, trainable)),
+        _local(frozen),
+        _local(trainable),
         _local(shapes.state) - _local(trainable),
         _local(shapes.batch),
         _local(joined),
@@ -235,10 +242,10 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     return copies + kept + max(reading, beams + scores)
 
 
-def _measure(placement: Placement, step: Any, found: Evaluation) -> tuple[int, int]:
+def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
     """Compiles a step of an evaluation. -> bytes of temporary arrays and of results"""
     lowered = jax.jit(within(placement, step)).lower(*found[1:])
-    memory = lowered.compile(compiler_options=known_options(**_OPTIONS)).memory_analysis()
+    memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -266,11 +273,10 @@ def measure(shapes: Shapes, placement: Placement) -> Cost:
     """Compiles a step and reads what it takes on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
-    memory = compiled.memory_analysis()
+    memory = memory_of(compiled)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Cost(
-        weigh(shapes, placement), memory.temp_size_in_bytes, results, read_work(compiled.as_text())
-    )
+    work = read_work(text_of(compiled))
+    return Cost(weigh(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 
 def _place(x, sharding):

@@ -59,7 +59,7 @@ _BERT = {
 }
 # He et al. 2021: both versions of DeBERTa, and mDeBERTa.
 _XLARGE = dict(conv_kernel_size=3, conv_act="gelu")
-_DEBERTA = {
+_DEBERTA: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
     "deberta-base": (_BASE, 50265, {}),
     "deberta-large": (_LARGE, 50265, {}),
     "deberta-xlarge": ((1024, 48, 16), 50265, {}),
@@ -71,11 +71,11 @@ _DEBERTA = {
     "deberta-v3-large": (_LARGE, 128100, {}),
     "mdeberta-v3-base": (_BASE, 251000, {}),
 }
-_RELATIVE = dict(
+_RELATIVE: dict[str, Any] = dict(
     type_vocab_size=0, relative_attention=True, position_biased_input=False,
     pos_att_type=["p2c", "c2p"],
 )  # fmt: skip
-_V2 = dict(position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
+_V2: dict[str, Any] = dict(position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
 # Lan et al. 2020, table 1.
 _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": (4096, 12, 64)}
 # Warner et al. 2024, table 4: also the width of the feed-forward blocks.
@@ -116,21 +116,22 @@ def published() -> dict[str, Published]:
         add("openai-community", f"gpt2{size}", hf | {"n_positions": 1024}, "lm")
     for name, (shape, vocab) in _BERT.items():
         add("google-bert", name, _encoder("bert", shape, vocab), "pooler", "mlm")
-    more = dict(max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    offset = dict(max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
     for size, shape in (("base", _BASE), ("large", _LARGE)):
-        hf = _encoder("roberta", shape, 50265, **more)
+        hf = _encoder("roberta", shape, 50265, **offset)
         add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
-        hf = _encoder("xlm-roberta", shape, 250002, **more)
+        hf = _encoder("xlm-roberta", shape, 250002, **offset)
         add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
     for size, shape in _ELECTRA.items():
         hf = _encoder("electra", shape, 30522, embedding_size=128 if size == "small" else shape[0])
         add("google", f"electra-{size}-discriminator", hf, "rtd", bare=False)
     for name, (shape, vocab, more) in _DEBERTA.items():
         kind = "deberta-v2" if "-v" in name else "deberta"
-        more = _RELATIVE | (_V2 if "-v" in name else {}) | more
+        hf = _encoder(kind, shape, vocab, **_RELATIVE)
+        hf |= (_V2 if "-v" in name else {}) | more
         # v3 is pre-trained by replaced tokens, with a head that transformers has not.
-        heads = () if "-v3" in name else ("mlm",)
-        add("microsoft", name, _encoder(kind, shape, vocab, **more), *heads, bare=False)
+        lm_heads = () if "-v3" in name else ("mlm",)
+        add("microsoft", name, hf, *lm_heads, bare=False)
     for size, shape in _ALBERT.items():
         hf = _encoder("albert", shape, 30000, embedding_size=128)
         for version in ("v1", "v2"):
@@ -147,5 +148,6 @@ def published() -> dict[str, Published]:
         )  # fmt: skip
         add("THUDM", f"glm-{size}", hf, "lm", bare=False)
     for name, hf in list_llamas().items():
-        add(*name.split("/"), hf, "lm", bare=False)
+        owner, _, repository = name.partition("/")
+        add(owner, repository, hf, "lm", bare=False)
     return found

@@ -9,10 +9,12 @@ from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 
 def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
-    """Turns plans into plain values."""
-    dtype, sizes = run.config.backbone.dtype, plans["as configured"].cost.sizes
+    """Turns plans into plain values; that "as configured" is among them."""
+    configured = plans["as configured"]
+    if configured is None:
+        raise ValueError("the plan of the config's own mesh is missing")
+    dtype, sizes, device = run.config.backbone.dtype, configured.cost.sizes, configured.device
     rows, length = run.batch.encoder.ids.shape
-    device = plans["as configured"].device
     heads = getattr(run.backbone.module.cfg, "key_heads", 0)
     return {
         "notes": list(run.notes),
@@ -71,9 +73,12 @@ def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[
 def _describe_compiled(
     compiled: Compiled | str, evaluated: Compiled | str | None
 ) -> dict[str, Any]:
-    for found in (compiled, evaluated):
-        if isinstance(found, str):
-            return {"refused": found}
+    if isinstance(compiled, str):
+        return {"refused": compiled}
+    if isinstance(evaluated, str):
+        return {"refused": evaluated}
+    if evaluated is None:
+        raise ValueError("the step was compiled for the device, and the evaluation was not")
     work = compiled.work
     return {
         "bytes": {
@@ -172,7 +177,7 @@ def _table(plans: dict[str, Any]) -> list[str]:
         row("attention", lambda p: p["attention"] or "as configured")
     for part in columns[0]["bytes"]:
         name = {"total": "  in all", "evaluation": "  in evaluation"}.get(part, f"  {part}")
-        row(name, lambda p, part=part: _bytes(p["bytes"][part]))
+        rows.append((name, [_bytes(p["bytes"][part]) for p in columns]))
     rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes per device", [""] * len(columns)))
     if columns[0]["device"]:
         row("  room", lambda p: _bytes(p["room"]))
@@ -185,15 +190,16 @@ def _table(plans: dict[str, Any]) -> list[str]:
     none = ["" if plan["collectives"] else "nothing" for plan in columns]
     rows.append(("sent per device" + ", estimated" * bool(told), none))
     for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
-        row(f"  {kind}", lambda p, kind=kind: _sent(p["collectives"].get(kind)))
+        rows.append((f"  {kind}", [_sent(p["collectives"].get(kind)) for p in columns]))
     if told:
         rows.append(("sent per device, compiled", [""] * len(columns)))
         for kind in sorted({kind for own in told for kind in own.get("collectives", ())}):
-            row(f"  {kind}", lambda p, k=kind: _sent(p["compiled"].get("collectives", {}).get(k)))
+            sent = [p["compiled"].get("collectives", {}).get(kind) for p in columns]
+            rows.append((f"  {kind}", [_sent(traffic) for traffic in sent]))
     if columns[0]["device"]:
         row("one step", lambda p: f"{p['seconds']['step']:.3g} s")
         for part in ("compute", "memory", "network"):
-            row(f"  {part}", lambda p, part=part: f"{p['seconds'][part]:.3g} s")
+            rows.append((f"  {part}", [f"{p['seconds'][part]:.3g} s" for p in columns]))
         row("tokens per second", lambda p: f"{p['tokens_per_second']:,.0f}")
     first = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)

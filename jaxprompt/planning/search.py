@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -67,9 +67,16 @@ class Plan(NamedTuple):
     evaluated: Compiled | str | None = None
 
     @property
+    def hardware(self) -> Device:
+        """The device. Raises ValueError for a plan of none, which has neither room nor time."""
+        if self.device is None:
+            raise ValueError("this plan is of no device")
+        return self.device
+
+    @property
     def room(self) -> int:
         """Bytes of a device that a run may take."""
-        return room(self.device)
+        return room(self.hardware)
 
     @property
     def fits(self) -> bool:
@@ -92,7 +99,7 @@ class Plan(NamedTuple):
 
     def time(self, dtype: str) -> Time:
         """Estimates the seconds of a step."""
-        device, cost = self.device, self.cost
+        device, cost = self.hardware, self.cost
         sizes = cost.sizes
         numbers = sizes.read_bytes + sizes.trained_bytes + sizes.optimizer_bytes
         moved = 2 * (numbers + cost.activations)
@@ -122,7 +129,7 @@ def _weigh_evaluation(run: AbstractRun, plan: Plan) -> Plan:
     return plan._replace(evaluation=evaluation_of(run, place, plan.mesh.attention))
 
 
-def _lay(mesh: Mesh, devices: Sequence[Any]) -> Placement:
+def _lay(mesh: Mesh, devices: Sequence[jax.Device]) -> Placement:
     devices = devices[: mesh.devices]
     return make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
 
@@ -131,7 +138,7 @@ def compiled(run: AbstractRun, plan: Plan) -> Plan:
     """Asks the device's own compiler about a plan."""
     mesh = plan.mesh
     try:
-        placement = _lay(mesh, find_devices(plan.device, mesh.devices))
+        placement = _lay(mesh, find_devices(plan.hardware, mesh.devices))
         plan = plan._replace(compiled=compile_run(run, placement, mesh.remat, mesh.attention))
     except InputError as error:
         return plan._replace(compiled=str(error))

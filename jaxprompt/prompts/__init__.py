@@ -230,7 +230,7 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
             calls.append(left.right)
             left = left.left
         return [_read_part(call) for call in [left, *reversed(calls)]]
-    except (SyntaxError, ValueError, AttributeError) as error:
+    except (SyntaxError, ValueError, TypeError) as error:
         raise InputError(f"prompt.parts={text!r} cannot be read; {PARTS_FORM}") from error
 
 
@@ -245,14 +245,19 @@ def write_parts(parts: Sequence[Method]) -> str:
     return "+".join(shown)
 
 
-def _read_part(node: Any) -> tuple[str, dict[str, Any]]:
+def _read_part(node: ast.expr) -> tuple[str, dict[str, Any]]:
     if isinstance(node, ast.Name):
         return node.id, {}
-    if not isinstance(node, ast.Call) or node.args or None in [own.arg for own in node.keywords]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
         raise ValueError
     # A bare word is a text: start=labels needs no quotes.
     value = lambda x: x.id if isinstance(x, ast.Name) else ast.literal_eval(x)
-    return node.func.id, {own.arg: value(own.value) for own in node.keywords}
+    fields: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError
+        fields[keyword.arg] = value(keyword.value)
+    return node.func.id, fields
 
 
 _NO_TASK = Asks()

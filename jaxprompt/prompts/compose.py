@@ -42,7 +42,7 @@ class Prompt(Method):
         return True
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]  # a ClassVar, to flax no field
         """The Batch fields that any part depends on."""
         return tuple(
             dict.fromkeys(sum((tuple(part.method.reads) for part in self.components()), ()))

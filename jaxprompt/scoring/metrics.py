@@ -228,7 +228,7 @@ def _score_chinese(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[s
     return {"cmrc_f1": float(np.mean(runs)), "exact_match": float(np.mean(whole))}
 
 
-def score_numbers(name: str, gold: Sequence[float], pred: Sequence[float]) -> dict[str, float]:
+def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, float]:
     """The metric `name` first, of pearson and spearman: correlations as GLUE has them of STS-B.
 
     0 where either side is constant, or has one example: no correlation is known.

@@ -318,10 +318,13 @@ def _try(action: Callable[[], None], path: Path) -> None:
     except (OSError, ValueError) as error:
         # tensorstore reports a failed write as a ValueError that quotes the system's code.
         code = re.search(r"os_error_code='(\d+)'", str(error))
-        if not code and not isinstance(error, OSError):
+        if code:
+            cause = OSError(int(code[1]), os.strerror(int(code[1])))
+        elif isinstance(error, OSError):
+            cause = error
+        else:
             raise
         clean(path.parent)
-        cause = OSError(int(code[1]), os.strerror(int(code[1]))) if code else error
         raise write_error(path, cause) from error
 
 

@@ -30,7 +30,7 @@ _EARLY = {"true": True, "false": False, "never": "never"}
 class Pass(NamedTuple):
     """A step with the numbers of one pass over a split."""
 
-    run: Callable[..., tuple[jax.Array, jax.Array]]
+    run: jax.stages.Wrapped  # -> which example each row is, what was computed of it
     place: Callable[[Batch], Batch]
     given: tuple[Any, ...]  # in front of the batch
     begun: tuple[Any, ...]  # behind it
@@ -47,7 +47,7 @@ class Pass(NamedTuple):
 
 
 # Begins a pass: (trainable, frozen) -> a function of its batches.
-Step = Callable[[Flat, Flat], Callable[[Batch], tuple[jax.Array, jax.Array]]]
+Step = Callable[[Flat, Flat], Pass]
 
 
 def place_step(
@@ -141,6 +141,8 @@ def predict_scores(
                 # NaN, so that a unit which no batch holds cannot pass for one with a score.
                 scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
             scores[index[index >= 0]] = value[index >= 0]
+    if scores is None:
+        raise ValueError("there is no batch to score")
     return scores
 
 
@@ -167,8 +169,12 @@ def make_writing(
     generation: GenerateConfig, model: Model, layout: Layout
 ) -> Callable[..., jax.Array]:
     """Makes the step that `make_writer` compiles."""
-    settings = generation.to_dict() | {"eos": layout.ends, "pad": layout.pad_id}
-    settings["early_stopping"] = _EARLY[settings["early_stopping"]]
+    settings = {
+        **generation.to_dict(),
+        "early_stopping": _EARLY[generation.early_stopping],
+        "eos": layout.ends,
+        "pad": layout.pad_id,
+    }
     return make_generate_step(model, **settings)
 
 

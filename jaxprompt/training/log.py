@@ -44,14 +44,16 @@ class RunLog:
         self._enabled = enabled
         self._terminal = _is_terminal() if terminal is None else terminal
         self._total, self._every = total, every
-        self._first, self._started = 0, None  # step and time that the rate counts from
+        self._first = 0  # step that the rate counts from
+        self._started: float | None = None  # and the time
         self._newest = 0  # step that is done
-        self._ended = None  # when the last one was
+        self._ended: float | None = None  # when the last one was
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
         # Tells the newest step that the device has ended, None = none yet. Without it a step is
         # done when it is noted.
         self.done: Callable[[], int | None] | None = None
-        self._bar = self._beat = None
+        self._bar: Any = None  # tqdm's
+        self._beat: threading.Thread | None = None
         self._opened = self._told = time.monotonic()  # when the newest line was printed
         self._closed = threading.Event()
         self._tracker = open_tracker(tracker, folder, enabled=enabled)
@@ -178,8 +180,10 @@ class RunLog:
         while not self._closed.wait(wait):
             wait = self._told + self._every - time.monotonic()
             if wait <= 0:
-                ended = self._ended
-                self._tell(ended and f"scoring after step {self._total}, for {_since(ended)}")
+                ended, line = self._ended, None
+                if ended is not None:
+                    line = f"scoring after step {self._total}, for {_since(ended)}"
+                self._tell(line)
                 wait = self._every
 
     def _line(self, step: int) -> str:

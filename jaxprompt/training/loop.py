@@ -51,9 +51,8 @@ class Milestones(NamedTuple):
         """Tells what follows a step; the last one is logged and evaluated in any case."""
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
-        return Due(
-            last, step % log_steps == 0 or last, evaluates, self.save and step % self.save == 0
-        )
+        saves = self.save > 0 and step % self.save == 0
+        return Due(last, step % log_steps == 0 or last, evaluates, saves)
 
 
 class LookAhead:
@@ -63,7 +62,7 @@ class LookAhead:
     run.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Begins without a step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
         self.done: int | None = None  # the newest step that the device is known to have ended
@@ -216,7 +215,8 @@ def run(
 
     clock, seen = time.monotonic() - seconds, set()  # with the time of the processes before
     since = step, time.monotonic()  # what a rate counts from
-    ahead, read = LookAhead(), []
+    ahead = LookAhead()
+    read: list[tuple[int, int, int]] = []  # step, its streak, skipped steps
     log.done = lambda: ahead.done
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
@@ -284,6 +284,8 @@ def run(
     checkpoints.settle()
     progress.steps, progress.skipped = step, int(state.skipped)
     # From disk: what is in memory is of the last step.
+    if progress.best is None:
+        raise RuntimeError("the run ended before its first evaluation")
     numbers, saved = checkpoints.restore_best(state.trainable, progress.best.step)
     best = Evaluation(**saved)
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}

@@ -30,7 +30,7 @@ def rates_by_part(
                 f"optim.lr_{part}={rate}, and nothing of the {part} trains; leave it out, or let "
                 f"config.trainable name {part}/.*"
             )
-    return {part: lr if own.get(part) is None else own[part] for part in sorted(parts)}
+    return {part: lr if (rate := own.get(part)) is None else rate for part in sorted(parts)}
 
 
 def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedule:
@@ -122,7 +122,8 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
 class RateState(NamedTuple):
     """What `learning_rates` finds in the state of an optimizer."""
 
-    count: jnp.ndarray  # int32 scalar, updates
+    # int32 scalar, updates
+    count: jnp.ndarray  # type: ignore[assignment]  # optax's name, and the leaf's in checkpoints
     learning_rate: jnp.ndarray  # float32 scalar, of the newest of them
 
 

@@ -58,7 +58,7 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
         axis.plot(steps, values, marker=marker, markersize=4, color=COLOURS[number])
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
-        if name.startswith("dev") and best in steps:
+        if best is not None and name.startswith("dev") and best in steps:
             axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
             axis.annotate(
                 f"best {dict(points)[best]:.3f} at step {best}", (0.98, 0.06), ha="right",

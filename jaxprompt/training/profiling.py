@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class Kind(NamedTuple):
     """All operations of a trace that are named alike but for their number."""
 
     name: str
-    count: int
+    times: int
     seconds: float
     share: float  # of the seconds of all
 
@@ -76,7 +76,8 @@ def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
 def read_kinds(folder: str) -> list[Kind]:
     """Sums up the operations of the newest trace in a folder by kind, longest first."""
     found = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
-    seconds, counts = Counter(), Counter()
+    counts: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for path in found:
         for plane in jax.profiler.ProfileData.from_file(path).planes:
             for line in plane.lines:
@@ -88,9 +89,10 @@ def read_kinds(folder: str) -> list[Kind]:
                         seconds[name] += event.duration_ns / 1e9
                         counts[name] += 1
     for name in _AROUND:
-        del seconds[name]
+        seconds.pop(name, None)
     total = sum(seconds.values())
-    return [Kind(name, counts[name], s, s / total) for name, s in seconds.most_common()]
+    longest = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
+    return [Kind(name, counts[name], s, s / total) for name, s in longest]
 
 
 def kind_of(name: str) -> str:
@@ -108,6 +110,6 @@ def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
     for kind in kinds[:TOP]:
         each = 1e3 * kind.seconds / steps
         lines.append(
-            f"  {kind.name:{width}}  {kind.count / steps:12,.1f}  {each:9,.2f}  {kind.share:5.1%}"
+            f"  {kind.name:{width}}  {kind.times / steps:12,.1f}  {each:9,.2f}  {kind.share:5.1%}"
         )
     return lines

@@ -94,8 +94,8 @@ class SharedRecord(RunRecord):
     init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property  # type: ignore[override]
-    def identity(self) -> Mapping[str, str]:
+    @property
+    def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # a field of other kinds
         """That of the backbone, which every task states."""
         return next(iter(self.tasks.values())).identity
 

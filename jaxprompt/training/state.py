@@ -14,12 +14,12 @@ from jaxprompt.tree import Flat
 class TrainState(NamedTuple):
     """The state of one run: a pytree, donated to each step."""
 
-    step: Any  # int32 scalar, steps taken, skipped ones included
+    step: jax.Array  # int32 scalar, steps taken, skipped ones included
     trainable: Flat  # float32
     opt_state: Any
-    skipped: Any  # int32 scalar, steps skipped because they were not finite
-    streak: Any  # int32 scalar, how many of them in a row up to now
-    key: Any  # uint32 [2], of rbg [4], the run's base key; each step folds its number in
+    skipped: jax.Array  # int32 scalar, steps skipped because they were not finite
+    streak: jax.Array  # int32 scalar, how many of them in a row up to now
+    key: jax.Array  # uint32 [2], of rbg [4], the run's base key; each step folds its number in
 
 
 def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:

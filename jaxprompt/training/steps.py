@@ -135,7 +135,8 @@ def _accumulated(compute_terms, num_terms: int, num_parts: int):
 def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], trainable: Flat):
     """Divides terms by their normalisers and adds them by their weights. -> loss, gradient"""
     # Divided here and not in each part: parts may have counted different numbers of labels.
-    loss, grads = 0.0, jax.tree.map(jnp.zeros_like, trainable)
+    loss: jax.Array | float = 0.0
+    grads = jax.tree.map(jnp.zeros_like, trainable)
     for objective, (total, n, term_grads) in zip(objectives, terms, strict=True):
         # A batch without a label adds nothing, instead of 0 / 0.
         share = objective.weight / jnp.maximum(n, 1e-9)

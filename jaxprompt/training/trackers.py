@@ -56,7 +56,7 @@ class TensorBoard(Tracker):
         """Opens nothing yet: the first write makes the file."""
         self._folder = workdir / "tensorboard"
         self._first = 0  # step that this session starts with
-        self._writer = None
+        self._writer: Any = None  # tensorboardX's RecordWriter, once something is written
 
     def resume(self, step: int) -> None:
         """Lets the session start after `step`."""
@@ -204,7 +204,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Picks the numbers of nested values. -> {"dev/accuracy": 0.5}"""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in values.items():
         value = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, dict):

@@ -1,5 +1,7 @@
 """A tag for every word: read at its first subword in one window, and compared by entities."""
 
+import copy
+
 import jax
 import numpy as np
 import pytest
@@ -205,6 +207,15 @@ def test_a_word_that_a_tokenizer_turns_into_nothing_is_read_at_a_token_of_its_ow
     assert [task.labels[i] for i in split.labels[0]] == ["B-LOC", "B-X", "O"]
     (first,), (last,) = bert(["Rome", "the"], add_special_tokens=False)["input_ids"]
     assert row.ids[row.label_pos].tolist() == [first, bert.unk_token_id, last]
+
+
+def test_a_word_of_no_token_is_refused_where_there_is_no_unknown_token(bert):
+    task, examples = read([{"tokens": ["Rome", "\u200d"], "tags": ["B-LOC", "O"]}])
+    tokenizer = copy.deepcopy(bert)
+    tokenizer.unk_token = None
+    encoder = make_encoder(tokenizer, 16)
+    with pytest.raises(InputError, match="no token of the word .*no unknown token"):
+        make_head("tags").encode(encoder, task, examples, classes=0, targets=True)
 
 
 def test_what_does_not_fit_is_refused():

@@ -51,7 +51,7 @@ def test_parts_are_read(text, found):
 @pytest.mark.parametrize(
     "text",
     ["", "+", "soft+", "soft(3)", "soft-prefix", "soft(length=)", "soft(**x)", "soft(length=a+b)",
-     "x.y(length=1)", "soft(length=1)prefix", "3", "soft(length=f(2))"],
+     "x.y(length=1)", "soft(length=1)prefix", "3", "soft(length=f(2))", "soft(length={[]: 1})"],
 )  # fmt: skip
 def test_what_are_no_parts_is_refused(text):
     with pytest.raises(InputError, match="cannot be read; write methods and their fields") as error:

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from jaxprompt.data.text.encoded import Encoded, count_cut
 
 MANY = 100  # classes; of more than these some are named
 
 
-def tell_labels(names: Sequence[str], labels: Mapping[str, Sequence[int]]) -> list[str]:
+def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
     """Says which index is which label, how often train has it, and what may be a mistake.
 
     `labels` are the class indices of each split, -1 = unknown. A class without an example in dev is

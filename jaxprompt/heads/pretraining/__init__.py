@@ -1,6 +1,6 @@
 """Heads of pre-training: what stands at the positions read, and which tokens were replaced."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxprompt.layers.capping import logit_cap
 from jaxprompt.layers.output import Scored, score_targets
 from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, take
-from jaxprompt.types import ABSENT, Batch
+from jaxprompt.types import ABSENT, Array, Batch
 
 
 class TargetHead(Scores):
@@ -27,10 +27,10 @@ class TargetHead(Scores):
         """Scores the targets."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
-        shape = batch.targets.shape
-        chances = jax.random.uniform(self.make_rng("draw"), shape) if self.draws else None
+        targets = _targets(batch)
+        chances = jax.random.uniform(self.make_rng("draw"), targets.shape) if self.draws else None
         return score_targets(
-            features, table, bias, batch.targets, block=self.block, chances=chances,
+            features, table, bias, targets, block=self.block, chances=chances,
             cap=logit_cap(backbone),
         )  # fmt: skip
 
@@ -55,9 +55,9 @@ class LikeliestHead(Scores):
 class Detected(NamedTuple):
     """What the replaced-token head tells of each token. Arrays are [B, T]."""
 
-    logp: Any  # float32, log-probability of what the token is, ABSENT = not asked
-    hit: Any  # bool, it was told rightly
-    replaced: Any  # bool, what the token is
+    logp: Array  # float32, log-probability of what the token is, ABSENT = not asked
+    hit: Array  # bool, it was told rightly
+    replaced: Array  # bool, what the token is
 
 
 class ReplacedHead(Scores):
@@ -74,8 +74,15 @@ class ReplacedHead(Scores):
     ) -> Detected:
         """Scores the tokens."""
         logits = backbone.rtd(hidden).astype(jnp.float32)  # [B, T]
-        replaced = batch.targets == 1
+        targets = _targets(batch)
+        replaced = targets == 1
         # log(1 - sigmoid(x)) is log sigmoid(-x), which does not round to log 0.
         logp = jax.nn.log_sigmoid(jnp.where(replaced, logits, -logits))
         hit = (logits > 0) == replaced
-        return Detected(jnp.where(batch.targets >= 0, logp, ABSENT), hit, replaced)
+        return Detected(jnp.where(targets >= 0, logp, ABSENT), hit, replaced)
+
+
+def _targets(batch: Batch) -> Array:
+    if batch.targets is None:
+        raise ValueError("the batch has no targets, which heads of pre-training score")
+    return batch.targets

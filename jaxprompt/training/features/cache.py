@@ -73,7 +73,7 @@ class FeatureCache:
         """Takes the splits that are kept; `exchange` where several processes keep them."""
         self.model = scorer.model if what is None else rest(scorer.model, what)
         self.parts = parts
-        self._scorer, self._what, self._exchange = scorer, what, exchange
+        self._scorer, self._exchange = scorer, exchange
 
     def holds(self, split: Split) -> bool:
         """Tells whether batches of this very split are given states."""
@@ -93,7 +93,10 @@ class FeatureCache:
         part = self._find(split)
         if part is None:
             return batch
-        rows, mask, store = _rows(batch), _mask(batch, self._what), part.store
+        rows, mask, store = _rows(batch), _mask(batch, part.what), part.store
+        if store is None:
+            raise ValueError(f"the states of split {part.name} are read before they are computed")
+        kept: np.ndarray | jax.Array
         if self._exchange is None:
             kept = store.read(rows, mask)
         else:
@@ -105,7 +108,7 @@ class FeatureCache:
 
             kept = self._exchange.join(np.where(rows >= 0, rows % jax.process_count(), -1), own)
             batch = share_of(batch, self._scorer.layout)
-        if not self._what.all_tokens:
+        if not part.what.all_tokens:
             batch = _narrow(batch)
         return batch._replace(kept=kept)
 
@@ -209,7 +212,10 @@ class KeepingPlan:
                 entering = _make_entering(part.scorer.model, part.what, store.states.dtype)
                 steps[part.what] = place_step(self._placement, entering)
             _compute(steps[part.what], store, part, weights, pace)
-            part.store = store.seal(part.facts) if self._on_disk else store
+            if isinstance(store, feature_store.DiskStore):
+                part.store = store.seal(part.facts)
+            else:
+                part.store = store
         place = str(self._folder) if self._on_disk else "host memory"
         count = f" of {len(parts)} splits" if self._several else ""
         known = f"{len(old)} splits" if self._several else ", ".join(old)

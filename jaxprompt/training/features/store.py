@@ -91,14 +91,15 @@ class DiskStore(Store):
             self._file.close()
             self._scratch.unlink(missing_ok=True)
             raise write_error(self._scratch, error) from error
-        super().__init__(sizes, np.memmap(self._scratch, dtype, "r+", shape=shape))
+        self._map = np.memmap(self._scratch, dtype, "r+", shape=shape)
+        super().__init__(sizes, self._map)
 
     def seal(self, facts: Mapping[str, str]) -> Store:
         """Puts the file in its place and binds it to facts. Returns the store to read from."""
         data, index = _files(self._path)
         try:
             # The states are on disk before the file that calls them whole.
-            self.states.flush()
+            self._map.flush()
             os.fsync(self._file.fileno())
             index.unlink(missing_ok=True)  # of states that another process lacked
             os.replace(self._scratch, data)
