@@ -5,7 +5,7 @@ import binascii
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,13 @@ class WordRows(nn.Module):
         return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
 
 
-def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]) -> np.ndarray:
+class _HasTable(Protocol):
+    def table(self) -> WordRows: ...
+
+
+def take_table(
+    rows: WordRows, path: str, method: _HasTable, prompt: Mapping[str, Any]
+) -> np.ndarray:
     """Gives the rows of all words that another prompt has. -> float32 [V, width]
 
     `method` is its method and `prompt` its numbers, read from `path`. Raises InputError where its
@@ -139,7 +145,7 @@ def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]
 
 
 def start_table(
-    rows: WordRows, path: str, params: dict[str, Any], method: Any, prompt: Mapping[str, Any]
+    rows: WordRows, path: str, params: dict[str, Any], method: _HasTable, prompt: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Starts the stored rows from those of another prompt, as `take_table` takes it. -> params"""
     base = take_table(rows, path, method, prompt)
@@ -159,7 +165,10 @@ def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_rows(
-    rows: WordRows, path: str, params: Mapping[str, Any], take: Callable[[str], tuple[Any, Any]]
+    rows: WordRows,
+    path: str,
+    params: Mapping[str, Any],
+    take: Callable[[str], tuple[_HasTable, Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Undoes `export_rows`, and adds the rows of all words that the export `path` has. -> params"""
     base = {"base": take_table(rows, path, *take(path))} if rows.has_base else {}
