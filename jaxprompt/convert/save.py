@@ -112,7 +112,7 @@ def save_backbone(
                     array = _gather(flat, entries[name], sizes, rescale)
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
-                        out.write(array.reshape(-1).view(np.uint8))  # bfloat16 has no buffer
+                        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
         processes.on_first(_told(finish, target))
     return Path(folder)
 
@@ -218,7 +218,8 @@ def _json(value: Any) -> str:
 
 def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
     """Writes a header and takes the room of the tensors: a full disk is known before any work."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
+    end = 0
     kind = next(name for name, known in NUMPY_NAMES.items() if known == dtype)
     for name, shape in shapes.items():
         begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
