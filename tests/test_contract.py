@@ -4,7 +4,6 @@ So does one in tests/probes, which holds methods of kinds that do not ship yet.
 """
 
 import dataclasses
-import importlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 
+from jaxprompt import registry
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
@@ -109,7 +109,7 @@ ALL = [
 
 def method_of(name):
     with probes.known():
-        return importlib.import_module(f"jaxprompt.prompts.{name}").Prompt
+        return registry.METHODS.load(name)
 
 
 @pytest.fixture(scope="module", params=ALL)

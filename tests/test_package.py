@@ -113,9 +113,9 @@ from jaxprompt.config import files as configs
 from jaxprompt.config.load import load_config
 for name in ("quickstart:soft", "configs/quickstart.py:soft"):
     assert load_config(name).prompt.name == "soft"
-assert load_config("ppt/t5_xxl:boolq,ppt").prompt.init == "prompts/nsp"
-assert load_config("base", [("prompt.name", "soft")]).prompt.length == 20
-assert load_config("mine.py").prompt.length == 7
+assert load_config("ppt/t5_xxl:boolq,ppt").prompt.get("init") == "prompts/nsp"
+assert load_config("base", [("prompt.name", "soft")]).prompt.get("length") == 20
+assert load_config("mine.py").prompt.get("length") == 7
 import configs.base
 print(configs.base.__file__)
 """

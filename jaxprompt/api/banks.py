@@ -104,5 +104,5 @@ def attach_several(
             raise InputError(
                 f"{prompt.path} says nothing of its task; attach it by itself, with task="
             )
-        exports[name] = Export(prompt.path, prompt.tensors, prompt.card)
+        exports[name] = Export(prompt.path, prompt.tensors, prompt.metadata)
     return BankedModel(make_bank(backbone, exports, batch=batch, force=force), by)

@@ -15,14 +15,14 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.demonstrations import with_encoder
-from jaxprompt.build.prompt_artifact import generation_of_card, join, scorer_of_card, with_base
+from jaxprompt.build.prompt_artifact import join, scorer_from_metadata, with_base
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.serving.adapters import Adopted, card_of_adopted, scale_slots
+from jaxprompt.serving.adapters import Adopted, metadata_of_adopted, scale_slots
 from jaxprompt.serving.answers import Answered, make_answers
 from jaxprompt.types import Batch
 
@@ -33,18 +33,18 @@ class PromptedModel:
 
     scorer: Scorer
     params: Mapping[str, Any]  # {"backbone", "prompt", "head"}, nested, on the devices
-    prompt: Prompt  # with a card
+    prompt: Prompt  # with metadata
     placement: Placement
 
     def __repr__(self) -> str:
         """Says what it is in one line."""
-        known = self.prompt.card["backbone"]
-        return f"PromptedModel({self.prompt!r} on {known['family']} {known['id']})"
+        backbone = self.prompt.metadata.backbone
+        return f"PromptedModel({self.prompt!r} on {backbone.family} {backbone.id})"
 
     @functools.cached_property
     def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
         """Answers (params, examples); a later call of equal shape compiles nothing."""
-        generation = generation_of_card(self.prompt.card)
+        generation = self.prompt.metadata.generate
         return make_answers(self.scorer, generation=generation, placement=self.placement)
 
     @functools.cached_property
@@ -98,12 +98,12 @@ def attach(
             rows in shared batches; a list names them by their folders, a dict by its keys. None is
             the backbone by itself, zero-shot.
         task, head, **fields: for a PEFT adapter, an .npy array or None, which say nothing of their
-            task: as in `train`. Of an export the card says all.
+            task: as in `train`. An export says all.
         batch: how many examples are computed at once.
         force: takes a backbone of other weights than the prompt was learned on.
-        sentence_encoder: what compares sentences to choose demonstrations, if not where the card
-            says.
-        pretrained: the export that the prompt depends on, if not where the card says.
+        sentence_encoder: what compares sentences to choose demonstrations, if not where the
+            export says.
+        pretrained: the export that the prompt depends on, if not where it says.
         by: of several prompts, the column of a row that names the one it takes.
 
     Raises InputError where the two do not fit.
@@ -123,7 +123,7 @@ def attach(
         return attach_several(backbone, prompt, by, batch, force)
     check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives, or run.prompt")
     if not prompt.card and prompt.adopted is None:
-        raise InputError(f"{prompt.path} has no card; give what jp.load_prompt(path) gives")
+        raise InputError(f"{prompt.path} has no metadata; give what jp.load_prompt(path) gives")
     if by != "prompt":
         raise InputError(
             f"by={brief(by)} names the column of a row that picks one of several prompts, and one "
@@ -140,24 +140,26 @@ def attach(
             del fields_of_head["name"]
             head = Choice("head", name, fields_of_head)
         config = make_config(backbone, task=task, choices=[head], overrides=fields)
-        made = card_of_adopted(config, prompt.path, prompt.adopted, backbone)
-        prompt = Prompt(scale_slots(prompt.tensors, made), made, prompt.path)
+        made = metadata_of_adopted(config, prompt.path, prompt.adopted, backbone)
+        tensors = scale_slots(prompt.tensors, made.backbone.rescale)
+        prompt = Prompt(tensors, made.to_json(), prompt.path)
     elif task is not None or head is not None or fields:
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         shown = ", ".join([*known, *fields])
         raise InputError(f"{prompt.path} says its task and head itself; leave out {shown}")
-    card = with_encoder(prompt.card, sentence_encoder)
-    check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
+    metadata = with_encoder(prompt.metadata, sentence_encoder)
+    base = metadata.backbone
+    check_fingerprint(base, backbone.loaded.report.fingerprint, force=force)
     # Soft tokens stand among the embeddings, which `rescale` divides.
-    opened, known = backbone.backbone, card["backbone"]
-    if opened.config.rescale != known["rescale"]:
+    opened = backbone.backbone
+    if opened.config.rescale != base.rescale:
         raise InputError(
-            f"the prompt was learned with rescale={known['rescale']}, the backbone has "
-            f"{opened.config.rescale}; load_backbone(..., rescale={known['rescale']})"
+            f"the prompt was learned with rescale={base.rescale}, the backbone has "
+            f"{opened.config.rescale}; load_backbone(..., rescale={base.rescale})"
         )
-    opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=known["sentinel"]))
-    scorer = scorer_of_card(opened, card, batch, force=force).with_backbone(opened)
-    tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
+    opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=base.sentinel))
+    scorer = scorer_from_metadata(opened, metadata, batch, force=force).with_backbone(opened)
+    tensors = with_base(prompt.path, prompt.tensors, metadata.init, scorer, pretrained)
     params = join(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
@@ -204,11 +206,11 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
 def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:
     """Writes a text for each of some texts or rows, whatever the task of the prompt is.
 
-    `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt's
-    card says. Raises InputError for a backbone that does not write.
+    `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt
+    says. Raises InputError for a backbone that does not write.
     """
     check_type("model", model, PromptedModel, "what attach gives of one prompt")
-    generation = change_generation(generation_of_card(model.prompt.card), how)
+    generation = change_generation(model.prompt.metadata.generate, how)
     scorer = model.scorer.writing(generation.max_new)
     # Other lengths or beams are other programs; equal ones are compiled once.
     if generation not in model.writers:

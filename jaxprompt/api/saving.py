@@ -5,7 +5,11 @@ from pathlib import Path
 from jaxprompt.api.backbones import load_backbone
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.build.backbone import LoadedBackbone, open_backbone
-from jaxprompt.build.prompt_artifact import backbone_of_card, plain_tokens, scorer_of_card
+from jaxprompt.build.prompt_artifact import (
+    backbone_from_metadata,
+    plain_tokens,
+    scorer_from_metadata,
+)
 from jaxprompt.build.tuned_backbone import as_delta
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
@@ -27,12 +31,12 @@ def save_prompt(
     Args:
         prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
         path: the folder, or the .npy file, to write.
-        format: "jaxprompt" = prompt.safetensors and its card, "delta" = the same with tuned weights
-            of the backbone as float16 differences, "peft" = a folder that PEFT loads, "npy" = the
-            soft tokens [S, E] alone; these two as the unmodified backbone takes them. "stablehlo" =
-            a folder that scores texts without jaxprompt, the backbone included.
+        format: "jaxprompt" = prompt.safetensors and prompt.json, "delta" = the same with tuned
+            weights of the backbone as float16 differences, "peft" = a folder that PEFT loads, "npy"
+            = the soft tokens [S, E] alone; these two as the unmodified backbone takes them.
+            "stablehlo" = a folder that scores texts without jaxprompt, the backbone included.
         backbone: for "delta", "peft" and "stablehlo", the one that it belongs to; by default the
-            card's, in float32.
+            one that it names, in float32.
 
     Raises InputError for a prompt that the format cannot hold, and for a PEFT folder that holds
     other files.
@@ -43,8 +47,9 @@ def save_prompt(
         check_type("backbone", backbone, LoadedBackbone, "what load_backbone gives")
     path = user_path(path)
     if format == "npy":
-        # What has no card is as the unmodified backbone takes it.
-        rows = plain_tokens(prompt.tensors, prompt.card or {"backbone": {"rescale": 1.0}})
+        # What has no metadata is as the unmodified backbone takes it.
+        rescale = prompt.metadata.backbone.rescale if prompt.card else 1.0
+        rows = plain_tokens(prompt.tensors, rescale)
         if rows is None:
             raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
         write_npy(path, rows)
@@ -54,14 +59,15 @@ def save_prompt(
             f"{prompt.path} says nothing of its task; save what `attach` gives: "
             "jp.attach(backbone, prompt, task=...).prompt"
         )
+    metadata = prompt.metadata
     if format == "jaxprompt":
-        return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
+        return write_artifact(path, prompt.tensors, metadata)
     if format == "delta":
         whole = backbone or load_own_backbone(prompt)
         # Differences from other weights would add up to other numbers.
-        check_fingerprint(prompt.card, whole.loaded.report.fingerprint, force=False)
+        check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
         own = as_delta(prompt.tensors, whole, "format='delta'").tensors
-        return write_artifact(path, own, dict(prompt.card))
+        return write_artifact(path, own, metadata)
     if format == "stablehlo":
         # These modules import this one.
         from jaxprompt.api.models import attach
@@ -70,18 +76,18 @@ def save_prompt(
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     check_peft_folder(path, path)
     opened = backbone.backbone if backbone else open_backbone(
-        backbone_of_card(prompt.card, BackboneConfig())
+        backbone_from_metadata(metadata.backbone, BackboneConfig())
     )  # fmt: skip
-    scorer = scorer_of_card(opened, prompt.card, batch=1)
-    adapter = as_peft(scorer, prompt.tensors, prompt.card)
+    scorer = scorer_from_metadata(opened, metadata, batch=1)
+    adapter = as_peft(scorer, prompt.tensors, metadata)
     paths = write_peft(path, **adapter)
-    return (*paths, write_peft_card(path, prompt.card, outputs_of(adapter)))
+    return (*paths, write_peft_card(path, metadata, outputs_of(adapter)))
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
-    """Loads the backbone that a prompt's card names."""
-    known = prompt.card["backbone"]
+    """Loads the backbone that a prompt names."""
+    known = prompt.metadata.backbone
     return load_backbone(
-        known["id"], revision=known["revision"], rescale=known["rescale"],
-        quantize=known["quantize"], dtype=dtype,
+        known.id, revision=known.revision, rescale=known.rescale, quantize=known.quantize,
+        dtype=dtype,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def write_stablehlo(
     missing.
     """
     check_folder(folder)
-    _check(model.scorer, model.prompt.card["backbone"]["family"], platforms)
+    _check(model.scorer, model.prompt.metadata.backbone.family, platforms)
     folder = make_folder(folder)
     batch = _encode(model.scorer)
     program = _export(model, batch, platforms)
@@ -82,7 +82,7 @@ def write_stablehlo(
 
 def check_folder(folder: str | Path) -> None:
     """Raises InputError where a folder holds what no program of ours has left there."""
-    own = [artifact.TENSORS, artifact.CARD]  # of an export to the same folder
+    own = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
     # The card says whose the others are.
     own += FILES if _is_ours(Path(folder)) else ()
     check_others(folder, own, "--stablehlo export")
@@ -219,7 +219,7 @@ def _unflatten(flat: Mapping[str, Any], like: Batch) -> Batch:
 
 
 def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
-    scorer, card = model.scorer, model.prompt.card
+    scorer, metadata = model.scorer, model.prompt.metadata
     classes, meanings = scorer.classes, _meanings(scorer)
     names = scorer.task.labels or tuple(string.ascii_uppercase[:classes])
     squashed = "sigmoid of each" if scorer.head.LISTS_CLASSES else "softmax"
@@ -253,8 +253,8 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
         },
         "classes": list(names),
         "template": scorer.template,
-        "label_words": card["label_words"],
-        "tokenizer": {name: card["backbone"][name] for name in ("id", "revision")},
+        "label_words": metadata.label_words,
+        "tokenizer": {"id": metadata.backbone.id, "revision": metadata.backbone.revision},
         "max_len": scorer.layout.max_len,
         "example": list(TEXTS),
         "versions": artifact.package_versions(),

@@ -77,9 +77,9 @@ def train(
             nothing = "nothing is kept without a workdir"
             raise KeyboardInterrupt(f"stopped; {resumes if keeps else nothing}")
         packed = pack_run(config, str(folder), given)
-        prompt = Prompt(packed.tensors, packed.card, str(folder))
+        prompt = Prompt(packed.tensors, packed.metadata.to_json(), str(folder))
         history = read_metrics(folder)
-    return TrainedPrompt(prompt, result, history, None if workdir is None else folder)
+    return TrainedPrompt(prompt, result.to_json(), history, None if workdir is None else folder)
 
 
 @contextlib.contextmanager

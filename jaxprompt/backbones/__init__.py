@@ -1,19 +1,18 @@
 """Frozen models, one file a family: `make_config(hf_config)` and `Backbone(cfg)`."""
 
 import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.registry import BACKBONES
 
 
 def families() -> list[str]:
-    """Lists the families by their file names."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Lists the families, those of installed packages too."""
+    return BACKBONES.names()
 
 
 def make_backbone(
@@ -36,7 +35,7 @@ def make_backbone(
     """
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
-    module = importlib.import_module(f"{__name__}.{family}")
+    module = BACKBONES.load(family)
     changes = dict(
         model_heads=frozenset(heads),
         dtype=jnp.dtype(dtype),

@@ -1,18 +1,18 @@
 """Demonstrations of a config, and of an export, which carries their texts."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
-from jaxprompt.config.kinds import check_value
-from jaxprompt.config.run import DataConfig, DemosConfig, RunConfig
+from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import DemoMetadata, DemosMetadata, PromptMetadata
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.text.template import Template
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 
 
@@ -109,72 +109,44 @@ def _make(settings: DemoSettings, pool: Sequence[Example], task: Task) -> Demons
 # -- exports --------------------------------------------------------------------------------------
 
 
-def card_of(demos: Demonstrations) -> dict[str, Any]:
-    """Describes demonstrations for a card: settings, the encoder's fingerprint, the examples."""
-    examples = [{"fields": own.fields, "label": own.label} for own in demos.pool]
-    return demos.settings._asdict() | {"fingerprint": fingerprint_of(demos), "examples": examples}
+def demos_metadata(demos: Demonstrations) -> DemosMetadata:
+    """Returns the settings of demonstrations, the encoder's fingerprint and the examples."""
+    return DemosMetadata(
+        **demos.settings._asdict(),
+        fingerprint=fingerprint_of(demos),
+        examples=tuple(DemoMetadata(example.fields, example.label) for example in demos.pool),
+    )
 
 
-def check_demos_card(path: str, block: Any, task: Mapping[str, Any]) -> None:
-    """Raises InputError where the block `demos` of a card is not what an export writes."""
-    known = DemosConfig.declared() | {"seed": DataConfig.declared()["seed"]}
-    if not isinstance(block, Mapping) or {*known, "fingerprint", "examples"} - block.keys():
-        raise _wrong(path, "", block)
-    for name, field in known.items():
-        try:
-            check_value(f"demos.{name}", field, block[name])
-        except InputError as error:
-            raise InputError(f"{path}: the card's {error}; export the prompt again") from error
-    if sum(block[name] > 0 for name in COUNTS) != 1:
-        raise _wrong(path, "", {name: block[name] for name in COUNTS})
-    examples = block["examples"]
-    if not isinstance(block["fingerprint"], str) or not isinstance(examples, list) or not examples:
-        raise _wrong(path, ".examples", examples)
-    for own in examples:
-        fields = own.get("fields") if isinstance(own, Mapping) else None
-        right = isinstance(fields, Mapping) and all(
-            isinstance(fields.get(name), str) for name in task["fields"]
-        )
-        label = own.get("label") if right else None
-        if type(label) is not int or not 0 <= label < len(task["labels"]):
-            raise _wrong(path, ".examples", own)
+def with_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
+    """Names another place of an export's sentence encoder; "" leaves it as it is.
 
-
-def with_encoder(card: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Names another place of a card's sentence encoder; "" leaves the card as it is.
-
-    Raises InputError where the card has none.
+    Raises InputError where the export has none.
     """
-    block = card.get("demos")
     if not path:
-        return card
-    if not block or block["similar"] >= 1:
+        return metadata
+    if metadata.demos is None or metadata.demos.similar >= 1:
         raise InputError(
             f"the sentence encoder {path!r} is not needed, for the prompt compares no sentences; "
             "leave it out"
         )
-    return {**card, "demos": {**block, "encoder": path}}
+    return dataclasses.replace(metadata, demos=dataclasses.replace(metadata.demos, encoder=path))
 
 
-def demos_of_card(card: Mapping[str, Any], task: Task) -> Demonstrations | None:
-    """Makes the demonstrations of a card that was checked, None where it has none.
+def demos_from_metadata(metadata: DemosMetadata | None, task: Task) -> Demonstrations | None:
+    """Makes the demonstrations of an export, None where it has none.
 
     Raises InputError where the sentence encoder is not there, or has other weights.
     """
-    block = card.get("demos")
-    if block is None:
+    if metadata is None:
         return None
-    settings = DemoSettings(**{name: block[name] for name in DemoSettings._fields})
-    pool = [Example(dict(own["fields"]), label=own["label"]) for own in block["examples"]]
+    settings = DemoSettings(*(getattr(metadata, name) for name in DemoSettings._fields))
+    pool = [Example(dict(demo.fields), label=demo.label) for demo in metadata.examples]
     demos = _make(settings, pool, task)
-    if (now := fingerprint_of(demos)) != block["fingerprint"]:
+    if (now := fingerprint_of(demos)) != metadata.fingerprint:
         raise InputError(
             f"demos.encoder={settings.encoder!r} has weights {now[:12]}, the prompt was learned "
-            f"with {block['fingerprint'][:12]}; put those in their place, or say where they are "
+            f"with {metadata.fingerprint[:12]}; put those in their place, or say where they are "
             "(predict has --sentence-encoder)"
         )
     return demos
-
-
-def _wrong(path: str, part: str, value: Any) -> InputError:
-    return InputError(f"{path}: the card's demos{part} is {brief(value)}; export the prompt again")

@@ -15,15 +15,15 @@ from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
-from jaxprompt.data.sources.digest import describe
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.readers.dialogues import turns_of
 from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels
-from jaxprompt.data.tasks.registry import custom_task, get_task, task_from_json
+from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, brief
 from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
+from jaxprompt.training.run_record import TaskData
 
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
@@ -196,7 +196,7 @@ class _DataSet:
 
 
 def read_examples(
-    config: RunConfig, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None,
+    config: RunConfig, wanted: Sequence[str] = SPLITS, record: TaskData | None = None,
     given: Mapping[str, Rows] | None = None,
 ) -> Examples:  # fmt: skip
     """Reads the splits that are there, and draws train and dev by the protocol.
@@ -212,7 +212,7 @@ def read_examples(
             f"data.protocol={data.protocol.name} makes dev of the training examples, and "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
-    task = read_task(config.task) if record is None else task_from_json(record["task"])
+    task = read_task(config.task) if record is None else record.task
     splits: dict[str, list[Example]] = {}
     notes = tell_unread(config)
     if config.task.vocabulary and record is None:
@@ -254,7 +254,7 @@ def read_examples(
     if data_set.left_out:
         left_out = ", ".join(data_set.left_out)
         notes.append(f"examples left out, whose {task.label} is no class: {left_out}")
-    return Examples(task, choices if record is None else record["choices"], splits, tuple(notes))
+    return Examples(task, choices if record is None else record.choices, splits, tuple(notes))
 
 
 def _train_splits(
@@ -321,16 +321,6 @@ def examples_key(config: RunConfig) -> str:
     return json.dumps(
         [block.to_dict() for block in (config.data, config.task, config.demos)], sort_keys=True
     )
-
-
-def describe_examples(examples: Examples) -> dict[str, Any]:
-    """Says what a run learns from, for its record: task, choices, and each split summed up."""
-    names = examples.task.labels
-    return {
-        "task": dataclasses.asdict(examples.task),
-        "choices": examples.choices,
-        "splits": {name: describe(part, names) for name, part in examples.splits.items()},
-    }
 
 
 def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None = None) -> str:

@@ -1,7 +1,7 @@
 """What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxprompt import tree
 from jaxprompt.build.method import inherited, list_paths
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import OriginMetadata, PromptMetadata
 from jaxprompt.corpus.ppt import TASKS
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
@@ -20,7 +21,6 @@ from jaxprompt.types import Dims
 # Fields of a method that may differ from those of the export that a prompt starts from.
 _FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
 _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
-_ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
 
 def check_init(config: RunConfig, dims: Dims) -> None:
@@ -28,8 +28,8 @@ def check_init(config: RunConfig, dims: Dims) -> None:
     if config.train.init_head:
         _check_head(config)
     for path, method in inherited(config, dims):
-        card = _check_export(path, method, dims)
-        if (held := card["backbone"]["rescale"]) != config.backbone.rescale and method.must_match():
+        held = _check_export(path, method, dims).backbone.rescale
+        if held != config.backbone.rescale and method.must_match():
             raise InputError(
                 f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
                 f"has {config.backbone.rescale}; set it to {held}, or give another export"
@@ -50,8 +50,8 @@ def _check_head(config: RunConfig) -> None:
             "train.init_head=True takes the head of the export that prompt.init names, and that "
             f"names {len(paths)}; name one, or set train.init_head=False"
         )
-    tensors, card = read_export(paths[0])
-    named = card["head"]["name"]
+    tensors, metadata = read_export(paths[0])
+    named = metadata.head.name
     has = named if any(name.startswith("head/") for name in tensors) else f"{named} without numbers"
     if has != config.head.name:
         raise InputError(
@@ -64,22 +64,24 @@ def tell_init(config: RunConfig, dims: Dims) -> list[str]:
     """Says which exports a prompt starts from, and which of them are cut or repeated for it."""
     lines = []
     for path, method in inherited(config, dims):
-        card = read_export(path)[1]
-        has, needs = card["hyper"].get("length"), method.length
+        metadata = read_export(path)[1]
+        has, needs = metadata.hyper.get("length"), method.length
         change = ""
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
-        lines += _tell_layout(config, card, has_decoder=dims.decoder_layers > 0)
+        lines += _tell_layout(config, metadata, has_decoder=dims.decoder_layers > 0)
     return lines
 
 
-def _tell_layout(config: RunConfig, card: Mapping[str, Any], *, has_decoder: bool) -> list[str]:
+def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bool) -> list[str]:
     """Says where a task is asked otherwise than in the pre-training of its prompt."""
-    before = card.get("pretrained", {})
+    before = metadata.pretrained or {}
     if before.get("task") not in TASKS:
         return []
-    lines, pairs, is_form = [], {}, config.task.form in TASKS
+    lines: list[str] = []
+    pairs: dict[str, tuple[object, object]] = {}
+    is_form = config.task.form in TASKS
     if config.task.form and config.task.form != before["task"]:
         lines = [
             f"  it was pre-trained by {before['task']}, and this run has "
@@ -88,7 +90,7 @@ def _tell_layout(config: RunConfig, card: Mapping[str, Any], *, has_decoder: boo
     elif is_form and "patterns" in before:
         pairs["ppt.patterns"] = before["patterns"], config.ppt.patterns
     if is_form or has_decoder:  # a BERT's input has the same end in any case
-        pairs["task.eos"] = card["layout"]["eos"], config.task.eos
+        pairs["task.eos"] = metadata.layout.eos, config.task.eos
     return lines + [
         f"  it was pre-trained with {field}={held}, and this run has {now}"
         for field, (held, now) in pairs.items()
@@ -96,8 +98,8 @@ def _tell_layout(config: RunConfig, card: Mapping[str, Any], *, has_decoder: boo
     ]
 
 
-def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
-    """Raises InputError where an export is of another method, form or size. -> its card"""
+def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
+    """Raises InputError where an export is of another method, form or size. -> its metadata"""
     block, init = method.block(), f"prompt.{method.INIT}={path}"
     if path.endswith(".npy") or os.path.exists(user_path(path) / "adapter_config.json"):
         raise InputError(
@@ -105,13 +107,13 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
             f"taken by prompt.name=soft or prefix, prompt.start=file and prompt.file={path}"
         )
     try:
-        _, card = read_export(path)
+        _, metadata = read_export(path)
     except InputError as error:
         raise InputError(f"{init}: {error}") from error
-    if card["method"] != block["name"]:
+    if metadata.method != block["name"]:
         raise InputError(
-            f"{init} holds a prompt of {card['method']}; set prompt.name="
-            f"{card['method']}, or give an export of {block['name']}"
+            f"{init} holds a prompt of {metadata.method}; set prompt.name="
+            f"{metadata.method}, or give an export of {block['name']}"
         )
     if method.is_computed():
         raise InputError(
@@ -121,32 +123,40 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
     shared = method.must_match()
     if shared is None:
         # Tokens of an input and of a decoder that stand in one table cannot be told apart.
-        fixed = method.num_decoder_slots() or card["hyper"].get("decoder") or not method.length
+        fixed = method.num_decoder_slots() or metadata.hyper.get("decoder") or not method.length
         free = ("name", *_FREE) if fixed else ("name", *_FREE, "length")
         shared = [field for field in block if field not in free]
     for field in shared:
         value = block[field]
-        if card["hyper"].get(field) != value:
-            held = card["hyper"].get(field)
+        if (held := metadata.hyper.get(field)) != value:
             raise InputError(
                 f"{init} has prompt.{field}={held!r}, this run {value!r}; set it "
                 f"to {held!r}, or give another export"
             )
-    known = card["backbone"]["dims"]
-    if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
+    backbone = metadata.backbone
+    if other := [x for x in _SIZES if getattr(backbone.dims, x) != getattr(dims, x)]:
         raise InputError(
-            f"{init} is of a backbone with {other[0]}={known.get(other[0])} "
-            f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
-            "backbone, or another export"
+            f"{init} is of a backbone with {other[0]}={getattr(backbone.dims, other[0])} "
+            f"({backbone.id}), this one has {getattr(dims, other[0])}; give that backbone, or "
+            "another export"
         )
-    return card
+    return metadata
 
 
-def read_origin(path: str) -> dict[str, Any]:
-    """Tells of the export that a prompt started from, for the card of what came of it."""
-    _, card = read_export(path)
-    found = {name: card[name] for name in _ORIGIN if name in card}
-    return {"path": path} | found | {"task": card["task"]["name"]}
+def read_origin(path: str) -> OriginMetadata:
+    """Tells of the export that a prompt started from, for the metadata of what came of it."""
+    _, metadata = read_export(path)
+    return OriginMetadata(
+        path=path,
+        method=metadata.method,
+        task=metadata.task.name,
+        seed=metadata.seed,
+        metrics=metadata.metrics,
+        created=metadata.created,
+        sha256=str(metadata.sha256),
+        pretrained=metadata.pretrained,
+        init=metadata.init,
+    )
 
 
 def inherit(
@@ -161,7 +171,7 @@ def inherit(
     paths = list_paths(init)
     if "rows" in drawn:
         for path in paths:
-            _check_rows(path, read_export(path)[1]["task"]["labels"], labels)
+            _check_rows(path, read_export(path)[1].task.labels, labels)
     found = [_fit(_read(config, fingerprint, path), drawn) for path in paths]
     for path, own in zip(paths, found, strict=True):
         _check_shapes(path, own, drawn)
@@ -192,9 +202,9 @@ def inherit_head(
     Raises InputError for an export on other weights, of other classes or with another form.
     """
     (path,) = list_paths(config.prompt.get("init"))
-    tensors, card = _open(fingerprint, path)
-    if tuple(card["task"]["labels"]) != tuple(labels):
-        own, other = (", ".join(names)[:60] for names in (card["task"]["labels"], labels))
+    tensors, metadata = _open(fingerprint, path)
+    if metadata.task.labels != tuple(labels):
+        own, other = (", ".join(names)[:60] for names in (metadata.task.labels, labels))
         raise InputError(
             f"train.init_head=True: prompt.init={path} has a head for the classes {own}, this run "
             f"has {other}; give another export, or set train.init_head=False"
@@ -204,26 +214,26 @@ def inherit_head(
     return found["head"]
 
 
-def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads an export that was learned on these weights. -> its tensors and its card"""
-    tensors, card = read_export(path)
-    known = card["backbone"]
-    if known["fingerprint"] != fingerprint:
+def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
+    """Reads an export that was learned on these weights. -> its tensors and its metadata"""
+    tensors, metadata = read_export(path)
+    backbone = metadata.backbone
+    if backbone.fingerprint != fingerprint:
         raise InputError(
-            f"prompt.init={path} was learned on weights {known['fingerprint'][:12]} "
-            f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+            f"prompt.init={path} was learned on weights {backbone.fingerprint[:12]} "
+            f"({backbone.id}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
             "another export"
         )
-    return tensors, card
+    return tensors, metadata
 
 
 def _read(config: RunConfig, fingerprint: str, path: str) -> dict[str, Any]:
-    tensors, card = _open(fingerprint, path)
-    known, part = card["backbone"], "prompt/"
+    tensors, metadata = _open(fingerprint, path)
+    part = "prompt/"
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
     for name in arrays.keys() & {"slots", "decoder_slots"}:
-        arrays[name] = rescaled(arrays[name], known["rescale"], config.backbone.rescale)
-    is_folded = card["prompt"]["name"] != card["method"]
+        arrays[name] = rescaled(arrays[name], metadata.backbone.rescale, config.backbone.rescale)
+    is_folded = metadata.prompt.name != metadata.method
     return unfold(arrays) if is_folded else tree.unflatten(arrays)
 
 

@@ -196,15 +196,15 @@ def _make_source(
         return read_rows(path, method, config.backbone.rescale)
 
     def take(path: str) -> tuple[Method, dict[str, Any]]:
-        tensors, card = read_export(path)
-        known = card["backbone"]
-        if fingerprint and known["fingerprint"] != fingerprint:
+        tensors, metadata = read_export(path)
+        backbone = metadata.backbone
+        if fingerprint and backbone.fingerprint != fingerprint:
             raise InputError(
-                f"prompt.pretrained={path} was trained on weights {known['fingerprint'][:12]} "
-                f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+                f"prompt.pretrained={path} was trained on weights {backbone.fingerprint[:12]} "
+                f"({backbone.id}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
                 "another export"
             )
-        return numbers_of(path, tensors, card)
+        return numbers_of(path, tensors, metadata)
 
     def known_ids(table: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], Any]:
         def checked(ids: Sequence[int]) -> Any:
@@ -246,11 +246,11 @@ def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float
         if rows is None:
             raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
         return rows, 1.0
-    tensors, card = read_export(path)
+    tensors, metadata = read_export(path)
     rows = soft_tokens(tensors)
     if rows is None:
-        raise InputError(f"{path} holds a prompt of {card['method']}; give one of soft tokens")
-    return rows, card["backbone"]["rescale"]
+        raise InputError(f"{path} holds a prompt of {metadata.method}; give one of soft tokens")
+    return rows, metadata.backbone.rescale
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:

@@ -83,11 +83,6 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     return found
 
 
-def seen_by(method: Method) -> dict[str, str]:
-    """Says which words a method has numbers for, where it depends on those of the training text."""
-    return {"seen": method.seen} if method.seen else {}
-
-
 def head_of(config: RunConfig) -> Kind:
     """Returns the kind of answer of a config; it is made once."""
     return _make_head(config.head)

@@ -1,4 +1,4 @@
-"""A trained prompt on its way out of a run and back in: tensors and a card."""
+"""A trained prompt on its way out of a run and back in: tensors and metadata."""
 
 import dataclasses
 import datetime
@@ -11,42 +11,29 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-from jaxprompt.build.cards import check_card
-from jaxprompt.build.demonstrations import card_of, demos_of_card, with_encoder
+from jaxprompt.build.demonstrations import demos_from_metadata, demos_metadata, with_encoder
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.tuned_backbone import without_delta
-from jaxprompt.config.run import BackboneConfig, GenerateConfig, RunConfig
+from jaxprompt.config.block import OpenBlock
+from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
-from jaxprompt.data.tasks.registry import task_from_json
-from jaxprompt.data.tasks.task import Task
+from jaxprompt.convert.prompt_metadata import (
+    BackboneMetadata,
+    LayoutMetadata,
+    Metrics,
+    OriginMetadata,
+    PromptMetadata,
+)
 from jaxprompt.data.text.encoded import Encoded
-from jaxprompt.data.text.identity import check_family, check_identity, identity_of
+from jaxprompt.data.text.identity import check_identity, identity_of
 from jaxprompt.errors import InputError
+from jaxprompt.heads import Kind, make_head
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take, make_prompt
-from jaxprompt.types import Dims
-
-# What the blocks of a card hold that are read here.
-_NEEDED = {
-    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
-    "prompt": ("name",),
-    "head": ("name",),
-    "layout": (
-        "max_len",
-        "max_target",
-        "multiple",
-        "side",
-        "choices",
-        "form",
-        "answer",
-        "eos",
-    ),
-    "generate": ("max_new", "beams", "length_penalty", "early_stopping"),
-    "task": tuple(field.name for field in dataclasses.fields(Task)),
-}
+from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
 
@@ -56,23 +43,16 @@ class Exported(NamedTuple):
 
     scorer: Scorer
     params: dict[str, Any]  # nested, on the device
-    card: dict[str, Any]
+    metadata: PromptMetadata
 
 
 def pack(
-    scorer: Scorer,
-    trainable: tree.Flat,
-    frozen: tree.Flat,
-    *,
-    backbone: BackboneConfig,
-    fingerprint: str,
-    config: RunConfig,
-    metrics: Mapping[str, Any],
-    origin: Mapping[str, Any],
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Folds the prompt and describes it. -> (tensors by flat name, card)
+    scorer: Scorer, trainable: tree.Flat, frozen: tree.Flat, *, backbone: BackboneConfig,
+    fingerprint: str, config: RunConfig, metrics: Metrics,
+) -> tuple[dict[str, np.ndarray], PromptMetadata]:  # fmt: skip
+    """Folds the prompt. -> (tensors by flat name, metadata)
 
-    Trained weights of the backbone, where there are any, go along. The rest as in `describe`.
+    Trained weights of the backbone, where there are any, go along. The rest as in `make_metadata`.
     """
     params = tree.merge(trainable, frozen)
     # Any example will do: what is folded depends on no text.
@@ -86,77 +66,109 @@ def pack(
         for name, leaf in tree.flatten(params).items()
         if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
     }
-    card = describe(
-        scorer, prompt, backbone=backbone, fingerprint=fingerprint, config=config, metrics=metrics,
-        origin=origin,
-    )  # fmt: skip
-    return tensors, card
+    metadata = make_metadata(
+        scorer, prompt, backbone=backbone, fingerprint=fingerprint, config=config, metrics=metrics
+    )
+    return tensors, metadata
 
 
-def describe(
+def make_metadata(
     scorer: Scorer, prompt: Method, *, backbone: BackboneConfig, fingerprint: str,
-    config: RunConfig, metrics: Mapping[str, Any], origin: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """Makes the card of a prompt. `prompt` is the method that its numbers are params of.
+    config: RunConfig, metrics: Metrics,
+) -> PromptMetadata:  # fmt: skip
+    """Makes the metadata of a prompt that started from no other export.
 
-    `config` is the run's, `backbone` its block with the family found. `origin` tells of
-    pre-training: {"pretrained": ...} of its own, {"init": ...} of the export that it started from,
-    or nothing.
+    Args:
+      scorer: of the run.
+      prompt: the method whose parameters are exported.
+      backbone: the config's, with the family that its config.json has.
+      fingerprint: of the backbone's weights.
+      config: of the run.
+      metrics: by split.
     """
     layout = scorer.layout
-    return {
-        "method": config.prompt.name,
-        "hyper": config.prompt.to_dict(),
-        "prompt": prompt.block(),
-        "head": scorer.head.block(),
-        "backbone": {
-            "id": backbone.path,
-            "revision": backbone.revision,
-            "family": backbone.family,
-            "sentinel": backbone.sentinel,
-            "rescale": backbone.rescale,
-            "quantize": backbone.quantize,
-            "fingerprint": fingerprint,
-            "dims": scorer.model.prompt.dims._asdict(),
+    plugins = plugins_of(prompt, scorer.head, backbone.family)
+    return PromptMetadata(
+        method=config.prompt.name,
+        hyper=config.prompt,
+        prompt=OpenBlock.from_dict(prompt.block()),
+        head=OpenBlock.from_dict(scorer.head.block()),
+        backbone=BackboneMetadata(
+            id=backbone.path,
+            revision=backbone.revision,
+            family=backbone.family,
+            sentinel=backbone.sentinel,
+            rescale=backbone.rescale,
+            quantize=backbone.quantize,
+            fingerprint=fingerprint,
+            dims=scorer.model.prompt.dims,
             **identity_of(scorer),
-        },
-        "task": dataclasses.asdict(scorer.task),
-        "template": scorer.template,
-        "label_words": scorer.verbalizer.words if scorer.verbalizer else None,
-        "layout": {
-            "max_len": layout.max_len,
-            "max_target": config.data.max_target,
-            "multiple": layout.multiple,
-            "side": layout.side,
-            "choices": layout.num_rows,
-            "form": config.task.form,
-            "answer": config.task.answer,
-            "eos": config.task.eos,
-        },
-        "generate": config.generate.to_dict(),
-        "metrics": dict(metrics),
-        "seed": config.seed,
-        "versions": package_versions(),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **({} if scorer.demos is None else {"demos": card_of(scorer.demos)}),
-        **origin,
-    }
+        ),
+        task=scorer.task,
+        template=scorer.template,
+        label_words=scorer.verbalizer.words if scorer.verbalizer else None,
+        layout=LayoutMetadata(
+            max_len=layout.max_len,
+            max_target=config.data.max_target,
+            multiple=layout.multiple,
+            side=layout.side,
+            choices=layout.num_rows,
+            form=config.task.form,
+            answer=config.task.answer,
+            eos=config.task.eos,
+        ),
+        generate=config.generate,
+        metrics=metrics,
+        seed=config.seed,
+        versions=package_versions(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        demos=None if scorer.demos is None else demos_metadata(scorer.demos),
+        plugins=plugins or None,
+    )
 
 
-def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the tensors and the card of an export, a folder or hub:owner/name.
+def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
+    """Reads the tensors and the metadata of an export, a folder or hub:owner/name.
 
     Raises InputError for one that is not whole.
     """
-    tensors, card = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
-    for block, names in _NEEDED.items():
-        held = card.get(block)
-        lost = [name for name in names if not isinstance(held, dict) or name not in held]
-        if lost:
-            raise InputError(f"{path}: the card lacks {block}.{lost[0]}; export the prompt again")
-    check_card(path, card)
-    card["backbone"].setdefault("quantize", "none")  # before there were codes
-    return tensors, card
+    tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
+    check_plugins(path, metadata.plugins or {})
+    try:
+        make_head(**metadata.head.to_dict())
+        _method_of(metadata)
+    except (InputError, TypeError) as error:  # the second for a field that is an argument too
+        raise InputError(f"{path}: {error}; export the prompt again") from error
+    return tensors, metadata
+
+
+def plugins_of(prompt: Method, head: Kind, family: str) -> dict[str, str]:
+    """Returns the installed packages that a method, a head and a backbone are from.
+
+    Returns:
+      Versions by name of the package, without jaxprompt itself.
+    """
+    methods = [prompt, *(part.method for part in prompt.components())]
+    plugins = [
+        *(METHODS.plugin(METHODS.name_of(type(method))) for method in methods),
+        HEADS.plugin(head.name),
+        BACKBONES.plugin(family),
+    ]
+    return dict(sorted({plugin for plugin in plugins if plugin is not None}))
+
+
+def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
+    """Raises InputError where a package that an export needs is not installed, see `plugins_of`."""
+    for package, version in plugins.items():
+        if not is_installed(package):
+            raise InputError(
+                f"{path} needs the package {package} {version}, which is not installed; "
+                f"pip install {package}"
+            )
+
+
+def _method_of(metadata: PromptMetadata) -> Method:
+    return make_prompt(**metadata.prompt.to_dict(), dims=metadata.backbone.dims)
 
 
 def unpack(
@@ -165,99 +177,103 @@ def unpack(
 ) -> Exported:  # fmt: skip
     """Reads an exported prompt and puts it on its backbone.
 
-    An empty path of `backbone` takes the one that the card names, and so do an
+    An empty path of `backbone` takes the one that the metadata name, and so do an
     empty `sentence_encoder` and `pretrained`, the export that this one depends on. Raises
     InputError where the backbone's weights are others than the prompt was learned on, unless
     `force`.
     """
-    tensors, card = read_export(path)
-    card = with_encoder(card, sentence_encoder)
-    opened = open_backbone(backbone_of_card(card, backbone))
-    scorer = scorer_of_card(opened, card, batch, force=force)
+    tensors, metadata = read_export(path)
+    metadata = with_encoder(metadata, sentence_encoder)
+    opened = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
+    scorer = scorer_from_metadata(opened, metadata, batch, force=force)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
-    check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
-    tensors = with_base(path, tensors, card, scorer, pretrained)
-    return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
+    check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=force)
+    tensors = with_base(path, tensors, metadata.init, scorer, pretrained)
+    scorer = scorer.with_backbone(whole.backbone)
+    return Exported(scorer, join(path, tensors, scorer, whole), metadata)
 
 
-def backbone_of_card(card: Mapping[str, Any], config: BackboneConfig) -> BackboneConfig:
-    """Fills a backbone's config block with what a card says; it has its own path where given."""
-    known = card["backbone"]
-    named = {name: known[name] for name in ("sentinel", "rescale", "quantize")}
-    if not config.path:
-        named |= {"path": known["id"], "revision": known["revision"]}
-    return dataclasses.replace(config, **named)
+def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -> BackboneConfig:
+    """Fills a backbone's config block with what an export says; it has its own path where given."""
+    config = dataclasses.replace(
+        config, sentinel=metadata.sentinel, rescale=metadata.rescale, quantize=metadata.quantize
+    )
+    if config.path:
+        return config
+    return dataclasses.replace(config, path=metadata.id, revision=metadata.revision)
 
 
-def generation_of_card(card: Mapping[str, Any]) -> GenerateConfig:
-    """Returns how texts are written with the prompt of a card."""
-    return GenerateConfig.from_dict(card["generate"], "generate.")
-
-
-def scorer_of_card(
-    opened: Backbone, card: Mapping[str, Any], batch: int, *, force: bool = False
+def scorer_from_metadata(
+    opened: Backbone, metadata: PromptMetadata, batch: int, *, force: bool = False
 ) -> Scorer:
-    """Builds the scorer that a card describes.
+    """Builds the scorer that the metadata of an export describe.
 
     Raises InputError for a backbone of another family, and for another tokenizer or other layers
     than it was learned with, unless `force`.
     """
-    check_family(card, opened.family)
-    task = task_from_json(card["task"])
+    backbone = metadata.backbone
+    if opened.family != backbone.family:  # no prompt means anything there
+        raise InputError(
+            f"the prompt was learned on {backbone.family} ({backbone.id}), and the backbone is "
+            f"{opened.family}; load one of its family"
+        )
+    task = metadata.task
     scorer = build_scorer(
-        opened, task, prompt=card["prompt"], head=card["head"], template=card["template"],
-        batch=batch, demos=demos_of_card(card, task), **card["layout"],
+        opened, task, prompt=metadata.prompt.to_dict(), head=metadata.head.to_dict(),
+        template=metadata.template, batch=batch, demos=demos_from_metadata(metadata.demos, task),
+        **dataclasses.asdict(metadata.layout),
     )  # fmt: skip
     if not force:
         cure = "load that backbone, or pass --force (force=True)"
-        check_identity(card["backbone"], identity_of(scorer), "the prompt was learned with", cure)
+        check_identity(
+            backbone.identity(), identity_of(scorer), "the prompt was learned with", cure
+        )
     return scorer
 
 
 def numbers_of(
-    path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+    path: str, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Method, dict[str, Any]]:
     """Gives what others start from of an export that was read. -> method, its numbers, nested
 
     Raises InputError where the export that it depends on is another now.
     """
-    method = make_prompt(**card["prompt"], dims=Dims(**card["backbone"]["dims"]))
+    method = _method_of(metadata)
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     numbers = tree.unflatten(own).get("prompt", {})
-    return method, method.with_base(numbers, _base_reader(path, card))
+    return method, method.with_base(numbers, _base_reader(path, metadata.init))
 
 
-def _base_reader(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
-    """Makes what reads the exports that a card names, one of which may have moved."""
-    origins = card.get("init") or {}
-    known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
+def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Take:
+    """Makes what reads the exports that a prompt started from, one of which may have moved."""
+    digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 
     def take(named: str) -> tuple[Method, dict[str, Any]]:
         # Its digest is compared below, wherever it was moved to.
         where = moved or named
-        if named not in known:
+        if named not in digests:
             raise InputError(
-                f"{path} depends on {named}, and its card does not say which export that was; "
+                f"{path} depends on {named}, and does not say which export that was; "
                 "export the prompt again"
             )
         try:
-            tensors, found = read_export(where)
+            tensors, metadata = read_export(where)
         except InputError as error:
             raise InputError(
                 f"{path} depends on {where}: {error}; say by pretrained where it is"
             ) from error
-        if known[named]["sha256"] != found["sha256"]:
+        if digests[named] != metadata.sha256:
             raise InputError(
                 f"{path} depends on {where}, which holds another export now; restore it, or say by "
                 "pretrained where it is"
             )
-        return numbers_of(where, tensors, found)
+        return numbers_of(where, tensors, metadata)
 
     return take
 
 
 def with_base(
-    path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any], scorer: Scorer,
+    path: str, tensors: Mapping[str, np.ndarray], init: OriginMetadata | None, scorer: Scorer,
     moved: str = "",
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Adds the numbers of the export that this one depends on, which may have moved.
@@ -270,7 +286,7 @@ def with_base(
         raise InputError(f"{path} depends on no other export; leave out pretrained={moved!r}")
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     prompt = tree.unflatten(own).get("prompt", {})
-    whole = method.with_base(prompt, _base_reader(path, card, moved))
+    whole = method.with_base(prompt, _base_reader(path, init, moved))
     return {**tensors, **tree.flatten({"prompt": whole})}
 
 
@@ -320,10 +336,10 @@ def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
     return unfold(rows)["table"] if rows else None
 
 
-def plain_tokens(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> np.ndarray | None:
+def plain_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
     """Gives the same as the unmodified backbone takes them: multiplied by `backbone.rescale`."""
     rows = soft_tokens(tensors)
-    return None if rows is None else rows * np.float32(card["backbone"]["rescale"])
+    return None if rows is None else rows * np.float32(rescale)
 
 
 def encode_text(scorer: Scorer, text: str) -> list[list[Encoded]]:

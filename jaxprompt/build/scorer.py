@@ -1,4 +1,4 @@
-"""Puts backbone, method, head and template together, from plain values: a config's or a card's."""
+"""Puts backbone, method, head and template together: those of a config, or of an export."""
 
 from collections.abc import Mapping
 from typing import Any

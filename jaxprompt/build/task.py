@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.demonstrations import demos_of, fingerprint_of
-from jaxprompt.build.examples import Examples, describe_examples, read_examples
+from jaxprompt.build.examples import Examples, read_examples
 from jaxprompt.build.inheritance import check_init
-from jaxprompt.build.method import head_of, seen_by
+from jaxprompt.build.method import head_of
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.build.scorer import build_scorer, check_fit, choose_template
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
+from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
 from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
@@ -20,6 +21,7 @@ from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
 
 
@@ -84,11 +86,18 @@ def scorer_from_config(
     )
 
 
-def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
-    """Says what a run learns from, for its record."""
-    mark = fingerprint_of(scorer.demos)
-    facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
-    return facts | seen_by(scorer.model.prompt) | {"identity": identity_of(scorer)}
+def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
+    """Makes what a run's record holds of its task and its examples."""
+    labels = examples.task.labels
+    return TaskData(
+        task=examples.task,
+        choices=examples.choices,
+        splits={name: summarize(part, labels) for name, part in examples.splits.items()},
+        sentence_encoder=fingerprint_of(scorer.demos),
+        seen=scorer.model.prompt.seen,
+        identity=identity_of(scorer),
+        template=scorer.template,
+    )
 
 
 def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.convert.save import check_loadable, save_backbone
 from jaxprompt.errors import InputError
 
@@ -127,7 +128,7 @@ def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.
 
 
 def save_tuned(
-    folder: str | Path, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any],
+    folder: str | Path, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata,
     whole: LoadedBackbone, run: str, flag: str,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Writes the tuned backbone as a folder that transformers loads. -> the other tensors
@@ -145,11 +146,11 @@ def save_tuned(
         )
     own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}
     told = {
-        "task": card["task"]["name"],
-        "method": card["method"],
-        "start": f"{card['backbone']['id']} ({card['backbone']['fingerprint'][:12]})",
-        "seed": card["seed"],
-        "metrics": card["metrics"],
+        "task": metadata.task.name,
+        "method": metadata.method,
+        "start": f"{metadata.backbone.id} ({metadata.backbone.fingerprint[:12]})",
+        "seed": metadata.seed,
+        "metrics": metadata.metrics,
     }
     opened = whole.backbone
     save_backbone(

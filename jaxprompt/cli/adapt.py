@@ -22,7 +22,11 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
-        result = (adapt.score if args.score else adapt.run)(config, args.workdir)
-        if result is not None and is_first:
-            print(dumps(result))
+        if args.score:
+            scores = adapt.score(config, args.workdir)
+        else:
+            result = adapt.run(config, args.workdir)
+            scores = None if result is None else result.to_json()
+        if scores is not None and is_first:
+            print(dumps(scores))
     return 0

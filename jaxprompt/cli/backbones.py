@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxprompt.cli.listing import choose_name, columns, module_line, pairs, read_name
+from jaxprompt.cli.listing import choose_name, columns, pairs, read_name, registered_line
+from jaxprompt.registry import BACKBONES
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what there is: all families, one of them, or one published checkpoint."""
-    from jaxprompt.config.open_blocks import PACKAGE
     from jaxprompt.planning.published import published
 
-    folder = PACKAGE / "backbones"
-    families = sorted(path.stem for path in folder.glob("[!_]*.py"))
+    families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:
-        print(columns((own, module_line(folder / f"{own}.py")) for own in families))
+        print(columns((own, registered_line(BACKBONES, own)) for own in families))
         return 0
     known = published()
     choose_name("backbone", name, [*families, *known])
@@ -28,11 +27,13 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         return 0
-    print(f"{name}: {module_line(folder / f'{name}.py')}\n")
+    print(f"{name}: {registered_line(BACKBONES, name)}")
     own = {path: found for path, found in known.items() if "/" in path and family(found) == name}
     sizes = {path: _sizes(found) for path, found in own.items()}
-    names = list(next(iter(sizes.values())))
-    print(columns([["published as", *names], *([p, *s.values()] for p, s in sizes.items())]))
+    if sizes:
+        names = list(next(iter(sizes.values())))
+        print()
+        print(columns([["published as", *names], *([p, *s.values()] for p, s in sizes.items())]))
     return 0
 
 

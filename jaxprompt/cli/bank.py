@@ -21,7 +21,7 @@ def add_serving(parser: Parser, default: str = "") -> None:
     )  # fmt: skip
     parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
     parser.add_argument("--column", default="", help="column that names the prompt of each row")
-    parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
+    parser.add_argument("--backbone", default="", help="backbone, if not where the export says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
@@ -45,7 +45,7 @@ def check_serving(args: Any) -> None:
 def open_bank(args: Any) -> Any:
     """Loads the backbone and the prompts of a command line. -> a PromptBank"""
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-    from jaxprompt.build.prompt_artifact import backbone_of_card, read_export
+    from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.serving import bank
 
@@ -63,7 +63,7 @@ def open_bank(args: Any) -> Any:
     placement = make_mesh(args.mesh, args.batch)
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
-    opened = open_backbone(backbone_of_card(first.card, config))
+    opened = open_backbone(backbone_from_metadata(first.metadata.backbone, config))
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
 

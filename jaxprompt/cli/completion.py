@@ -15,7 +15,9 @@ from jaxprompt import cli
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.load import load_config
+from jaxprompt.config.open_blocks import OPEN
 from jaxprompt.config.run import RunConfig
+from jaxprompt.data.tasks.registry import task_names
 
 
 class _Caught(Exception):
@@ -71,7 +73,8 @@ def parser_of(command: str) -> Parser:
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every field of a config as a flag, with the words that it may hold."""
-    declared = dict(declared_leaves(RunConfig))
+    words = {name: field.words for name, field in declared_leaves(RunConfig)}
+    words |= {f"{block}.name": registry.names() for block, registry in OPEN.items()}
+    words["task.name"] = [*task_names(), "custom"]
     for name in load_config("base").leaves():
-        words = declared[name].words if name in declared else ()
-        parser.add_argument(f"--config.{name}", choices=words or None)
+        parser.add_argument(f"--config.{name}", choices=words.get(name) or None)

@@ -96,7 +96,7 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     from jaxprompt.data.sources.records import from_file, from_stdin
 
     if overrides:
-        raise InputError("--prompt scores exports, whose cards say all; leave out --config.*")
+        raise InputError("--prompt scores exports, which say all; leave out --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt is scored on the rows of --input; give both")
     bank.check_serving(args)
@@ -118,14 +118,14 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
-    from jaxprompt.build.prompt_artifact import generation_of_card, read_export
+    from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.data.sources.records import tell_unknown, with_examples
     from jaxprompt.serving.answers import make_answers, mark_errors
 
     (where,) = args.prompt
-    card = read_export(where)[1]
-    generation = generation_of_card(card)
-    given = read(card["task"]["columns"])
+    metadata = read_export(where)[1]
+    generation = metadata.generate
+    given = read(metadata.task.columns)
     exported, placement = bank.open_export(args, where)
     scorer = exported.scorer
     if scorer.head.WRITES:

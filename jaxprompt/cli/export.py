@@ -1,5 +1,6 @@
-"""Writes the best prompt of a workdir as safetensors and a JSON card."""
+"""Writes the best prompt of a workdir as safetensors, and its metadata as JSON."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jaxprompt.api.prompts import Prompt
+    from jaxprompt.convert.prompt_metadata import PromptMetadata
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.convert.hub import push_prompt
     from jaxprompt.serving.export import pack_run
 
-    scorer, tensors, card = pack_run(config, args.workdir)
-    prompt = Prompt(tensors, card, args.workdir)
+    scorer, tensors, metadata = pack_run(config, args.workdir)
+    prompt = Prompt(tensors, metadata.to_json(), args.workdir)
     # Before anything is written: an array or PEFT may have no form for the prompt.
     tokens = _soft_tokens(prompt) if args.npy else None
     adapter = _make_adapter(scorer, prompt, bool(args.tuned)) if args.peft else {}
@@ -48,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
         write_npy(args.npy, tokens)
         paths = (*paths, Path(args.npy))
     if args.peft:
-        paths = (*paths, *_write_adapter(args.peft, adapter, prompt.card))
+        paths = (*paths, *_write_adapter(args.peft, adapter, prompt.metadata))
     print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
     if args.push:
-        print(escape(push_prompt(folder, args.push, prompt.card)), file=sys.stderr)
+        print(escape(push_prompt(folder, args.push, prompt.metadata)), file=sys.stderr)
     return 0
 
 
@@ -98,10 +100,10 @@ def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
     """Returns the soft tokens that --npy writes. Raises InputError where there are none. [P, E]"""
     from jaxprompt.build.prompt_artifact import plain_tokens
 
-    tokens = plain_tokens(prompt.tensors, prompt.card)
+    tokens = plain_tokens(prompt.tensors, prompt.metadata.backbone.rescale)
     if tokens is None:
         raise InputError(
-            f"--npy: a prompt of {prompt.card['method']} has no soft tokens; export it without "
+            f"--npy: a prompt of {prompt.metadata.method} has no soft tokens; export it without "
             "--npy"
         )
     return tokens
@@ -114,7 +116,7 @@ def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dic
 
     names = set(tuned_names(prompt.tensors)) if is_backbone_tuned else set()
     tensors = {name: x for name, x in prompt.tensors.items() if name not in names}
-    return as_peft(scorer, tensors, prompt.card)
+    return as_peft(scorer, tensors, prompt.metadata)
 
 
 def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...]:
@@ -131,17 +133,18 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import save_tuned
 
-    card = dict(prompt.card)
+    metadata = prompt.metadata
     tensors = save_tuned(
-        folder, prompt.tensors, card, _load_backbone(prompt),
+        folder, prompt.tensors, metadata, _load_backbone(prompt),
         f"export of {Path(prompt.path).resolve()}", "--tuned",
     )  # fmt: skip
     path = str(Path(folder).absolute())
     print(escape(f"the prompt stands on {path}, which is to go along with it"), file=sys.stderr)
     # Of the folder as others will read it.
     fingerprint = load_backbone(path).loaded.report.fingerprint
-    card["backbone"] = card["backbone"] | {"id": path, "revision": "", "fingerprint": fingerprint}
-    return Prompt(tensors, card, prompt.path)
+    backbone = dataclasses.replace(metadata.backbone, id=path, revision="", fingerprint=fingerprint)
+    metadata = dataclasses.replace(metadata, backbone=backbone)
+    return Prompt(tensors, metadata.to_json(), prompt.path)
 
 
 def _with_differences(prompt: "Prompt") -> "Prompt":
@@ -164,7 +167,7 @@ def _load_backbone(prompt: "Prompt") -> Any:
     from jaxprompt.convert.artifact import check_fingerprint
 
     backbone = load_own_backbone(prompt)
-    check_fingerprint(prompt.card, backbone.loaded.report.fingerprint, force=False)
+    check_fingerprint(prompt.metadata.backbone, backbone.loaded.report.fingerprint, force=False)
     return backbone
 
 
@@ -173,20 +176,21 @@ def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
     from jaxprompt.convert.artifact import summary_of, write_artifact
 
     before = summary_of(folder)
-    paths = write_artifact(folder, dict(prompt.tensors), dict(prompt.card))
+    paths = write_artifact(folder, prompt.tensors, prompt.metadata)
     if before and before != summary_of(folder):
         message = f"{folder} held another export, which this one replaces: {before}"
         print(escape(message), file=sys.stderr)
     return paths
 
 
-def _write_adapter(folder: str, adapter: dict[str, Any], card: Any) -> tuple[Path, ...]:
+def _write_adapter(
+    folder: str, adapter: dict[str, Any], metadata: "PromptMetadata"
+) -> tuple[Path, ...]:
     """Writes what --peft asks for. Returns its files."""
     from jaxprompt.convert.model_card import write_peft_card
     from jaxprompt.convert.peft import outputs_of, write_peft
 
     # The tuned one, where --tuned has written it.
-    base = {"base": card["backbone"]["id"], "revision": card["backbone"]["revision"]}
-    adapter = adapter | base
+    adapter = adapter | {"base": metadata.backbone.id, "revision": metadata.backbone.revision}
     files = write_peft(folder, **adapter)
-    return (*files, write_peft_card(folder, card, outputs_of(adapter)))
+    return (*files, write_peft_card(folder, metadata, outputs_of(adapter)))

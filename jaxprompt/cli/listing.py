@@ -10,8 +10,9 @@ from jaxprompt.api.choices import known
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.blocks import make_block, part_of
 from jaxprompt.config.load import read_config
-from jaxprompt.config.open_blocks import OPEN, PACKAGE, declared, names
+from jaxprompt.config.open_blocks import OPEN, declared, names
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.registry import PACKAGE, Registry
 
 
 def read_name(doc: str, argv: Sequence[str], what: str) -> str | None:
@@ -77,11 +78,25 @@ def first_line(block: str, name: str) -> str:
     function = getattr(part_of(block), name, None)
     if function is not None and function.__doc__:
         return function.__doc__.splitlines()[0]
-    return module_line(PACKAGE / OPEN[block][0] / f"{name}.py")
+    return registered_line(OPEN[block], name)
 
 
-def module_line(path: Path) -> str:
-    """Reads the first line of a module's docstring; nothing is imported."""
+def registered_line(registry: Registry, name: str) -> str:
+    """Returns the first line that a file or an installed package says of a name.
+
+    A file is not imported; a package that cannot be imported has its error.
+    """
+    plugin = registry.plugin(name)
+    if plugin is None:
+        return _docstring_line(PACKAGE / registry.package / f"{name}.py")
+    try:
+        line, *_ = (registry.load(name).__doc__ or "").splitlines() or [""]
+    except InputError as error:
+        return f"unusable: {error}"
+    return f"{line} ({plugin})".lstrip()
+
+
+def _docstring_line(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").splitlines()[0]
 
 

@@ -12,13 +12,18 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli import bank, unreadable
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.errors import InputError, at_least, choose, escape
+
+if TYPE_CHECKING:
+    from jaxprompt.config.run import GenerateConfig
+    from jaxprompt.convert.prompt_metadata import PromptMetadata
+    from jaxprompt.heads import Kind
 
 ON_ERROR = ("raise", "skip")
 
@@ -27,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each line of the input: its row and what is predicted of it."""
     args, overrides = _make_parser().read(argv)
     if overrides:
-        raise InputError("predict takes no --config: the exported card says all")
+        raise InputError("predict takes no --config: the export says all")
     _check_flags(args)
     return _predict_by_bank(args) if args.column else _predict(args)
 
@@ -50,15 +55,15 @@ def _make_parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--sentence-encoder", default="", help="what compares sentences to choose demonstrations, "
-        "if not where the card says",
+        "if not where the export says",
     )  # fmt: skip
     parser.add_argument(
         "--pretrained", default="", help="export that the prompt depends on, if not where the "
-        "card says",
+        "export says",
     )  # fmt: skip
     parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
     parser.add_argument(
-        "--max-new", type=int, help="tokens of a written text at most (default: the card's)"
+        "--max-new", type=int, help="tokens of a written text at most (default: as the export says)"
     )
     return parser
 
@@ -85,18 +90,17 @@ def _is_submission(args: Any) -> bool:
 def _predict(args: Any) -> int:
     """Answers the input by one prompt, and writes the answers."""
     from jaxprompt.data.sources import records, submissions
-    from jaxprompt.data.tasks.registry import task_from_json
     from jaxprompt.files import make_folder
 
     choose("--format", args.format, submissions.formats())
-    path, card = _read_card(args)
-    head, generation = _make_head(args, path, card)
-    name, task = "", task_from_json(card["task"])
+    path, metadata = _read_metadata(args)
+    head, generation = _make_head(args, path, metadata)
+    name, task = "", metadata.task
     if _is_submission(args):
         name = submissions.file_name(args.format, task, head.columns(task))
     # Before the weights: what is wrong with the output or the input is told at once.
     output = _check_output(args, name)
-    inputs = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
+    inputs = _read_texts(args, task.fields, task.columns)
     if not _is_submission(args):
         records.check_columns(inputs, head.columns(task) + _error_columns(args), args.prefix)
     exported, placement = bank.open_export(
@@ -126,8 +130,8 @@ def _predict(args: Any) -> int:
     return 0
 
 
-def _read_card(args: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the path of the export, of --prompt or in --workdir, and its card."""
+def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
+    """Returns the path of the export, of --prompt or in --workdir, and its metadata."""
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.export import check_newest
 
@@ -135,20 +139,19 @@ def _read_card(args: Any) -> tuple[str, dict[str, Any]]:
         return args.prompt[0], read_export(args.prompt[0])[1]
     check_single(args.workdir)
     path = str(Path(args.workdir) / "export")
-    _, card = read_export(path)
-    check_newest(args.workdir, card)
-    return path, card
+    _, metadata = read_export(path)
+    check_newest(args.workdir, metadata.step)
+    return path, metadata
 
 
-def _make_head(args: Any, path: str, card: dict[str, Any]) -> tuple[Any, Any]:
+def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
     """Returns the head that answers, and how it writes texts, with --max-new."""
-    from jaxprompt.build.prompt_artifact import generation_of_card
     from jaxprompt.heads import make_head, writer
 
-    head = writer() if args.generate else make_head(**card["head"])
+    head = writer() if args.generate else make_head(**metadata.head.to_dict())
     if args.max_new is not None and not head.WRITES:
         raise InputError(f"--max-new={args.max_new} is of texts; {path} answers {head.OF}")
-    generation = generation_of_card(card)
+    generation = metadata.generate
     if args.max_new is not None:
         generation = dataclasses.replace(generation, max_new=args.max_new)
     at_least("--max-new", generation.max_new, 1)

@@ -33,5 +33,5 @@ def main(argv: Sequence[str]) -> int:
             )
         result = pretrain.run(config, args.workdir)
         if result is not None and is_first:
-            print(dumps(result))
+            print(dumps(result.to_json()))
     return 0

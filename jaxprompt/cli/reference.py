@@ -13,6 +13,7 @@ from jaxprompt.config.kinds import Field
 from jaxprompt.config.load import read_config
 from jaxprompt.config.open_blocks import CHOICES, OPEN, declared, names
 from jaxprompt.config.run import RunConfig
+from jaxprompt.errors import InputError
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip
@@ -79,15 +80,18 @@ def _sections() -> Iterator[tuple[str, list[Line]]]:
     base = read_config("base")
     for block in (*CHOICES, *OPEN):
         for name in (name for name in names(block) if name != _CONSTANTS):
-            fields, values = declared(block, name), make_block(block, name, base)
-            if fields or block in OPEN:
-                yield (
-                    f"{block}, with {block}.name={name}",
-                    [
-                        _line(f"{block}.{part}", field._replace(default=values[part]))
-                        for part, field in fields.items()
-                    ],
-                )
+            title = f"{block}, with {block}.name={name}"
+            try:
+                fields, values = declared(block, name), make_block(block, name, base)
+            except InputError as error:  # of a package that cannot be used
+                yield f"{title}: unusable: {error}", []
+                continue
+            lines = [
+                _line(f"{block}.{part}", field._replace(default=values[part]))
+                for part, field in fields.items()
+            ]
+            if lines or block in OPEN:
+                yield title, lines
 
 
 def _line(name: str, field: Field) -> Line:

@@ -4,10 +4,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import parse_json
+
+if TYPE_CHECKING:
+    from jaxprompt.inspection.tables import TableRun
 
 # Runs that differ in these alone share a row.
 FOLD = "data.protocol.fold"
@@ -87,7 +90,8 @@ def read_folder(folder: str) -> list[SweepRun]:
     from jaxprompt.config.run import FREE
     from jaxprompt.training.run_folder import read_result
 
-    found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]
+    results = ((path, read_result(path)) for path in runs_below(folder))
+    found = [path for path, result in results if result is not None and result.method is not None]
     if not found:
         raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
     leaves = [fields_read(load_config(str(path / _CONFIG))) for path in found]
@@ -156,59 +160,60 @@ def tell(
             told = f"--best={best} adds nothing to rows of as many runs or fewer: {', '.join(few)}"
             print(escape(told), file=sys.stderr)
         if plot:
-            draw_table(rows, plot)
+            draw_table({row: [run.result for run in own] for row, own in rows.items()}, plot)
     if failed:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
 
-def collect(runs: Sequence[SweepRun]) -> dict[str, list[dict[str, Any]]]:
-    """Reads the results that are there, by row."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
+    """Reads the runs that have a result, by row."""
+    rows: dict[str, list[TableRun]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
             rows.setdefault(run.row, []).append(read(run.workdir))
     return rows
 
 
-def read(workdir: Path) -> dict[str, Any]:
-    """Reads the result of a run, and from its config the learning rate and the seeds."""
+def read(workdir: Path) -> "TableRun":
+    """Reads the result of a finished run, and what a table shows of its config."""
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import KFold
+    from jaxprompt.inspection.tables import TableRun
     from jaxprompt.training.run_folder import read_result
 
     result, config = read_result(workdir), load_config(str(workdir / _CONFIG))
-    data = config.data
-    fold = {"fold": data.protocol.fold} if isinstance(data.protocol, KFold) else {}
-    only = {"only": data.only} if data.only else {}
-    return result | {"lr": config.optim.lr, "data_seed": data.seed} | fold | only
+    assert result is not None
+    protocol = config.data.protocol
+    fold = protocol.fold if isinstance(protocol, KFold) else None
+    return TableRun(result, config.optim.lr, config.data.seed, fold, config.data.only)
 
 
-def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
+def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
     from jaxprompt.runs.grid.expand import select
 
-    found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}
+    found: dict[str, list[tuple[SweepRun, TableRun]]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
             found.setdefault(run.group, []).append((run, read(run.workdir)))
     rows = {}
     for group, tried in found.items():
         if len({run.row for run, _ in tried}) > 1:
-            chosen = select([(run.changes, result) for run, result in tried])
-            rows[f"{group} best on dev".strip()] = chosen
+            chosen = select([(run.changes, own.result) for run, own in tried])
+            rows[f"{group} best on dev".strip()] = [tried[i][1] for i in chosen]
     return rows
 
 
 def add_best(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], best: int
-) -> dict[str, Sequence[Mapping[str, Any]]]:
+    rows: Mapping[str, Sequence["TableRun"]], best: int
+) -> dict[str, Sequence["TableRun"]]:
     """Puts behind each row of more than `best` runs one of those that are best on dev."""
-    found: dict[str, Sequence[Mapping[str, Any]]] = {}
-    for row, results in rows.items():
-        found[row] = results
-        if len(results) > best and all("dev" in result for result in results):
-            merit = lambda result: next(iter(result["dev"].values()))
-            found[f"{row}, best {best} on dev"] = sorted(results, key=merit, reverse=True)[:best]
+    found: dict[str, Sequence[TableRun]] = {}
+    for row, runs in rows.items():
+        found[row] = runs
+        if len(runs) > best and all(run.result.dev is not None for run in runs):
+            merit = lambda run: next(iter(run.result.dev.values()))
+            found[f"{row}, best {best} on dev"] = sorted(runs, key=merit, reverse=True)[:best]
     return found
 
 

@@ -1,15 +1,19 @@
 """Shows where a run stands: its state, its best score, and its curves in the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxprompt.cli.listing import columns
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import runs_below
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
+
+if TYPE_CHECKING:
+    from jaxprompt.documents import Document
+    from jaxprompt.training.run_result import RunResult
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # characters of a curve
@@ -37,27 +41,28 @@ def show(workdir: Path) -> str:
     """Shows one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result
+    from jaxprompt.training.run_record import RunRecord
 
-    result, record = read_result(workdir), read_record(workdir)
+    result, record = read_result(workdir), read_record(workdir, RunRecord)
     rows: list[tuple[str, object]] = [("run", workdir), ("state", _state(workdir, result))]
     if record is not None:
         rows += _learned_from(record)
     for split in ("dev", "test", "held_out"):
-        if result and split in result:
-            rows.append((split, _scores(result[split])))
-    best = result["best_step"] if result else None
+        if scores := getattr(result, split, None):
+            rows.append((split, _scores(scores)))
+    best = None if result is None else result.best_step
     parts = [columns(rows)]
     for name, points in read_curves(workdir).items():
         parts.append(_curve(name, points, best if name.startswith("dev") else None))
     return "\n\n".join(parts)
 
 
-def _state(workdir: Path, result: Any) -> str:
+def _state(workdir: Path, result: "RunResult | None") -> str:
     from jaxprompt.files import is_held
     from jaxprompt.training.checkpoint import Checkpoints
 
     if result:
-        return f"finished after {result['steps']} steps, best at step {result['best_step']}"
+        return f"finished after {result.steps} steps, best at step {result.best_step}"
     if (error := workdir / "error.txt").exists():
         return f"failed, and its grid does not try it again: {error.read_text().strip()}"
     step, grid = Checkpoints(workdir).latest(), Checkpoints(workdir.parent)
@@ -69,23 +74,23 @@ def _state(workdir: Path, result: Any) -> str:
     return f"running, {at}" if is_held(workdir) else f"stopped, {at}; the same command resumes"
 
 
-def _learned_from(record: dict[str, Any]) -> list[tuple[str, object]]:
+def _learned_from(record: "Document") -> list[tuple[str, object]]:
+    from jaxprompt.training.run_record import PretrainingData, SharedRecord, TaskData
+
     rows: list[tuple[str, object]] = []
-    for name, own in record.get("tasks", {}).items():  # that share a prompt
-        rows += [(f"{name}, {kind}", value) for kind, value in _learned_from(own)]
-    if "task" in record:
-        rows.append(("task", record["task"]["name"]))
-    if "splits" in record:
-        sizes = (f"{name} {own['examples']}" for name, own in record["splits"].items())
-        rows.append(("examples", ", ".join(sizes)))
-    if record.get("template"):
-        rows.append(("template", record["template"]))
+    if isinstance(record, SharedRecord):
+        for name, task in record.tasks.items():
+            rows += [(f"{name}, {kind}", value) for kind, value in _learned_from(task)]
+    if isinstance(record, TaskData):
+        sizes = (f"{name} {split.examples}" for name, split in record.splits.items())
+        rows += [("task", record.task.name), ("examples", ", ".join(sizes))]
+    if isinstance(record, TaskData | PretrainingData):
+        rows.append(("template", record.template))
     return rows
 
 
-def _scores(values: dict[str, float | str]) -> str:
-    # A text is a number that JSON lacks.
-    return ", ".join(f"{name} {float(value):.4f}" for name, value in values.items())
+def _scores(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
@@ -110,6 +115,6 @@ def _row(folder: Path, workdir: Path) -> tuple[object, ...]:
 
     result = read_result(workdir)
     state = _state(workdir, result).partition(",")[0]
-    scores = (result or {}).get("dev") or (result or {}).get("held_out") or {}
-    best = result["best_step"] if result else "-"
+    scores = {} if result is None else result.selection
+    best = "-" if result is None else result.best_step
     return workdir.relative_to(folder), state, best, _scores(dict(list(scores.items())[:1])) or "-"

@@ -4,21 +4,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
+from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what there is. Exit code 0."""
-    from jaxprompt.data.tasks.registry import get_task, task_names
+    from jaxprompt.data.tasks.registry import task_names
 
     name = read_name(__doc__, argv, "task")
     if name:
         print(show(choose_name("task", name, task_names())))
         return 0
-    found = [get_task(name) for name in task_names()]
-    print(columns([("task", "answers", "metric", "columns", "source")] + [
-        (t.name, _answers(t), t.metric, ", ".join(t.fields), _source(t)) for t in found
-    ]))  # fmt: skip
+    titles = ("task", "answers", "metric", "columns", "source")
+    print(columns([titles, *map(_row, task_names())]))
     return 0
+
+
+def _row(name: str) -> tuple[str, ...]:
+    from jaxprompt.data.tasks.registry import get_task
+
+    try:
+        task = get_task(name)
+    except InputError as error:  # of a package that cannot be used
+        return name, "", "", "", f"unusable: {error}"
+    return name, _answers(task), task.metric, ", ".join(task.fields), _source(task)
 
 
 def show(name: str) -> str:
@@ -59,8 +68,11 @@ def _answers(task: Any) -> str:
 
 
 def _source(task: Any) -> str:
-    if task.hub:
-        return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset)
     from jaxprompt.data.sources.splits import is_shipped
+    from jaxprompt.data.tasks.registry import TASKS
 
-    return "package" if is_shipped(task) else "your files"
+    plugin = TASKS.plugin(task.name)
+    suffix = f" ({plugin})" if plugin else ""
+    if task.hub:
+        return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset) + suffix
+    return ("package" if is_shipped(task) else "your files") + suffix

@@ -27,5 +27,5 @@ def main(argv: Sequence[str]) -> int:
             return train_grid(config, args.workdir)
         result = (shared_tuning if is_shared else tune).run(config, args.workdir)
         if result is not None and is_first:
-            print(dumps(result))
+            print(dumps(result.to_json()))
     return 0

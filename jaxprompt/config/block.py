@@ -177,6 +177,7 @@ def choice(default: type[T], *others: type[Option], note: str) -> T:
 def _read(name: str, declared: Declared, value: object) -> object:
     """Returns a checked value of the field `name`, as its dataclass holds it."""
     if isinstance(declared, kinds.Field):
+        value = kinds.plain(value)
         kinds.check_value(name, declared, value)
         return kinds.as_declared(declared, value)
     if isinstance(declared, Choice) and isinstance(value, str):

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from jaxprompt.config import open_blocks
 from jaxprompt.config.block import other_option
 from jaxprompt.config.files import load_module, shipped_root
-from jaxprompt.config.open_blocks import CHOICES, NAMED, declared, names
+from jaxprompt.config.open_blocks import CHOICES, NAMED, OPEN, declared, names
 from jaxprompt.errors import InputError, nearest
 
 # The part of a config that fills an open block, and what the block names.
@@ -39,8 +39,16 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes the block of a name: as its part fills it, else with its class's defaults."""
+    """Makes the block of a name: as its part fills it, else with its class's defaults.
+
+    Raises InputError for a package whose name for it is a preset's.
+    """
     if block in _PARTS and hasattr(part_of(block), name):
+        if plugin := OPEN[block].plugin(name):
+            raise InputError(
+                f"{block}.name={name} is a preset of jaxprompt (configs/parts) and in {plugin}; "
+                f"uninstall {plugin.name}, or rename its entry point"
+            )
         # On a copy, of which only the block is taken: a part may set other fields too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
@@ -65,7 +73,8 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
             held = held[part]
         return other_option(field, held["name"], CHOICES[block])
     if block in NAMED:
-        owners = [name for name in names(block) if last in declared(block, name)]
+        loadable = OPEN[block].loadable() if block in OPEN else names(block)
+        owners = [name for name in loadable if last in declared(block, name)]
         if owners:
             name, held = config[block].get("name"), config[block]
             own = ", ".join(sorted(held)) if len(held) > 1 else "no field but name"

@@ -1,21 +1,20 @@
 """The blocks that are chosen by name: a method, a head, a protocol, a schedule, an objective.
 
-Methods and heads are files of open packages, imported, and JAX with them, when their fields are
-asked for. The options of other blocks are listed in config/run.py.
+Methods and heads are classes of files or of other packages, see registry.py. They are imported, and
+JAX with them, when their fields are asked for. The options of other blocks are listed in
+config/run.py.
 """
 
 import dataclasses
-import importlib
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, Choice
 from jaxprompt.config.run import RunConfig
+from jaxprompt.registry import HEADS, METHODS
 
-PACKAGE = Path(__file__).resolve().parents[1]
-OPEN = {"prompt": ("prompts", "Prompt"), "head": ("heads", "Head")}  # package, class
+OPEN = {"prompt": METHODS, "head": HEADS}
 _INIT = kinds.Field(
     str,
     "",
@@ -39,10 +38,10 @@ NAMED = (*OPEN, *CHOICES)
 
 
 def names(block: str) -> list[str]:
-    """Lists what a block may name: methods or heads by their file names, or its options."""
+    """Lists what a block may name: the methods, the heads, or its options."""
     if block in CHOICES:
         return list(CHOICES[block].options)
-    return sorted(path.stem for path in (PACKAGE / OPEN[block][0]).glob("[!_]*.py"))
+    return OPEN[block].names()
 
 
 def declared(block: str, name: str) -> dict[str, kinds.Field]:
@@ -53,11 +52,9 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
     if block in CHOICES:
         option = CHOICES[block].options[name]
         return {x: own for x, own in option.declared().items() if isinstance(own, kinds.Field)}
-    package, kind = OPEN[block]
-    own = getattr(importlib.import_module(f"jaxprompt.{package}.{name}"), kind)
     fields = {
         part.name: part.metadata[kinds.DECLARED]
-        for part in dataclasses.fields(own)
+        for part in dataclasses.fields(OPEN[block].load(name))
         if kinds.DECLARED in part.metadata
     }
     return ({"init": _INIT} if fields and block == "prompt" else {}) | fields

@@ -1,25 +1,26 @@
-"""The exported prompt: prompt.safetensors with the numbers and prompt.json, the card, beside it.
+"""The exported prompt: prompt.safetensors with the numbers, and prompt.json with its metadata.
 
 The safetensors file is plain (any reader opens it) and the same tensors give the same bytes. The
-card says what the numbers belong to; it holds the file's SHA-256, so that the two stay together,
-and a checksum of its other fields, so that no damaged label or template goes unnoticed.
+metadata say what the numbers belong to; they hold the file's SHA-256, so that the two stay
+together, and a checksum of the other fields, so that no damaged label or template goes unnoticed.
 """
 
 import contextlib
+import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
 import platform
 import warnings
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
 
 import numpy as np
 
+from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import (
     add_checksum,
@@ -33,61 +34,44 @@ from jaxprompt.files import (
 FORMAT = 1
 # What numpy lets through of a header that is nested too deeply, or has no sizes in it.
 _HEADERS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
-TENSORS, CARD = "prompt.safetensors", "prompt.json"
-
-# What every card holds, next to "format", "sha256" and "checksum", which the writer adds.
-CARD_FIELDS = (
-    "method",  # name of the prompt method
-    "hyper",  # its hyper-parameters
-    "backbone",  # id, family, fingerprint of the weights, dims
-    "task",  # name, fields, labels, metric
-    "template",  # text form, null without one
-    "label_words",  # words of each class, null without a verbalizer
-    "metrics",  # dev, test
-    "seed",
-    "versions",  # of the packages that made it, see `package_versions`
-    "created",  # time, ISO 8601
-)
+TENSORS, METADATA = "prompt.safetensors", "prompt.json"
 
 
 def write_artifact(
-    folder: str | os.PathLike, tensors: dict[str, np.ndarray], card: dict
+    folder: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Path, Path]:
-    """Writes tensors (name -> array) and their card into `folder`; returns both paths.
+    """Writes tensors (name -> array) and their metadata into `folder`; returns both paths.
 
-    Raises ValueError for a card without one of CARD_FIELDS, InputError when the disk refuses.
+    Raises InputError when the disk refuses.
     """
     from safetensors.numpy import save
 
-    missing = [field for field in CARD_FIELDS if field not in card]
-    if missing:
-        raise ValueError(f"the card lacks {', '.join(missing)}")
     plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
     # One metadata key only: safetensors writes several in a random order.
     data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
-    card = {"format": FORMAT, **card, "sha256": hashlib.sha256(data).hexdigest()}
-    card = add_checksum(json.loads(json.dumps(card)))  # as it is read back
-    # NaN is no JSON: a card with one could not be read by other parsers.
-    text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    metadata = dataclasses.replace(metadata, sha256=hashlib.sha256(data).hexdigest())
+    document = add_checksum({"format": FORMAT, **metadata.to_json()})
+    # NaN is no JSON: a document with one could not be read by other parsers.
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     folder = make_folder(folder)
     write_atomic(folder / TENSORS, data)
-    # The card last: with the hash in it, a kill between the two is found out on reading.
-    write_atomic(folder / CARD, text)
-    return folder / TENSORS, folder / CARD
+    # The metadata last: with the hash in it, a kill between the two is found out on reading.
+    write_atomic(folder / METADATA, text)
+    return folder / TENSORS, folder / METADATA
 
 
-def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
-    """Reads (tensors, card) from a folder or from one of the two files in it.
+def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], PromptMetadata]:
+    """Reads (tensors, metadata) from a folder or from one of the two files in it.
 
     Raises InputError for a file that is missing, cut, foreign, of a newer format, or of another
-    export than its neighbour, and for a card that is not as it was written.
+    export than its neighbour, and for metadata that are not as they were written.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     folder = user_path(path)
-    folder = folder.parent if folder.name in (TENSORS, CARD) else folder
-    card = _read_card(folder / CARD)
+    folder = folder.parent if folder.name in (TENSORS, METADATA) else folder
+    metadata = _read_metadata(folder / METADATA)
     data = _read_bytes(folder / TENSORS)
     try:
         tensors = load(data)
@@ -96,22 +80,22 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]
         raise InputError(
             f"{folder / TENSORS} is no whole safetensors file ({error}); export or copy it again"
         ) from error
-    if hashlib.sha256(data).hexdigest() != card["sha256"]:
+    if hashlib.sha256(data).hexdigest() != metadata.sha256:
         raise InputError(
-            f"{folder / TENSORS} is not the file that {CARD} was written for; export both again"
+            f"{folder / TENSORS} is not the file that {METADATA} was written for; export both again"
         )
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise InputError(f"{folder / TENSORS}: {name} holds NaN or infinity; train it again")
-    return tensors, card
+    return tensors, metadata
 
 
-def check_fingerprint(card: Mapping[str, Any], fingerprint: str, *, force: bool) -> bool:
+def check_fingerprint(backbone: BackboneMetadata, fingerprint: str, *, force: bool) -> bool:
     """Returns whether the prompt was learned on the weights that have this fingerprint.
 
     Raises InputError when it was not, unless `force`.
     """
-    learned = card["backbone"]["fingerprint"]
+    learned = backbone.fingerprint
     if learned != fingerprint and not force:
         own, other = map(_quantized, (learned, fingerprint))
         if own != other:
@@ -120,7 +104,7 @@ def check_fingerprint(card: Mapping[str, Any], fingerprint: str, *, force: bool)
                 f"load_backbone(..., quantize={own!r})"
             )
         raise InputError(
-            f"the prompt was learned on weights {learned[:12]} ({card['backbone'].get('id')}), "
+            f"the prompt was learned on weights {learned[:12]} ({backbone.id}), "
             f"not on {fingerprint[:12]}; load that backbone, or pass --force (force=True)"
         )
     return learned == fingerprint
@@ -137,8 +121,8 @@ def package_versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("jaxprompt", "jax", "jaxlib", "flax", "optax", "numpy", "transformers"):
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
             continue
     return found
 
@@ -184,12 +168,12 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
 def summary_of(folder: str | os.PathLike) -> str:
     """Says what an export is of in a few words, "" where there is none that can be read."""
     try:
-        card = _read_card(Path(folder) / CARD)
-        kinds = ("name", card["task"]["name"]), ("method", card["method"]), ("seed", card["seed"])
-        told = ", ".join(f"{name} {brief(own)}" for name, own in kinds)
-        return f"{told}, numbers {card['sha256'][:12]}"
-    except (InputError, KeyError, TypeError):
+        export = _read_metadata(Path(folder) / METADATA)
+    except InputError:
         return ""
+    parts = ("name", export.task.name), ("method", export.method), ("seed", export.seed)
+    summary = ", ".join(f"{name} {brief(value)}" for name, value in parts)
+    return f"{summary}, numbers {str(export.sha256)[:12]}"
 
 
 def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
@@ -228,25 +212,27 @@ def _read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def _read_card(path: Path) -> dict:
+def _read_metadata(path: Path) -> PromptMetadata:
     data = _read_bytes(path)  # outside: what it raises is a ValueError too
     try:
-        card = parse_json(data)
+        values = parse_json(data)
     except ValueError as error:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
-    if isinstance(card, dict) and card.get("checksum", json_checksum(card)) != json_checksum(card):
+    if not isinstance(values, dict) or "format" not in values:
+        raise InputError(
+            f"{path} is not the metadata of a prompt; give the folder that `export` wrote"
+        )
+    if values.get("checksum", json_checksum(values)) != json_checksum(values):
         raise InputError(
             f"{path} is damaged or was edited: its contents do not match its checksum; export the "
             "prompt again"
         )
-    if not isinstance(card, dict) or "format" not in card:
-        raise InputError(f"{path} is not the card of a prompt; give the folder that `export` wrote")
-    if card["format"] != FORMAT:
+    if values["format"] != FORMAT:
         raise InputError(
-            f"{path} has format {brief(card['format'])}, this version reads {FORMAT}; "
+            f"{path} has format {brief(values['format'])}, this version reads {FORMAT}; "
             "update jaxprompt"
         )
-    missing = [field for field in (*CARD_FIELDS, "sha256", "checksum") if field not in card]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}; export the prompt again")
-    return card
+    for name in ("sha256", "checksum"):
+        if name not in values:
+            raise InputError(f"{path}: {name} is missing; export the prompt again")
+    return PromptMetadata.from_json(values, path)

@@ -2,13 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxprompt.convert import peft
-from jaxprompt.convert.artifact import CARD, TENSORS
+from jaxprompt.convert.artifact import METADATA, TENSORS
 from jaxprompt.convert.model_card import README, write_model_card
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError, brief
 
 SCHEME = "hub:"
@@ -28,12 +28,12 @@ def fetch_prompt(place: str) -> Path:
     with asking(f"{place} cannot be fetched", cure):
         found = snapshot_download(
             name, revision=revision or None,
-            allow_patterns=[TENSORS, CARD, README, *peft.FILES],
+            allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
         )  # fmt: skip
     return Path(found)
 
 
-def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
+def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
     """Pushes an export to the repository `name`, "owner/name". -> its URL
 
     Where there is none it is made, as a private one. A README.md that says what the prompt is goes
@@ -42,15 +42,15 @@ def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
     from huggingface_hub import HfApi
 
     check_name(name)
-    write_model_card(folder, card, f"{SCHEME}{name}")
+    write_model_card(folder, metadata, f"{SCHEME}{name}")
     api = HfApi()
     cure = "log in with `hf auth login`, and give a repository that is yours"
     with asking(f"--push={name}: the export is written, but the hub refused it", cure):
         # Demonstrations are training examples: whoever made the repository says who sees them.
         url = api.create_repo(name, exist_ok=True, private=True)
         api.upload_folder(
-            repo_id=name, folder_path=folder, allow_patterns=[TENSORS, CARD, README],
-            commit_message=f"Add a {card['method']} prompt for {card['task']['name']}",
+            repo_id=name, folder_path=folder, allow_patterns=[TENSORS, METADATA, README],
+            commit_message=f"Add a {metadata.method} prompt for {metadata.task.name}",
         )  # fmt: skip
     return str(url)
 

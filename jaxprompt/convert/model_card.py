@@ -2,12 +2,12 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import artifact, peft
-from jaxprompt.data.tasks.task import BINARY_METRICS
+from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
+from jaxprompt.data.tasks.task import BINARY_METRICS, Task
 from jaxprompt.errors import InputError
 from jaxprompt.files import check_others, make_folder, read_json, user_path, write_atomic
 
@@ -22,17 +22,17 @@ _AUTO = {
 }
 
 
-def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = "") -> Path:
+def write_model_card(folder: str | Path, metadata: PromptMetadata, name: str = "") -> Path:
     """Writes the README.md of an export. `name` is its place, "hub:owner/name" or a folder."""
     place = name or str(folder)
     code = [
         "import jaxprompt as jp",
         "",
-        f"backbone = jp.load_backbone({_backbone_of(card['backbone'])})",
+        f"backbone = jp.load_backbone({_backbone_of(metadata.backbone)})",
         f"model = jp.attach(backbone, jp.load_prompt({place!r}))",
-        f"print(jp.predict(model, [{_row_of(card['task'])!r}]))",
+        f"print(jp.predict(model, [{_row_of(metadata.task)!r}]))",
     ]
-    return _write(folder, card, "jaxprompt", code)
+    return _write(folder, metadata, "jaxprompt", code)
 
 
 def check_card(folder: str | Path) -> None:
@@ -56,7 +56,7 @@ def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None
     folder = Path(folder)
     known = set()
     if Path(output).resolve() == folder.resolve():
-        known |= {artifact.TENSORS, artifact.CARD}
+        known |= {artifact.TENSORS, artifact.METADATA}
     if beside and Path(beside).parent.resolve() == folder.resolve():
         known.add(Path(beside).name)
     if _is_ours(folder / README):
@@ -71,30 +71,30 @@ def _is_ours(readme: Path) -> bool:
         return False
 
 
-def write_peft_card(folder: str | Path, card: Mapping[str, Any], outputs: int = 0) -> Path:
+def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int = 0) -> Path:
     """Writes the README.md of a PEFT folder, with the labels where it has a head.
 
     PEFT makes the base model anew and is told how many labels it has: `outputs` of the head, where
     the task names none.
     """
     task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
-    auto, labels = _AUTO[task_type], card["task"]["labels"]
+    auto, labels = _AUTO[task_type], metadata.task.labels
     given = f", id2label={dict(enumerate(labels))!r}" if labels else f", num_labels={outputs}"
     given = given if task_type == "SEQ_CLS" else ""
-    known = card["backbone"]["id"]
-    if not (known.startswith("pkg:") or known.endswith(".gguf")):
+    backbone = metadata.backbone
+    if not (backbone.id.startswith("pkg:") or backbone.id.endswith(".gguf")):
         call = f"{auto}.from_pretrained({str(folder)!r}{given})"
-        return _write(folder, card, "peft", [f"from peft import {auto}", "", f"model = {call}"])
+        return _write(folder, metadata, "peft", [f"from peft import {auto}", "", f"model = {call}"])
     # What transformers does not find by this name has to be a folder first.
     plain = auto.replace("Peft", "").replace("ForFeatureExtraction", "")
-    of_hub = f" --revision={revision}" if (revision := card["backbone"].get("revision")) else ""
+    of_hub = f" --revision={revision}" if (revision := backbone.revision) else ""
     code = [
-        f"# python -m jaxprompt convert --backbone={known}{of_hub} --output=base",
+        f"# python -m jaxprompt convert --backbone={backbone.id}{of_hub} --output=base",
         "from peft import PeftModel", f"from transformers import {plain}", "",
         f'base = {plain}.from_pretrained("base"{given})',
         f"model = PeftModel.from_pretrained(base, {str(folder)!r})",
     ]  # fmt: skip
-    return _write(folder, card, "peft", code)
+    return _write(folder, metadata, "peft", code)
 
 
 def is_hub_id(name: str) -> bool:
@@ -103,55 +103,55 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not is_other
 
 
-def _backbone_of(known: Mapping[str, Any]) -> str:
+def _backbone_of(backbone: BackboneMetadata) -> str:
     """Writes the arguments of `load_backbone`: the id, and what is not as by default."""
-    usual = {"revision": "", "rescale": 1.0, "quantize": "none"}
-    more = (f", {n}={known[n]!r}" for n, x in usual.items() if (known.get(n) or x) != x)
-    return repr(known["id"]) + "".join(more)
+    default = BackboneConfig()
+    names = ("revision", "rescale", "quantize")
+    values = ((name, getattr(backbone, name)) for name in names)
+    more = (f", {name}={x!r}" for name, x in values if x != getattr(default, name))
+    return repr(backbone.id) + "".join(more)
 
 
-def _row_of(task: Mapping[str, Any]) -> str | dict[str, Any]:
+def _row_of(task: Task) -> str | dict[str, str | list[str]]:
     """Makes up a row that has the columns of a task; of one column it is its text."""
-    fields, choices = task.get("fields", ()), task.get("choices", ())
-    if len(fields) < 2 and not choices:
+    if len(task.fields) < 2 and not task.choices:
         return "a text"
-    derived = task.get("derive", {})
-    row: dict[str, Any] = {field: "a text" for field in fields if field not in derived}
+    row: dict[str, str | list[str]] = {x: "a text" for x in task.fields if x not in task.derive}
     # Such a field has a column of few values.
-    row |= {column: next(iter(texts)) for column, texts in derived.values()}
-    if len(choices) == 1:
-        return row | {choices[0]: ["a choice", "another one"]}
-    return row | {name: f"choice {i}" for i, name in enumerate(choices, 1)}
+    row |= {column: next(iter(texts)) for column, texts in task.derive.values()}
+    if len(task.choices) == 1:
+        return row | {task.choices[0]: ["a choice", "another one"]}
+    return row | {name: f"choice {i}" for i, name in enumerate(task.choices, 1)}
 
 
-def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list[str]) -> Path:
-    task, known = card["task"], card["backbone"]
+def _write(folder: str | Path, metadata: PromptMetadata, library: str, code: list[str]) -> Path:
+    task, backbone = metadata.task, metadata.backbone
     scores = [
         f"| {split} | {name} | {value:.4f} |"
-        for split, values in card["metrics"].items()
+        for split, values in metadata.metrics.items()
         # A run without a test split has null there.
         for name, value in (values or {}).items()
         if isinstance(value, int | float)
     ]
     # The hub refuses a card whose base model is no name of its own.
-    base = [f"base_model: {known['id']}"] if is_hub_id(known["id"]) else []
+    base = [f"base_model: {backbone.id}"] if is_hub_id(backbone.id) else []
     lines = [
         "---", *base, f"library_name: {library}",
         _TAGS, "---", "",
-        f"# A {card['method']} prompt for {task['name']}", "",
-        f"It was learned for the model `{known['id']}`, weights "
-        f"`{known['fingerprint'][:12]}`, with seed {card['seed']}. Its template is "
-        f"`{card['template']}`.", "",
+        f"# A {metadata.method} prompt for {task.name}", "",
+        f"It was learned for the model `{backbone.id}`, weights "
+        f"`{backbone.fingerprint[:12]}`, with seed {metadata.seed}. Its template is "
+        f"`{metadata.template}`.", "",
     ]  # fmt: skip
-    if library == "peft" and known.get("quantize", "none") != "none":
+    if library == "peft" and backbone.quantize != "none":
         lines += [
-            f"It was learned on {known['quantize']} codes of these weights, and PEFT multiplies "
+            f"It was learned on {backbone.quantize} codes of these weights, and PEFT multiplies "
             "the weights themselves: scores differ a little.", "",
         ]  # fmt: skip
-    if task["labels"]:
-        lines += [f"Labels: {', '.join(task['labels'])}.", ""]
-    if task.get("metric") in BINARY_METRICS and task.get("positive"):
-        lines += [f"The positive class of `{task['metric']}` is {task['positive']}.", ""]
+    if task.labels:
+        lines += [f"Labels: {', '.join(task.labels)}.", ""]
+    if task.metric in BINARY_METRICS and task.positive:
+        lines += [f"The positive class of `{task.metric}` is {task.positive}.", ""]
     if scores:
         lines += ["| split | metric | value |", "|---|---|---|", *scores, ""]
     lines += ["```python", *code, "```", ""]

@@ -135,7 +135,8 @@ def with_heads(
     table = check_heads(family, heads)
     sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
     # Of all families: a BERT's trunk may go on under ELECTRA's names.
-    out = [head for head in params if head in _HEADS and head not in heads]
+    own = _HEADS | table.heads.keys()
+    out = [head for head in params if head in own and head not in heads]
     for head in out:
         del params[head]
     # Heads of `always` have no tensors of their own that could be lacking.

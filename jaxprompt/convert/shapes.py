@@ -8,15 +8,28 @@ from jaxprompt.convert.hf_config import read_size
 from jaxprompt.convert.names.tables import FAMILIES
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.registry import BACKBONES
 
 HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
 
 
 def family_of(name: str) -> Family:
-    """Looks a table up. Raises InputError for an unknown family."""
-    if name not in FAMILIES:
+    """Looks a table up, of a backbone of another package its `FAMILY`.
+
+    Raises InputError for an unknown family, and for a package without that table.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    plugin = BACKBONES.plugin(name)
+    if plugin is None:
         raise InputError(f"unknown backbone family {name!r}; {nearest(name, FAMILIES)}")
-    return FAMILIES[name]
+    table = getattr(BACKBONES.load(name), "FAMILY", None)
+    if not isinstance(table, Family):
+        raise InputError(
+            f"the package {plugin}, backbone {name!r}: its module needs FAMILY, the names of its "
+            "tensors (jaxprompt.convert.tensors.Family)"
+        )
+    return table
 
 
 def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Kinds of answer, one file each, found by file name; each file's class `Head` is all of it.
+"""Kinds of answer, one file each, by its name; each file's class `Head` is all of it.
 
 A kind says what it needs of a backbone and a task, how its input is laid out and where it is read,
 its modules and its loss, and how what they give becomes answers and metrics. The modules of
@@ -6,9 +6,8 @@ pre-training, in `pretraining/`, are no kinds: nothing asks them for an answer.
 """
 
 import dataclasses
-import importlib
-import pkgutil
 import string
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +23,7 @@ from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article
+from jaxprompt.registry import HEADS
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
 from jaxprompt.types import Objective
@@ -80,8 +80,8 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Its file's name, which is its config value."""
-        return type(self).__module__.rpartition(".")[2]
+        """Its file's name, or that of its entry point, which is its config value."""
+        return HEADS.name_of(type(self))
 
     def block(self) -> dict[str, Any]:
         """Gives the block of a config that makes it."""
@@ -117,7 +117,8 @@ class Kind:
     def check_task(self, task: Task) -> None:
         """Raises InputError for a task of other answers."""
         if task.kind != self.OF:
-            fitting = " or ".join(name for name in kinds() if _class(name).OF == task.kind)
+            heads = HEADS.loadable().items()
+            fitting = " or ".join(name for name, cls in heads if cls.OF == task.kind)
             raise InputError(
                 f"head.name={self.name} does not answer a {KINDS[task.kind].name} task; take "
                 f"head.name={fitting}, or a task with {KINDS[self.OF].field}"
@@ -283,8 +284,8 @@ def say_classes(
 
 
 def kinds() -> list[str]:
-    """Lists the kinds of answer by their file names."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+    """Lists the kinds of answer, those of installed packages too."""
+    return HEADS.names()
 
 
 def make_head(name: str, **fields: Any) -> Kind:
@@ -294,8 +295,9 @@ def make_head(name: str, **fields: Any) -> Kind:
     out of its range.
     """
     choose("head.name", name, kinds())
-    own = _class(name)
-    known = {field.name: field.type for field in dataclasses.fields(own)}
+    own = HEADS.load(name)
+    types = typing.get_type_hints(own)  # strings, in a module with `annotations` of __future__
+    known = {field.name: types[field.name] for field in dataclasses.fields(own)}
     fields = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}  # of JSON
     for field, value in fields.items():
         if field not in known:
@@ -308,8 +310,5 @@ def make_head(name: str, **fields: Any) -> Kind:
 
 def writer() -> Kind:
     """Makes the kind that writes texts."""
-    return next(_class(name)() for name in kinds() if _class(name).WRITES)
-
-
-def _class(name: str) -> type[Kind]:
-    return importlib.import_module(f"{__name__}.{name}").Head
+    heads = (HEADS.load(name) for name in HEADS.built_in())
+    return next(head() for head in heads if head.WRITES)

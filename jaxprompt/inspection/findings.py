@@ -116,7 +116,7 @@ def inspect(config: RunConfig, workdir: str, asked: Asked, tell: Callable[[str],
     trained = _restore(config, workdir, asked.split)
     scorer, split = trained.scorer, trained.splits[asked.split]
     first, unknown = starting_numbers(config, trained)
-    best = trained.best.get("step", START)
+    best = START if trained.best is None else trained.best.step
     steps = [] if first is None else [START]
     if trained.weights.trainable:
         steps += Checkpoints(workdir).steps()
@@ -213,9 +213,9 @@ def _about(config: RunConfig, trained: Any, split: str) -> dict[str, str]:
         "looked at": f"{split}, {trained.splits[split].size} examples",
     }
     if trained.best:
-        scores = trained.best.get("dev", {}).items()
+        scores = trained.best.dev.items()
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores)
-        rows["best step"] = f"{trained.best['step']} (dev {shown})"
+        rows["best step"] = f"{trained.best.step} (dev {shown})"
     return rows
 
 
@@ -292,7 +292,7 @@ def _find_states(
 def _numbers(trained: Any, workdir: str, step: int) -> tree.Flat:
     """Reads the trained numbers of a step; the best ones are there already."""
     own = trained.weights.trainable
-    if step == trained.best.get("step"):
+    if trained.best is not None and step == trained.best.step:
         return own
     return Checkpoints(workdir).restore_trainable(own, step)
 

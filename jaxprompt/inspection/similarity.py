@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.build.prompt_artifact import read_export
-from jaxprompt.convert.artifact import CARD
+from jaxprompt.convert.artifact import METADATA
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path, write_atomic
 from jaxprompt.inspection.pictures import draw_similarity
@@ -36,9 +37,10 @@ def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
 
-def kind_of(card: Mapping[str, Any]) -> dict[str, str]:
+def kind_of(metadata: PromptMetadata) -> dict[str, str]:
     """Tells what prompts must have in common for a cosine of their numbers to mean anything."""
-    found, prompt = [], card["prompt"]
+    found = []
+    prompt: Mapping[str, Any] = metadata.prompt.fields
     for name, value in prompt.items():
         part, first = name.removesuffix("last"), prompt.get(f"{name.removesuffix('last')}first", 0)
         if part != name and value > first:  # of folded numbers, half-open
@@ -46,7 +48,7 @@ def kind_of(card: Mapping[str, Any]) -> dict[str, str]:
         elif name.endswith("layers") and value:
             found.append(f"{name.removesuffix('layers')}{value}")
     return {
-        "backbone": card["backbone"]["fingerprint"][:12], "method": str(card["method"]),
+        "backbone": metadata.backbone.fingerprint[:12], "method": metadata.method,
         "layers": ", ".join(found) or "none",
     }  # fmt: skip
 
@@ -58,17 +60,17 @@ def compare_exports(folder: str) -> Similarity:
     widths.
     """
     root = user_path(folder)
-    paths = sorted(Path(path) for path, _, files in os.walk(root) if CARD in files)
+    paths = sorted(Path(path) for path, _, files in os.walk(root) if METADATA in files)
     if len(paths) < 2:
         raise InputError(f"--exports={folder} holds {len(paths)} exports; give a folder of several")
     means, kinds = [], []
     for path in paths:
-        tensors, card = read_export(str(path))
+        tensors, metadata = read_export(str(path))
         means.append(mean_token(tensors))
-        kinds.append(kind_of(card))
+        kinds.append(kind_of(metadata))
         if not len(means[-1]):
             raise InputError(
-                f"{path} holds a prompt of {card['method']} without tokens; move it away"
+                f"{path} holds a prompt of {metadata.method} without tokens; move it away"
             )
         kinds[-1]["numbers per token"] = f"{len(means[-1]):,}"
         for name, own in kinds[-1].items():

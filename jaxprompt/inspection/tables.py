@@ -2,38 +2,46 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from jaxprompt.scoring.metrics import mean_std
+from jaxprompt.training.run_result import RunResult
 
 
-def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Tabulates results as Markdown: mean and population standard deviation over the seeds.
+class TableRun(NamedTuple):
+    """A run of a table: its result, and what its config has of what runs of a row differ in."""
 
-    Beside what result.json holds a result may have "lr", its learning rate, "data_seed", "fold",
-    and "only", the part of the data that it is of.
-    """
-    every = [result for results in rows.values() for result in results]
+    result: RunResult
+    lr: float | None = None  # learning rate
+    data_seed: int | None = None
+    fold: int | None = None  # of a cross-validation
+    only: str = ""  # the part of the data that the run is of
 
-    def first(split: str) -> Callable[[Mapping[str, Any]], float | None]:
+
+def table(rows: Mapping[str, Sequence[TableRun]]) -> str:
+    """Tabulates runs as Markdown: mean and population standard deviation over the seeds."""
+    every = [run.result for runs in rows.values() for run in runs]
+
+    def first(split: str) -> Callable[[RunResult], float | None]:
         """Reads the first metric of a split, None where a result lacks the split."""
-        return lambda result: next(iter(result[split].values())) if split in result else None
+        return lambda result: next(iter((getattr(result, split) or {}).values()), None)
 
     shown = {split: first(split) for split in ("dev", "test")}
-    metrics = {next(iter(result["dev"])) for result in every if "dev" in result}
-    if any("held_out" in result for result in every):
-        held = lambda name: lambda result: result.get("held_out", {}).get(name)
+    metrics = {next(iter(result.dev)) for result in every if result.dev}
+    if any(result.held_out for result in every):
+        held = lambda name: lambda result: (result.held_out or {}).get(name)
         shown = (shown if metrics else {}) | {name: held(name) for name in ("accuracy", "loss")}
     metric = f" {next(iter(metrics))}" if len(metrics) == 1 else ""
     titles = [name + metric * (name in ("dev", "test")) for name in shown]
     heads = ["method", "runs", "seeds", "learning rate", "trained", "share", *titles, "seconds"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row, results in rows.items():
-        own = results[0].get("dev", {})
+    for row, runs in rows.items():
+        results = [run.result for run in runs]
+        own = results[0].dev or {}
         name = f" {next(iter(own))}" if len(metrics) > 1 and own else ""
-        trained, total = results[0]["trained"], results[0]["total"]
-        seconds = mean_std([r["time"]["seconds"] for r in results])[0]
-        cells = [row, len(results), _seeds(results), _rates(results)]
+        trained, total = results[0].trained or 0, results[0].total or 1
+        seconds = mean_std([result.time["seconds"] for result in results])[0]
+        cells = [row, len(runs), _seeds(runs), _rates(runs)]
         cells += [f"{trained:,}", f"{trained / total:.2%}"]
         for title, read in shown.items():
             cells.append(_mean(results, read) + name * (title in ("dev", "test")))
@@ -42,9 +50,7 @@ def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _mean(
-    results: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], float | None]
-) -> str:
+def _mean(results: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> str:
     values = [value for value in map(read, results) if value is not None]
     if not values:
         return "-"
@@ -52,18 +58,19 @@ def _mean(
     return f"{mean:.3f}" if len(values) == 1 else f"{mean:.3f} ± {std:.3f}"
 
 
-def _seeds(results: Sequence[Mapping[str, Any]]) -> str:
+def _seeds(runs: Sequence[TableRun]) -> str:
     """Lists the seeds, each with its data seed behind a slash where these differ."""
-    pairs = [(r.get("seed", "-"), r.get("data_seed", "-")) for r in results]
-    if all("fold" in r or "only" in r for r in results):  # several runs of each seed
+    show = lambda seed: "-" if seed is None else seed
+    pairs = [(show(run.result.seed), show(run.data_seed)) for run in runs]
+    if all(run.fold is not None or run.only for run in runs):  # several runs of each seed
         pairs = list(dict.fromkeys(pairs))
     both = len({data for _, data in pairs}) > 1
     return ", ".join(f"{seed}/{data}" if both else str(seed) for seed, data in pairs)
 
 
-def _rates(results: Sequence[Mapping[str, Any]]) -> str:
+def _rates(runs: Sequence[TableRun]) -> str:
     """Lists the learning rates; where several were chosen, how often each."""
-    counts = Counter(f"{r['lr']:g}" if "lr" in r else "-" for r in results)
+    counts = Counter("-" if run.lr is None else f"{run.lr:g}" for run in runs)
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{rate} ({count})" for rate, count in counts.items())

@@ -36,7 +36,7 @@ def hash_rows(ids, width: int, scale: float, xp=jnp):
 
 
 def pack_ids(ids: np.ndarray) -> str:
-    """Writes a set of token ids as a short text, for a config or a card. int [ids]"""
+    """Writes a set of token ids as a short text, for a config or an export. int [ids]"""
     marks = np.zeros(int(np.max(ids, initial=-1)) + 1, bool)
     marks[ids] = True
     return base64.b64encode(zlib.compress(np.packbits(marks).tobytes(), 9)).decode()
@@ -45,7 +45,7 @@ def pack_ids(ids: np.ndarray) -> str:
 def unpack_ids(text: str) -> np.ndarray:
     """Reads what `pack_ids` wrote. -> int64 [ids], ascending. Raises InputError."""
     try:
-        # A card may come from anyone: no more is unpacked than the largest vocabulary has.
+        # An export may come from anyone: no more is unpacked than the largest vocabulary has.
         marks = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise InputError(

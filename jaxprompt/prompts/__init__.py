@@ -1,11 +1,10 @@
-"""Methods, one file each, found by file name; each file's class `Prompt` makes an `Injection`."""
+"""Methods, one file each, by its name; each file's class `Prompt` makes an `Injection`."""
 
 import ast
 import dataclasses
 import functools
-import importlib
-import pkgutil
 import re
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
+from jaxprompt.registry import METHODS
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
 # An export -> its method and the numbers of its prompt, with those of exports it depends on.
@@ -81,7 +81,7 @@ class Method(nn.Module):
     def block(self) -> dict[str, Any]:
         """Gives the block of a config that makes it."""
         fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
-        name = type(self).__module__.rpartition(".")[2]
+        name = METHODS.name_of(type(self))
         own = {"name": name} | {field: getattr(self, field) for field in fields}
         return own | ({"seen": self.seen} if self.seen else {})
 
@@ -210,8 +210,8 @@ def idle_fields(part: Any) -> list[tuple[str, str]]:
 
 
 def methods() -> list[str]:
-    """Lists the methods by their file names."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Lists the methods, those of installed packages too."""
+    return METHODS.names()
 
 
 PARTS_FORM = "write methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
@@ -223,7 +223,7 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
     A text without quotes must be one word. Raises InputError for anything else.
     """
     try:
-        # Parsed and never evaluated: the text may come from someone else's card.
+        # Parsed and never evaluated: the text may come from someone else's export.
         left, calls = ast.parse(text.strip(), mode="eval").body, []
         # a + b + c is (a + b) + c: the last part is outermost.
         while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):
@@ -269,8 +269,9 @@ def make_prompt(
     """
     if name not in methods():
         raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
-    cls = importlib.import_module(f"{__name__}.{name}").Prompt
-    own = {f.name: f.type for f in dataclasses.fields(cls)}
+    cls = METHODS.load(name)
+    types = typing.get_type_hints(cls)  # strings, in a module with `annotations` of __future__
+    own = {f.name: types[f.name] for f in dataclasses.fields(cls)}
     known = {field: own[field] for field in own if field not in _GIVEN}
     for field, value in fields.items():
         if field not in known:

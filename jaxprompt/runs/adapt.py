@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
@@ -24,15 +24,18 @@ from jaxprompt.runs.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.training import run_folder
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
+from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.throughput import Meter
+from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> RunResult | None:
     """Adapts by a config in a workdir. -> the result, see `running.carry_out`"""
     return carry_out(Adapting(config, workdir))
 
 
-def score(config: RunConfig, workdir: str) -> dict[str, Any]:
+def score(config: RunConfig, workdir: str) -> dict[str, object]:
     """Scores held-out text with the weights as they are; nothing is bound to the workdir."""
     work = Adapting(config, workdir)
     work.check()
@@ -46,17 +49,17 @@ def score(config: RunConfig, workdir: str) -> dict[str, Any]:
         return {"held_out": work.scores()(work.adapted.trainable), "rows": work.dev.size}
 
 
-class Adapting(CorpusWork):
+class Adapting(CorpusWork[AdaptationRecord]):
     """Trains on documents of a corpus, chooses by others that are held out, writes a backbone."""
 
-    DONE = "adapted"
+    DONE, RECORD = "adapted", AdaptationRecord
 
     def check(self) -> None:
         """Checks the config."""
         check_config(self.config)
         denoising.check_objective(self.config)
 
-    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+    def prepare(self, saved: AdaptationRecord | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads or draws the backbone."""
         config, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(config, placement)
@@ -65,7 +68,7 @@ class Adapting(CorpusWork):
         corpus = self.read_corpus(self.tokenizer, backbone.module.cfg.vocab, started)
         if saved is not None:
             # Before rows are planned: with other text the saved position would mean other rows.
-            check_unchanged(saved["corpus"], corpus.fingerprint)
+            check_unchanged(saved.corpus, corpus.fingerprint)
         self.rows, self.held = denoising.read_rows(config, corpus, denoiser, self.tokenizer)
         share = placement.share()
         self.batches = Visits(self.rows, batch=config.data.batch, seed=config.seed, share=share)
@@ -79,15 +82,14 @@ class Adapting(CorpusWork):
         self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.rows))
         self.adapted = denoising.load_adaptable(config, backbone, placement)
         self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
-        own = self.adapted.backbone.family, self.adapted.fingerprint
-        self.record = {
-            "corpus": corpus.fingerprint,
-            "store": corpus.checksums,
-            "backbone": dict(zip(("family", "fingerprint"), own, strict=True)),
-            "identity": identify(self.tokenizer, backbone.module.cfg),
-        }
+        self.record = AdaptationRecord(
+            corpus=corpus.fingerprint,
+            store=corpus.checksums,
+            backbone=BackboneRecord(self.adapted.backbone.family, self.adapted.fingerprint),
+            identity=identify(self.tokenizer, backbone.module.cfg),
+        )
 
-    def scores(self) -> Any:
+    def scores(self) -> Callable[[Flat], dict[str, float]]:
         """Makes trainable -> the scores of held-out rows."""
         return denoising.build_scores(self.placement, self.adapted, self.dev, self.config.seed)
 
@@ -124,24 +126,25 @@ class Adapting(CorpusWork):
         for line in tell_kernel(config, self.placement, adapted.backbone.module):
             log.say(line)
 
-    def finish(self, ended: Ended) -> dict[str, Any]:
+    def finish(self, ended: Ended) -> RunResult:
         """Writes a folder that transformers loads."""
         config, corpus, adapted = self.config, self.corpus, self.adapted
-        trained = tree.count(adapted.trainable)
-        result = ended.progress.result(
-            {"objective": config.objective.name, "seed": config.seed},
-            trained=trained, total=trained + tree.count(adapted.frozen), scored="held_out",
+        trained, progress = tree.count(adapted.trainable), ended.progress
+        result = RunResult(
+            objective=config.objective.name, seed=config.seed, trained=trained,
+            total=trained + tree.count(adapted.frozen), steps=progress.steps,
+            skipped=progress.skipped, best_step=progress.best.step, held_out=progress.best.dev,
             time=ended.time,
         )  # fmt: skip
         params = tree.merge(ended.numbers, adapted.frozen)
-        card = result | {
+        card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
             "tokens",
             "start": config.backbone.init
             or f"{config.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
         # Named by what it learned from: a workdir may be moved, or be called otherwise.
-        text = json.dumps(self.record, sort_keys=True)
+        text = json.dumps(self.record.to_json(), sort_keys=True)
         run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
         given = dict(tokenizer=self.folder, card=card, run=run)
         given |= {"rescale": config.backbone.rescale}

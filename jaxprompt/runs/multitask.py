@@ -19,13 +19,13 @@ from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.inheritance import tell_init
 from jaxprompt.build.initial_params import start
-from jaxprompt.build.method import seen_by, starts_of
+from jaxprompt.build.method import starts_of
 from jaxprompt.build.optimizer import make_plan
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.build.task import (
     build_objectives,
-    describe_data,
+    make_task_data,
     open_fitting,
     prepare_task,
     tell_examples,
@@ -46,13 +46,15 @@ from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
+from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
 
 
-def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> RunResult | None:
     """Tunes one prompt on all tasks of a config in a workdir. -> the result"""
     return carry_out(SharedTuning(config, workdir))
 
@@ -98,10 +100,10 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     return found
 
 
-class SharedTuning(Work):
+class SharedTuning(Work[SharedRecord]):
     """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
 
-    DONE = "trained"
+    DONE, RECORD = "trained", SharedRecord
 
     def check(self) -> None:
         """Checks the config of each task."""
@@ -127,7 +129,7 @@ class SharedTuning(Work):
                 "shared.tasks"
             )
 
-    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+    def prepare(self, saved: SharedRecord | None, started: int | None) -> None:
         """Reads and encodes the splits of all tasks, and reads the backbone."""
         del saved, started
         config = self.config
@@ -135,10 +137,9 @@ class SharedTuning(Work):
         self.backbone, self.loaded = NOTHING.load(self.backbone, self.placement)
         for name, scorer in self.scorers.items():
             self.scorers[name] = scorer.with_backbone(self.backbone)
-        facts = {"tasks": self.known} | seen_by(next(iter(self.scorers.values())).model.prompt)
-        self.record = records.make_record(
-            config, facts, "", self.backbone.family, self.loaded.report.fingerprint
-        )
+        backbone = BackboneRecord(self.backbone.family, self.loaded.report.fingerprint)
+        seen = next(iter(self.scorers.values())).model.prompt.seen
+        self.record = records.make_shared_record(config, self.tasks, seen, backbone)
 
     def read(self) -> None:
         """Reads and encodes the splits of all tasks; of the backbone no weights."""
@@ -147,7 +148,7 @@ class SharedTuning(Work):
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
-        self.known: dict[str, Any] = {}
+        self.tasks: dict[str, SharedTask] = {}
         digests = {}
         fields = {name: _own_fields(own) for name, own in self.configs.items()}
         processes.agree(
@@ -162,8 +163,8 @@ class SharedTuning(Work):
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name], self.notes[name] = scorer, examples.notes
             self.splits[name] = splits
-            self.known[name] = describe_data(examples, scorer)
-            self.known[name] |= {"template": scorer.template, "fields": fields[name]}
+            data = make_task_data(examples, scorer)
+            self.tasks[name] = SharedTask(**vars(data), fields=fields[name])
             digests |= {f"{part} of {name}": x.digest() for part, x in splits.items()}
         # Tasks may not change the block of the backbone, so any of those opened will do.
         self.backbone = backbone
@@ -285,13 +286,13 @@ class SharedTuning(Work):
         log.say(tree.overview(trainable, frozen))
         log.say(f"{self.milestones.total} steps, {where}")
 
-    def finish(self, ended: Ended) -> dict[str, Any]:
+    def finish(self, ended: Ended) -> RunResult:
         """Scores test once, and exports the prompt with the head of each task."""
-        config, best = self.config, ended.progress.best["dev"]
+        config, progress, best = self.config, ended.progress, ended.progress.best
         test: dict[str, float] = {}
         fitted, scores = {}, {}
         for name, scorer in self.scorers.items():
-            fitted[name] = scorer.fitted(_own(best, name))
+            fitted[name] = scorer.fitted(_own(best.dev, name))
             own = self.configs[name]
             # Another threshold, say, is another program; the one that is compiled serves otherwise.
             same = fitted[name].head == scorer.head
@@ -302,28 +303,30 @@ class SharedTuning(Work):
             test = self._score("test", ended.numbers, scores)
         trained = tree.count(self.weights.trainable)
         if processes.is_first():
-            self._export(ended.numbers, fitted, best, test)
-        return ended.progress.result(
-            {"method": config.prompt.name, "seed": config.seed, "tasks": list(self.scorers)},
-            trained=trained, total=trained + tree.count(self.frozen), scored="dev",
-            test=test or None, time=ended.time,
+            self._export(ended.numbers, fitted, best.dev, test)
+        return RunResult(
+            method=config.prompt.name, seed=config.seed, tasks=tuple(self.scorers),
+            trained=trained, total=trained + tree.count(self.frozen), steps=progress.steps,
+            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test or None,
+            time=ended.time,
         )  # fmt: skip
 
     def _export(
         self, numbers: Flat, scorers: Mapping[str, Scorer], dev: Mapping[str, float],
         test: Mapping[str, float],
     ) -> None:  # fmt: skip
-        origin = {name: self.record[name] for name in ("init",) if name in self.record}
+        init = self.record.init
         for name, scorer in scorers.items():
             own = self.configs[name]
             measured = {"dev": _own(dev, name), "test": _own(test, name)}
-            tensors, card = pack(
+            tensors, metadata = pack(
                 scorer, _of_task(numbers, name), _of_task(self.frozen, name),
                 backbone=dataclasses.replace(own.backbone, family=self.backbone.family),
                 fingerprint=self.loaded.report.fingerprint, config=own,
-                metrics={part: found for part, found in measured.items() if found}, origin=origin,
+                metrics={part: found for part, found in measured.items() if found},
             )  # fmt: skip
-            write_artifact(Path(self.workdir) / "export" / name, tensors, card)
+            metadata = dataclasses.replace(metadata, init=init)
+            write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
 
 
 def _own_fields(config: RunConfig) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +50,8 @@ from jaxprompt.runs.denoising import Sums, spelt_out
 from jaxprompt.runs.restore import Trained
 from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.progress import Evaluation
+from jaxprompt.training.run_record import CorpusInfo, PretrainingData, PretrainingRecord
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.types import Batch, Objective
 
@@ -245,7 +247,7 @@ class Text(NamedTuple):
     tasks: tuple[Any, Any]
     rows: PptRows  # to learn from
     held: Pass
-    facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
+    data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
@@ -266,22 +268,27 @@ def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[in
         share=share,
     )
     options = options_of(config)
-    about = {
-        "task": config.ppt.task,
-        "patterns": config.ppt.patterns,
-        **({"options": [min(options), max(options)]} if max(options) else {}),
-        "corpus": config.corpus.path,
-        "documents": len(corpus),
-        "tokens": corpus.num_tokens,
-    }
-    used = None
+    about = CorpusInfo(
+        task=config.ppt.task,
+        patterns=config.ppt.patterns,
+        options=(min(options), max(options)) if max(options) else None,
+        corpus=config.corpus.path,
+        documents=len(corpus),
+        tokens=corpus.num_tokens,
+    )
+    used: tuple[object, ...] | None = None
     if labels is not None:
         digests = (task.digest for task in tasks)
-        used = [labels.annotator, *tasks[0].counts.tolist(), *digests]
-    facts = {"corpus": corpus.fingerprint, "store": corpus.checksums}
-    facts |= {"labels": used, "about": about}
-    classes = () if labels is None else labels.classes
-    return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)}, classes)
+        used = (labels.annotator, *tasks[0].counts.tolist(), *digests)
+    data = PretrainingData(
+        corpus=corpus.fingerprint,
+        store=corpus.checksums,
+        labels=used,
+        about=about,
+        identity=identity_of(asked.scorer),
+        template=asked.scorer.template,
+    )
+    return Text(tasks, rows, held, data, () if labels is None else labels.classes)
 
 
 def _make(config: RunConfig, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
@@ -319,19 +326,12 @@ def examples_key(config: RunConfig) -> str:
     return json.dumps([config.ppt.to_dict(), config.data.seed], sort_keys=True)
 
 
-def about(config: RunConfig) -> dict[str, Any]:
-    """Tells what a result begins with."""
-    return {"task": config.ppt.task}
-
-
-def check_same(
-    saved: Mapping[str, Any] | None, facts: Mapping[str, Any], config: RunConfig
-) -> None:
+def check_same(saved: PretrainingData | None, data: PretrainingData, config: RunConfig) -> None:
     """Raises InputError where the text or its labels are others than a run's record says."""
     if saved is None:
         return
-    check_unchanged(saved["corpus"], facts["corpus"])
-    if saved["labels"] != facts["labels"]:
+    check_unchanged(saved.corpus, data.corpus)
+    if saved.labels != data.labels:
         raise InputError(
             f"ppt.annotations={config.ppt.annotations} has other labels than the saved run; "
             "restore them, or take another workdir"
@@ -390,19 +390,22 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 def restore(config: RunConfig, workdir: str) -> Trained:
     """Reads the best prompt of a workdir, no text. Raises InputError as runs.restore.restore."""
     check_config(config)
-    record, step = records.read_trained(workdir, config, (*FREE, *FREE_TRAINED))
+    free = (*FREE, *FREE_TRAINED)
+    record, step = records.read_trained(workdir, config, free, PretrainingRecord)
     placement = build_placement(config)
     asked, learned = load(
         config, open_asked(config, placement, restored=True), placement, restored=True
     )
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):
-        trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
+        trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
+    best = Evaluation(**saved)
     weights = Weights(trainable, learned.frozen, learned.report)
     return Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)
 
 
 def read_about(trained: Trained) -> dict[str, Any]:
     """Tells what a prompt is pre-trained on, and how well it does."""
-    best = trained.best
-    return trained.record["about"] | {"steps": best["step"], "held_out": best["dev"]}
+    record, best = trained.record, trained.best
+    assert isinstance(record, PretrainingRecord) and best is not None
+    return record.about.to_json() | {"steps": best.step, "held_out": best.dev}

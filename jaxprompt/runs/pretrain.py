@@ -1,7 +1,5 @@
 """A run that pre-trains a prompt: on a corpus (Gu et al. 2022, "PPT"), or on texts with topics."""
 
-from typing import Any
-
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
 from jaxprompt.build.initial_params import count_tokens
@@ -16,10 +14,12 @@ from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import CorpusWork, carry_out
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
+from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.throughput import Meter
 
 
-def run(config: RunConfig, workdir: str) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str) -> RunResult | None:
     """Pre-trains by a config in a workdir. -> the result, see `running.carry_out`"""
     return (
         tune.run(config, workdir) if has_topics(config) else carry_out(Pretraining(config, workdir))
@@ -31,24 +31,24 @@ def has_topics(config: RunConfig) -> bool:
     return not config.ppt.task and head_of(config).PRETRAINS
 
 
-class Pretraining(CorpusWork):
+class Pretraining(CorpusWork[PretrainingRecord]):
     """Trains on documents of a corpus, and chooses by others that are held out."""
 
-    DONE = "pre-trained"
+    DONE, RECORD = "pre-trained", PretrainingRecord
 
     def check(self) -> None:
         """Checks the config, and reads the annotations where it has some."""
         check_config(self.config)
         ppt.check_ppt(self.config)
 
-    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+    def prepare(self, saved: PretrainingRecord | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads the backbone."""
         config, placement = self.config, build_placement(self.config)
         asked = ppt.open_asked(config, placement)
         corpus = self.read_corpus(asked.scorer.tokenizer, asked.backbone.module.cfg.vocab, started)
         share = placement.share()
         self.text = ppt.read_text(config, corpus, asked, share)
-        ppt.check_same(saved, self.text.facts, config)
+        ppt.check_same(saved, self.text.data, config)
         self.batches = Visits(
             self.text.rows, batch=config.data.batch, seed=config.seed, share=share
         )
@@ -56,10 +56,8 @@ class Pretraining(CorpusWork):
         counts = count_tokens(config, None, corpus.token_counts)
         self.asked, self.learned = ppt.load(config, asked, placement, counts)
         self.corpus, self.placement = corpus, placement
-        self.record = records.make_record(
-            config, self.text.facts, asked.scorer.template, asked.backbone.family,
-            self.learned.report.fingerprint,
-        )  # fmt: skip
+        backbone = BackboneRecord(asked.backbone.family, self.learned.report.fingerprint)
+        self.record = records.make_pretraining_record(config, self.text.data, backbone)
 
     def build(self) -> None:
         """Makes the step, and counts what it asks for."""
@@ -90,11 +88,12 @@ class Pretraining(CorpusWork):
         for line in tell_kernel(config, self.placement, self.asked.backbone.module):
             log.say(line)
 
-    def finish(self, ended: Ended) -> dict[str, Any]:
+    def finish(self, ended: Ended) -> RunResult:
         """Makes the result; `export` writes the prompt."""
         config, trained = self.config, tree.count(self.learned.trainable)
-        return ended.progress.result(
-            {"task": config.ppt.task, "method": config.prompt.name, "seed": config.seed},
-            trained=trained, total=trained + tree.count(self.frozen), scored="held_out",
-            time=ended.time,
+        progress, best = ended.progress, ended.progress.best
+        return RunResult(
+            task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
+            total=trained + tree.count(self.frozen), steps=progress.steps,
+            skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=ended.time,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """A trained run, read from its folder."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxprompt import rng, tree
 from jaxprompt.build.backbone import NOTHING, Given
@@ -11,7 +11,7 @@ from jaxprompt.build.examples import read_examples
 from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import describe_data, encode_splits, open_fitting, scorer_from_config
+from jaxprompt.build.task import encode_splits, make_task_data, open_fitting, scorer_from_config
 from jaxprompt.config.run import FREE, FREE_TRAINED, OF_DATA, RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
@@ -28,6 +28,8 @@ from jaxprompt.runs.record import (
     read_trained,
 )
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.progress import Evaluation
+from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord, TaskRecord
 
 
 class Trained(NamedTuple):
@@ -37,9 +39,9 @@ class Trained(NamedTuple):
     scorer: Scorer
     splits: dict[str, Split]
     weights: Weights
-    best: dict[str, Any]  # step, value, dev
+    best: Evaluation | None  # None where nothing trains
     family: str
-    record: dict[str, Any]  # what it learned from, see `make_record`
+    record: TaskRecord | PretrainingRecord
     others: tuple[str, ...] = ()  # says which splits are not those of the run
 
 
@@ -63,7 +65,7 @@ def restore(
     if not is_zero_shot(config):
         own = [f"head.{name}" for name in head_of(config).CHANGEABLE]
         free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
-        record, best_step = read_trained(workdir, config, (*FREE, *free))
+        record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
     placement = build_placement(config)
     backbone = open_fitting(config, placement, restored=True)
     if from_text:
@@ -71,11 +73,11 @@ def restore(
     shown = ("train",) if shows_demos(config) else ()
     examples = read_examples(config, (*wanted, *shown), record, given.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
-    if record is not None and "seen" in record:
-        scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record["seen"]))
-    known = describe_data(examples, scorer)
+    if record is not None and record.seen:
+        scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record.seen))
+    data = make_task_data(examples, scorer)
     if shown and record is not None:
-        check_shown(record, known, workdir)
+        check_shown(record, data, workdir)
     if shown and "train" not in wanted:  # it is shown, and not scored
         del examples.splits["train"]
     splits = encode_splits(scorer, examples)
@@ -86,15 +88,14 @@ def restore(
             rng.key_for(config.seed, "init"), loaded.params, placement=placement
         )
         weights = Weights({}, tree.flatten(params), loaded.report)
-        record = make_record(
-            config, known, scorer.template, backbone.family, loaded.report.fingerprint
-        )
-        return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
-    check_backbone(record, loaded.report.fingerprint, workdir, known["identity"])
-    others = other_splits(record, known)
+        fingerprint = loaded.report.fingerprint
+        record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
+        return Trained(placement, scorer, splits, weights, None, backbone.family, record)
+    check_backbone(record, loaded.report.fingerprint, workdir, data.identity)
+    others = other_splits(record, data)
     counts = None
     if from_text:
-        check_start(config, record, known, workdir)
+        check_start(config, record, data, workdir)
         from jaxprompt.build.initial_params import (  # which imports this module
             count_corpus,
             count_tokens,
@@ -107,9 +108,10 @@ def restore(
     if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
         check_origins(config, record, workdir)
     with beside_training(workdir):
-        trainable, best = Checkpoints(workdir).restore_best(
+        trainable, saved = Checkpoints(workdir).restore_best(
             weights.trainable, best_step, or_newer=True
         )
+    best = Evaluation(**saved)
     weights = weights._replace(trainable=trainable)
-    scorer = scorer.fitted(best.get("dev") or {})
+    scorer = scorer.fitted(best.dev)
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)

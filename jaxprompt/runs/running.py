@@ -4,9 +4,8 @@ import abc
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
@@ -23,6 +22,9 @@ from jaxprompt.training import loop, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended, Job
+from jaxprompt.training.run_folder import Record
+from jaxprompt.training.run_record import RunRecord
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import place_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
@@ -35,10 +37,12 @@ _PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
 _FREE = (*FREE, "data.source", "data.files")
 
 
-class Work(Job):
+class Work(Job, Generic[Record]):
     """One run of a config in a workdir. `carry_out` calls the methods in their order here."""
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
+    RECORD: type[Record]
+    record: Record  # what it learns from
 
     def __init__(self, config: RunConfig, workdir: str):
         self.config, self.workdir = config, str(workdir)
@@ -53,7 +57,7 @@ class Work(Job):
         """Raises InputError for all that is wrong whatever the data and the backbone."""
 
     @abc.abstractmethod
-    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+    def prepare(self, saved: Record | None, started: int | None) -> None:
         """Reads data and backbone: everything that a config can get wrong.
 
         Sets `record`, `batches` and `milestones`. `saved` is the record of the folder, `started`
@@ -89,7 +93,7 @@ class Work(Job):
         self.placement, self.frozen = placement, frozen
 
 
-class CorpusWork(Work):
+class CorpusWork(Work[Record]):
     """A run on running text: it chooses by the loss of held-out documents.
 
     `build` sets `meter`, which counts the rows, and `score_held`, trainable -> their scores.
@@ -119,7 +123,7 @@ class CorpusWork(Work):
         return self.meter.describe(found, steps, seconds)
 
 
-def carry_out(work: Work) -> dict[str, Any] | None:
+def carry_out(work: Work) -> RunResult | None:
     """Runs a config in its workdir, from where it stands. -> its result, None where a signal cut it
 
     A finished run gives the result that it has. Raises InputError where the folder is another
@@ -130,7 +134,10 @@ def carry_out(work: Work) -> dict[str, Any] | None:
     run_folder.check_workdir(workdir, config.to_dict(), _FREE)
     keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
-        saved, finished = run_folder.read_record(workdir), run_folder.read_result(workdir)
+        saved, finished = (
+            run_folder.read_record(workdir, work.RECORD),
+            run_folder.read_result(workdir),
+        )
         started = Checkpoints(workdir).latest()
         signals.note(loop.saved_at(started))
         # Before anything is read: processes that differ would wait for one another forever.
@@ -163,10 +170,10 @@ def carry_out(work: Work) -> dict[str, Any] | None:
         return result
 
 
-def agree_on(record: Mapping[str, Any]) -> None:
+def agree_on(record: RunRecord) -> None:
     """Raises InputError, the same on every process, where they read different things."""
     digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
-    processes.agree({f"the {name}": digest(part) for name, part in record.items()})
+    processes.agree({f"the {name}": digest(part) for name, part in record.to_json().items()})
 
 
 def facts(config: RunConfig) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """A run that learns a task from its examples."""
 
-from typing import Any
-
 import jax
 
 from jaxprompt import tree
@@ -14,7 +12,7 @@ from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.build.task import (
     build_objectives,
-    describe_data,
+    make_task_data,
     open_fitting,
     prepare_task,
     share_front,
@@ -28,19 +26,21 @@ from jaxprompt.runs.running import Work, carry_out
 from jaxprompt.training.features import cache as feature_cache
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
+from jaxprompt.training.run_record import BackboneRecord, TaskRecord
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 
-def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> dict[str, Any] | None:
+def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> RunResult | None:
     """Tunes by a config in a workdir. -> the result, see `running.carry_out`"""
     return carry_out(Tuning(config, workdir, given))
 
 
-class Tuning(Work):
+class Tuning(Work[TaskRecord]):
     """Trains on the train split, chooses on dev, and scores test once."""
 
-    DONE = "trained"
+    DONE, RECORD = "trained", TaskRecord
 
     def __init__(self, config: RunConfig, workdir: str, given: Given):
         super().__init__(config, workdir)
@@ -50,7 +50,7 @@ class Tuning(Work):
         """Checks the config."""
         check_config(self.config)
 
-    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+    def prepare(self, saved: TaskRecord | None, started: int | None) -> None:
         """Reads and encodes the splits, and reads the backbone."""
         # `check_repeated` compares the records, once this run's own is made.
         del saved, started
@@ -70,10 +70,9 @@ class Tuning(Work):
         )
         self.backbone, self.loaded = self.given.load(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
-        self.record = records.make_record(
-            config, describe_data(examples, scorer), scorer.template, backbone.family,
-            self.loaded.report.fingerprint,
-        )  # fmt: skip
+        backbone_record = BackboneRecord(backbone.family, self.loaded.report.fingerprint)
+        data = make_task_data(examples, scorer)
+        self.record = records.make_record(config, data, backbone_record)
 
     def build(self) -> None:
         """Draws what is fresh, and plans which states are kept."""
@@ -133,17 +132,18 @@ class Tuning(Work):
             log.say(line)
         self.fill(log.say)
 
-    def finish(self, ended: Ended) -> dict[str, Any]:
+    def finish(self, ended: Ended) -> RunResult:
         """Scores test once, with the best numbers."""
         config, trained = self.config, tree.count(self.weights.trainable)
+        progress, best = ended.progress, ended.progress.best
         has_test = config.train.test and "test" in self.splits
-        fitted, score = self.scorer.fitted(ended.progress.best["dev"]), self.score
+        fitted, score = self.scorer.fitted(best.dev), self.score
         # A head may choose something on dev, as a threshold: then it is another program.
         if fitted.head != self.scorer.head:
             score = build_measure(config, fitted, self.placement, self.kept)
         test = score(self.splits["test"], ended.numbers, self.frozen) if has_test else None
-        return ended.progress.result(
-            {"method": config.prompt.name, "seed": config.seed},
-            trained=trained, total=trained + tree.count(self.frozen), scored="dev", test=test,
-            time=ended.time,
+        return RunResult(
+            method=config.prompt.name, seed=config.seed, trained=trained,
+            total=trained + tree.count(self.frozen), steps=progress.steps,
+            skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test, time=ended.time,
         )  # fmt: skip

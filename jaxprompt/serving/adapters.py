@@ -11,13 +11,14 @@ import numpy as np
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.examples import Examples, read_task
 from jaxprompt.build.inheritance import rescaled
-from jaxprompt.build.prompt_artifact import describe, encode_text, plain_tokens
+from jaxprompt.build.prompt_artifact import encode_text, make_metadata, plain_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
+from jaxprompt.convert.prompt_metadata import BackboneMetadata, PromptMetadata
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
@@ -29,7 +30,7 @@ _TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
 class Adopted(NamedTuple):
-    """A prompt without a card."""
+    """A prompt without metadata."""
 
     tensors: dict[str, np.ndarray]  # by flat name, as of an export
     prompt: dict[str, Any]  # the block of the method `constant` whose params they are
@@ -92,10 +93,10 @@ def adopt(path: str) -> Adopted:
     return Adopted(tensors | head, block, own)
 
 
-def card_of_adopted(
+def metadata_of_adopted(
     config: RunConfig, path: str, adopted: Adopted, backbone: LoadedBackbone
-) -> dict[str, Any]:
-    """Makes the card that a prompt without one would have on a backbone, by a config.
+) -> PromptMetadata:
+    """Makes the metadata that a prompt without any would have on a backbone, by a config.
 
     The config says task, head and layout. Raises InputError where they do not
     fit, and where the classes are not known.
@@ -128,22 +129,20 @@ def card_of_adopted(
         raise InputError("without training rows the classes are not known; give the task's labels")
     examples = Examples(task, max(1, len(task.choices)), {})
     scorer = scorer_from_config(config, opened, examples, backbone.placement)
-    return describe(
+    return make_metadata(
         scorer,
         scorer.model.prompt,
         backbone=dataclasses.replace(opened.config, family=opened.family),
         fingerprint=backbone.loaded.report.fingerprint,
         config=config,
         metrics={},
-        origin={},
     )
 
 
-def scale_slots(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:
+def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, np.ndarray]:
     """Divides plain soft tokens as the embeddings are divided among which they will stand."""
-    scale = card["backbone"]["rescale"]
     return {
-        name: rescaled(x, 1.0, scale) if name == "prompt/slots" else x
+        name: rescaled(x, 1.0, rescale) if name == "prompt/slots" else x
         for name, x in tensors.items()
     }
 
@@ -176,7 +175,7 @@ def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[s
 
 
 def as_peft(
-    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> dict[str, Any]:
     """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
 
@@ -184,27 +183,32 @@ def as_peft(
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
     InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
     """
-    _check_single_prompt(scorer, tensors, card)
-    base, family = card["backbone"], card["backbone"]["family"]
-    adapter = {"base": base["id"], "revision": base["revision"], "task_type": _TASKS.get(family)}
-    adapter |= {name: base["dims"][name] for name in ("layers", "heads")}
+    _check_single_prompt(scorer, tensors, metadata)
+    base = metadata.backbone
+    adapter: dict[str, Any] = {
+        "base": base.id,
+        "revision": base.revision,
+        "task_type": _TASKS.get(base.family),
+        "layers": base.dims.layers,
+        "heads": base.dims.heads,
+    }
     if "prompt/slots" in tensors:
         if not _stand_in_front(scorer):
             raise InputError(
-                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
+                f"--peft: PEFT puts soft tokens in front of the input; in {metadata.template!r} "
                 f"they stand elsewhere; {_SHIP}"
             )
-        return adapter | {"soft": plain_tokens(tensors, card)}
-    _check_prefix(card)
+        return adapter | {"soft": plain_tokens(tensors, base.rescale)}
+    _check_prefix(base, metadata.prompt)
     adapter["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
-    if family == "bert" and card["head"].get("pooler") == "checkpoint":
+    if base.family == "bert" and metadata.head.get("pooler") == "checkpoint":
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
         adapter["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
     return adapter
 
 
 def _check_single_prompt(
-    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> None:
     """Raises InputError where a run has more than soft tokens or a prefix, or none of them."""
     if scorer.demos is not None:
@@ -213,7 +217,7 @@ def _check_single_prompt(
         )
     if scorer.model.prompt.reads:
         raise InputError(
-            f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no "
+            f"--peft: a prompt of {metadata.method} is computed from each text, which PEFT has no "
             f"form for; {_SHIP}"
         )
     if tuned_names(tensors):
@@ -223,35 +227,35 @@ def _check_single_prompt(
         )
     if "prompt/rows" in tensors:
         raise InputError(
-            f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
+            f"--peft: a prompt of {metadata.method} trains rows for the answer, which PEFT has no "
             f"form for; {_SHIP}"
         )
     others = {name for name in tensors if name.startswith("prompt/")} - {"prompt/slots"}
-    if card["backbone"]["family"] == "t5" and others:
+    if metadata.backbone.family == "t5" and others:
         raise InputError(
             "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
         )
     if "prompt/slots" in tensors and others:
         raise InputError(
-            f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
+            f"--peft: a prompt of {metadata.method} has soft tokens and a prefix, and PEFT one "
             f"of them; {_SHIP}"
         )
     if "prompt/slots" not in tensors and "prompt/k" not in tensors:
-        raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
+        raise InputError(f"--peft: a {metadata.method} run has no prompt; export it without --peft")
 
 
-def _check_prefix(card: Mapping[str, Any]) -> None:
+def _check_prefix(base: BackboneMetadata, constant: OpenBlock) -> None:
     """Raises InputError for a prefix in other layers, positions or models than PEFT's."""
-    base, constant = card["backbone"], card["prompt"]
-    span = (constant["first"], constant["last"], constant["shift"])
-    if span != (0, base["dims"]["layers"], constant["length"]):
+    fields: Mapping[str, Any] = constant.fields
+    span = (fields["first"], fields["last"], fields["shift"])
+    if span != (0, base.dims.layers, fields["length"]):
         raise InputError(
             "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
         )
-    if base["family"] not in _PREFIXES:
+    if base.family not in _PREFIXES:
         raise InputError(
-            f"--peft: {with_article(base['family'])} of transformers does not read the prefix of "
+            f"--peft: {with_article(base.family)} of transformers does not read the prefix of "
             f"an adapter; {_SHIP}"
         )
 

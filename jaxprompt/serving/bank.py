@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import join, scorer_of_card
+from jaxprompt.build.prompt_artifact import join, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
 from jaxprompt.data.tasks.cells import spelling, unreadable
@@ -32,7 +33,7 @@ class Export(NamedTuple):
 
     path: str  # for messages
     tensors: Mapping[str, np.ndarray]
-    card: Mapping[str, Any]
+    metadata: PromptMetadata
 
 
 class Shelf(NamedTuple):
@@ -93,22 +94,23 @@ def make_bank(
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
     scorers, found = [], []
     for name, export in prompts.items():
-        known = export.card["backbone"]
+        known = export.metadata.backbone
         held = backbone.loaded.report.fingerprint
-        if known["fingerprint"] != held and not force:
+        if known.fingerprint != held and not force:
             raise InputError(
-                f"prompt {name} was learned on weights {known['fingerprint'][:12]} "
-                f"({known.get('id')}), and this bank is on {held[:12]} ({opened.config.path}); a "
+                f"prompt {name} was learned on weights {known.fingerprint[:12]} "
+                f"({known.id}), and this bank is on {held[:12]} ({opened.config.path}); a "
                 "bank has one backbone: serve the prompt by itself, or pass --force (force=True)"
             )
-        if known["rescale"] != opened.config.rescale:
+        if known.rescale != opened.config.rescale:
             raise InputError(
-                f"prompt {name} was learned with rescale={known['rescale']}, the bank's backbone "
+                f"prompt {name} was learned with rescale={known.rescale}, the bank's backbone "
                 f"has {opened.config.rescale}; serve it by itself"
             )
-        own = opened._replace(config=dataclasses.replace(opened.config, sentinel=known["sentinel"]))
+        own = opened._replace(config=dataclasses.replace(opened.config, sentinel=known.sentinel))
         try:
-            scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
+            scorer = scorer_from_metadata(own, export.metadata, batch, force=force)
+            scorer = scorer.with_backbone(own)
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error
         _check(name, export, scorer)

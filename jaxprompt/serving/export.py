@@ -1,7 +1,6 @@
 """The best prompt of a workdir as what an export holds."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.runs import ppt
 from jaxprompt.runs.restore import restore
@@ -21,7 +21,7 @@ class Packed(NamedTuple):
 
     scorer: Any
     tensors: dict[str, np.ndarray]  # by flat name
-    card: dict[str, Any]
+    metadata: PromptMetadata
 
 
 def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
@@ -30,29 +30,31 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
         trained = ppt.restore(config, workdir)
     else:
         trained = restore(config, workdir, given=given)
-    result = read_result(workdir) or {}
-    metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
-    origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
-    if config.ppt.task:
-        origin["pretrained"] = ppt.read_about(trained)
+    result, best = read_result(workdir), trained.best
+    splits = ("dev", "test", "held_out")
+    metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
     weights = trained.weights
-    tensors, card = pack(
+    tensors, metadata = pack(
         trained.scorer, weights.trainable, weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
         fingerprint=weights.report.fingerprint, config=config,
-        metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
+        metrics=metrics or {"dev": best and best.dev},
     )  # fmt: skip
-    if "step" in trained.best:
-        card["step"] = trained.best["step"]
-    return Packed(trained.scorer, tensors, card)
+    metadata = dataclasses.replace(
+        metadata,
+        init=trained.record.init,
+        pretrained=ppt.read_about(trained) if config.ppt.task else None,
+        step=best.step if best is not None else None,
+    )
+    return Packed(trained.scorer, tensors, metadata)
 
 
-def check_newest(workdir: str, card: Mapping[str, Any]) -> None:
-    """Raises InputError where the best step of a run is another than that of its export."""
+def check_newest(workdir: str, step: int | None) -> None:
+    """Raises InputError where the best step of a run is another than its export's `step`."""
     result = read_result(workdir)
-    best = Checkpoints(workdir).best() if result is None else result["best_step"]
-    if best is not None and card.get("step", best) != best:
+    best = Checkpoints(workdir).best() if result is None else result.best_step
+    if best is not None and step not in (None, best):
         raise InputError(
-            f"{workdir}/export is of step {card['step']}, and the run was best at step {best}: "
+            f"{workdir}/export is of step {step}, and the run was best at step {best}: "
             "export it again, or name the folder by --prompt"
         )

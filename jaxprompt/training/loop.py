@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprompt import signals
 from jaxprompt.config.run import TrainConfig
+from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
@@ -19,7 +20,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.checkpoint import Checkpoints, abstract
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.profiling import Profiler, profiled
-from jaxprompt.training.progress import Progress, write_step
+from jaxprompt.training.progress import Evaluation, Progress, write_step
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
@@ -175,10 +176,10 @@ def take_up(job: Job, workdir: str) -> RunState:
         for leaf in jax.tree.leaves(state):
             leaf.delete()
         state, position = checkpoints.restore(shapes)
-        progress, seconds = Progress.read(position), position.get("seconds", 0.0)
+        progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
-            checkpoints.check_best(progress.best["step"])
+            checkpoints.check_best(progress.best.step)
         job.batches.set_state(position["data"])
     checkpoints.rewind(-1 if started is None else started)
     return RunState(checkpoints, state, progress, started or 0, seconds)
@@ -203,7 +204,7 @@ def run(
 
     def save() -> None:
         spent = {"seconds": time.monotonic() - clock}
-        position = vars(progress) | {"data": job.batches.get_state()} | spent
+        position = progress.to_json() | {"data": job.batches.get_state()} | spent
         # A signal's line names the step once it is complete, which is some steps later.
         on_complete = functools.partial(signals.note, saved_at(step))
         checkpoints.save(step, state, position, on_complete)
@@ -264,7 +265,7 @@ def run(
             value = job.value(dev)
             if progress.note_dev(step, value, dev, last=due.last, patience=job.settings.patience):
                 # Before any state of this step is saved, so that each has the best of its time.
-                checkpoints.save_best(step, state.trainable, progress.best)
+                checkpoints.save_best(step, state.trainable, to_plain(progress.best))
             if progress.done or not plan.save:
                 save()
             # A rate leaves out what evaluating and saving take.
@@ -282,7 +283,8 @@ def run(
     checkpoints.settle()
     progress.steps, progress.skipped = step, int(state.skipped)
     # From disk: what is in memory is of the last step.
-    numbers, progress.best = checkpoints.restore_best(state.trainable, progress.best["step"])
+    numbers, saved = checkpoints.restore_best(state.trainable, progress.best.step)
+    progress.best = Evaluation(**saved)
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
     return Ended(progress, numbers, spent)
 

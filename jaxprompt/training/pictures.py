@@ -9,6 +9,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import write_error
 from jaxprompt.training.log import read_metrics
 from jaxprompt.training.run_folder import read_result
+from jaxprompt.training.run_result import RunResult
 
 CURVES = "curves.png"
 # Okabe and Ito's palette, which colour-blind readers tell apart too.
@@ -47,7 +48,8 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
     """
     from matplotlib.figure import Figure
 
-    curves, best = read_curves(workdir), (read_result(workdir) or {}).get("best_step")
+    curves, result = read_curves(workdir), read_result(workdir)
+    best = None if result is None else result.best_step
     figure = Figure(figsize=(6.4, 1.6 + 2.2 * len(curves)), layout="constrained")
     axes = figure.subplots(max(len(curves), 1), sharex=True, squeeze=False)[:, 0]
     for number, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
@@ -68,25 +70,25 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
     return save_figure(figure, Path(path or Path(workdir) / CURVES))
 
 
-def draw_table(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
+def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
     """Draws the mean test score (dev where there is no test) of each row, with error bars.
 
-    `rows` are as `tables.table` takes them. The bars are the population standard deviation over
-    the runs of a row, and its points the runs.
+    The bars are the population standard deviation over the runs of a row, and its points the runs.
     """
     from matplotlib.figure import Figure
 
     from jaxprompt.scoring.metrics import mean_std  # numpy, which no command waits for in vain
 
     every = [result for results in rows.values() for result in results]
-    split = next((s for s in ("test", "dev", "held_out") if all(s in r for r in every)), None)
+    of_all = lambda split: all(getattr(result, split) is not None for result in every)
+    split = next(filter(of_all, ("test", "dev", "held_out")), None)
     if split is None:
         raise InputError("--plot: the runs have no score in common; give runs of one kind")
-    metric = next(iter(every[0][split]))
+    metric = next(iter(getattr(every[0], split)))
     figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
     axis = figure.subplots()
     for place, results in enumerate(rows.values()):
-        values = [next(iter(result[split].values())) for result in results]
+        values = [next(iter(getattr(result, split).values())) for result in results]
         mean, std = mean_std(values)
         axis.barh(place, mean, xerr=std if len(values) > 1 else None, color=COLOURS[5], capsize=3)
         axis.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.7)

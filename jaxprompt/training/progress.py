@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
+from jaxprompt.documents import to_plain
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.optim import shown_rate
 
+Metrics = dict[str, Any]  # of a step: numbers, arrays, texts, and dicts of them
 # (metrics of a step, steps since the last record or pause, their seconds) -> what is written
-Describe = Callable[[dict[str, Any], int, float], dict[str, Any]]
+Describe = Callable[[Metrics, int, float], Metrics]
 
 
 def rank(value: float) -> float:
@@ -17,11 +19,20 @@ def rank(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The scores of a step. Those of the best one are saved with its parameters, as JSON."""
+
+    step: int
+    value: float  # that is to be high
+    dev: Mapping[str, float]
+
+
 @dataclasses.dataclass
 class Progress:
     """Where a run stands. All of it is saved with a checkpoint, as JSON."""
 
-    best: dict[str, Any] | None = None  # step, value, dev
+    best: Evaluation | None = None
     since: int = 0  # evaluations without gain
     done: bool = False
     error: str = ""  # why it ended early
@@ -29,9 +40,15 @@ class Progress:
     skipped: int = 0  # steps that were not finite, when it ended
 
     @classmethod
-    def read(cls, saved: Mapping[str, Any]) -> "Progress":
-        """Takes the fields of it out of a saved position."""
-        return cls(**{field.name: saved[field.name] for field in dataclasses.fields(cls)})
+    def from_json(cls, saved: dict) -> Self:
+        """Makes it of a saved position, which may have more fields."""
+        fields = {field.name: saved[field.name] for field in dataclasses.fields(cls)}
+        best = fields.pop("best")
+        return cls(None if best is None else Evaluation(**best), **fields)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the values by field."""
+        return to_plain(self)
 
     def note_dev(
         self, step: int, value: float, dev: Mapping[str, float], *, last: bool, patience: int
@@ -42,40 +59,18 @@ class Progress:
         """
         # Strictly better: of equal evaluations the earliest stands, so a longer run changes
         # nothing.
-        better = self.best is None or rank(value) > rank(self.best["value"])
+        better = self.best is None or rank(value) > rank(self.best.value)
         if better:
-            self.best, self.since = {"step": step, "value": value, "dev": dev}, 0
+            self.best, self.since = Evaluation(step, value, dev), 0
         else:
             self.since += 1
         self.done = last or 0 < patience <= self.since
         return better
 
-    def result(
-        self, about: Mapping[str, Any], *, trained: int, total: int, scored: str,
-        test: Mapping[str, float] | None = None, time: Mapping[str, float],
-    ) -> dict[str, Any]:  # fmt: skip
-        """Makes the result of a run that is done.
-
-        `trained` and `total` are numbers of parameters; `scored` is what the result calls the
-        scores that it was chosen by.
-        """
-        result = {
-            **about,
-            "trained": trained,
-            "total": total,
-            "steps": self.steps,
-            "skipped": self.skipped,
-            "best_step": self.best["step"],
-            scored: self.best["dev"],
-        }
-        if test is not None:
-            result["test"] = test
-        return result | {"time": time}
-
 
 def write_step(
-    log: RunLog, step: int, found: dict[str, Any], describe: Describe,
-    taken: tuple[int, float], seconds: float,
+    log: RunLog, step: int, found: Metrics, describe: Describe, taken: tuple[int, float],
+    seconds: float,
 ) -> None:  # fmt: skip
     """Writes the metrics of a step to a run's log.
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from jaxprompt import signals
 from jaxprompt.errors import InputError
@@ -31,7 +31,10 @@ from jaxprompt.files import (
 )
 from jaxprompt.parallel import processes
 from jaxprompt.training.checkpoint_folders import steps_of
+from jaxprompt.training.run_record import RunRecord, record_from_json
+from jaxprompt.training.run_result import RunResult
 
+Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
 _SHOWN = 3  # differences that a message names
@@ -79,7 +82,7 @@ def _hold(folder: Path) -> Iterator[None]:
 
 
 def guard_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, Any], free: tuple[str, ...] = ()
+    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> None:
     """Binds `workdir` to a resolved config: written as config.json first, compared later.
 
@@ -93,7 +96,7 @@ def guard_workdir(
 
 
 def check_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, Any], free: tuple[str, ...] = ()
+    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> str | None:
     """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
 
@@ -149,24 +152,31 @@ def _check_new(folder: Path) -> None:
 # -- what the run learned from --------------------------------------------------------------------
 
 
-def write_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+def write_record(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Writes what a run learns from, as plain JSON."""
     if processes.is_first():
-        write_atomic(Path(workdir) / RECORD, json.dumps(add_checksum(record), indent=2) + "\n")
+        text = json.dumps(add_checksum(record.to_json()), indent=2)
+        write_atomic(Path(workdir) / RECORD, text + "\n")
 
 
-def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
+def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None:
     """Reads what a run learned from, None where there is no record yet.
 
-    Raises InputError for one that was cut or changed since it was written.
+    Raises InputError for one that was cut or changed since it was written, or is of another kind
+    of run.
     """
-    cure = "restore it, or train again in another workdir"
-    record = _read_object(Path(workdir) / RECORD, cure)
-    if record is not None and not pop_checksum(record):
+    path = Path(workdir) / RECORD
+    values = _read_object(path, RunRecord.FIX)
+    if values is None:
+        return None
+    if not pop_checksum(values):
         raise InputError(
-            f"{Path(workdir) / RECORD} is not as the run wrote it, or of another version of "
-            f"jaxprompt; {cure}"
+            f"{path} is not as the run wrote it, or of another version of jaxprompt; "
+            f"{RunRecord.FIX}"
         )
+    record = record_from_json(values, path)
+    if not isinstance(record, kind):
+        raise InputError(f"{path} is of another kind of run; {RunRecord.FIX}")
     return record
 
 
@@ -183,16 +193,15 @@ def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
         )
 
 
-def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError naming what a run would learn from that differs from its record."""
-    saved = read_record(workdir)
+    saved = read_record(workdir, type(record))
     if saved is None:
         if steps_of(Path(workdir) / "checkpoints"):
             check_kept(workdir, workdir)
         return
-    # As in `check_workdir`.
-    now = json.loads(json.dumps(record))
-    if differing := _differences(_leaves(saved), _leaves(now), "now"):
+    leaves = [_leaves(each.to_json()) for each in (saved, record)]
+    if differing := _differences(*leaves, "now"):
         raise InputError(
             f"{workdir} holds a run that learned from something else: {differing}; restore that, "
             "or take another workdir"
@@ -202,25 +211,21 @@ def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
 # -- result ---------------------------------------------------------------------------------------
 
 
-def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> None:
+def write_result(workdir: str | os.PathLike, result: RunResult) -> None:
     """Writes what `read_result` finds: from then on the run is finished."""
     if processes.is_first():
-        write_atomic(Path(workdir) / RESULT, dumps(result, indent=2) + "\n")
+        write_atomic(Path(workdir) / RESULT, dumps(result.to_json(), indent=2) + "\n")
     signals.note("after all was saved")
 
 
-def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
+def read_result(workdir: str | os.PathLike) -> RunResult | None:
     """Reads a result, None where there is none. Raises InputError for a damaged one."""
-    result = _read_object(Path(workdir) / RESULT, "or delete it and train again")
-    if result is not None and not isinstance(result.get("best_step"), int):
-        raise InputError(
-            f"{Path(workdir) / RESULT} is no result of a run (it has no best_step); delete it and "
-            "train again"
-        )
-    return result
+    path = Path(workdir) / RESULT
+    values = _read_object(path, f"or {RunResult.FIX}")
+    return None if values is None else RunResult.from_json(values, path)
 
 
-def _read_object(path: Path, cure: str) -> dict[str, Any] | None:
+def _read_object(path: Path, cure: str) -> dict[str, object] | None:
     return read_json(path, f"the file as the run wrote it; {cure}") if path.exists() else None
 
 
@@ -240,7 +245,7 @@ def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda na
     return ", ".join(differing[:_SHOWN]) + more
 
 
-def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
+def _leaves(tree: object, name: str = "") -> dict[str, object]:
     """Lists the leaves of nested objects by dotted name."""
     if not isinstance(tree, dict) or (name and not tree):
         return {name: tree}

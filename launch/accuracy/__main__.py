@@ -31,7 +31,9 @@ from jaxprompt.cli.results import collect
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, choose, nearest
-from jaxprompt.inspection.tables import table
+from jaxprompt.inspection.tables import TableRun, table
+from jaxprompt.training.run_folder import read_result, write_result
+from jaxprompt.training.run_result import RunResult
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +84,7 @@ def show(args: argparse.Namespace) -> None:
         row = path.parent.name.partition("-seed=")[0]
         if not row.rpartition("-")[2].startswith(("peft", "torch_")):
             continue
-        rows.setdefault(row, []).append(json.loads(path.read_text()))
+        rows.setdefault(row, []).append(TableRun(read_result(path.parent)))
     print(table(rows))
 
 
@@ -141,11 +143,11 @@ def examples(args: argparse.Namespace) -> None:
     print(json.dumps(write_examples(args.task, args.set, args.workdir)))
 
 
-def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
+def write(args: argparse.Namespace, result: RunResult, method: str = "peft") -> None:
     """Writes the result of a run in torch."""
     folder = Path(args.workdir) / f"{args.task}-{method}-seed={args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result))
+    write_result(folder, result)
 
 
 def read_setting(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from jaxprompt.config.run import RunConfig
+from jaxprompt.training.run_result import RunResult
 
 
 class Training(NamedTuple):
@@ -25,7 +26,7 @@ class Training(NamedTuple):
 def fit(
     c: RunConfig, seed: int, training: Training, epochs: int, optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> dict:  # fmt: skip
+) -> RunResult:  # fmt: skip
     """Trains on batches in random order, restores the best epoch and scores test.
 
     Returns:
@@ -53,13 +54,14 @@ def fit(
         shown = ", ".join(f"{name} {value:.4f}" for name, value in dev.items())
         print(f"epoch {epoch + 1}: dev {shown}", file=sys.stderr, flush=True)
         if best is None or dev[training.metric] > best[0][training.metric]:
-            best = dev, [p.detach().clone() for p in parameters]
+            best = dev, [p.detach().clone() for p in parameters], epoch + 1
     with torch.no_grad():
         for p, value in zip(parameters, best[1], strict=True):
             p.copy_(value)
-    return {
-        "method": training.method, "seed": seed, "trained": sum(p.numel() for p in parameters),
-        "total": sum(p.numel() for p in model.parameters()),
-        "dev": best[0], "test": measure("test"),
-        "time": {"seconds": time.monotonic() - started},
-    }  # fmt: skip
+    steps = -(-training.examples // c.data.batch)  # of an epoch
+    return RunResult(
+        method=training.method, seed=seed, trained=sum(p.numel() for p in parameters),
+        total=sum(p.numel() for p in model.parameters()), steps=epochs * steps,
+        best_step=best[2] * steps, dev=best[0], test=measure("test"),
+        time={"seconds": time.monotonic() - started},
+    )  # fmt: skip

@@ -25,6 +25,7 @@ from jaxprompt.build.task import encode_splits, scorer_from_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.folder import resolve
 from jaxprompt.scoring.losses import END, START
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.types import ABSENT
 from launch.accuracy.fit import Training, fit
 
@@ -38,7 +39,7 @@ MODELS = {
 # -- texts with a class --------------------------------------------------------------------------
 
 
-def train_classes(c: RunConfig, seed: int, method: str) -> dict:
+def train_classes(c: RunConfig, seed: int, method: str) -> RunResult:
     """Trains by a config of configs/accuracy.py with a linear head. -> the result"""
     examples = read_examples(c)
     start_torch(seed)
@@ -142,7 +143,7 @@ class TokenModel(NamedTuple):
         return table
 
 
-def train_tokens(c: RunConfig, seed: int) -> dict:
+def train_tokens(c: RunConfig, seed: int) -> RunResult:
     """Trains by a config of configs/accuracy.py with a head of tags or spans. -> the result"""
     start_torch(seed)
     placement, backbone = build_placement(c), open_backbone(c.backbone)
@@ -190,7 +191,7 @@ def start_torch(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _fit(c: RunConfig, seed: int, training: Training) -> dict:
+def _fit(c: RunConfig, seed: int, training: Training) -> RunResult:
     """Trains without weight decay; the learning rate falls linearly to 0."""
     parameters = [p for p in training.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=c.optim.lr, weight_decay=0.0)

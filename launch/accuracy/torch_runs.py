@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 from jaxprompt.build.examples import read_examples
 from jaxprompt.config.run import RunConfig
+from jaxprompt.training.run_result import RunResult
 from launch.accuracy.fit import Training, fit
 
 HIDE = 0.1  # share of the text's tokens that the fluency objective hides, as prompt.hide
@@ -43,7 +44,7 @@ class Rows:
         return fill(ids, 0), fill(slots, -1), mask, torch.tensor(read), self.labels[chosen]
 
 
-def train_words(c: RunConfig, seed: int, *, dart: bool) -> dict:
+def train_words(c: RunConfig, seed: int, *, dart: bool) -> RunResult:
     """Trains by configs/dart/few_shot.py:sst2 or lm_bff.py:sst2 (Zhang et al. 2022). -> the result
 
     Without `dart` the words of template and labels stay words, and there is no fluency objective.
@@ -101,7 +102,7 @@ def train_words(c: RunConfig, seed: int, *, dart: bool) -> dict:
     return _fit(c, seed, method, model, [rows, bias], splits, scores, loss)
 
 
-def train_listed(c: RunConfig, seed: int) -> dict:
+def train_listed(c: RunConfig, seed: int) -> RunResult:
     """Trains by configs/dpt/tasks.py:sst2,low,dpt (Yao et al. 2022, eq. 1 to 3). -> the result"""
     examples, tokenizer, model = _open(c, seed, AutoModelForPreTraining)
     ask = tokenizer("Class:", add_special_tokens=False).input_ids
@@ -148,7 +149,7 @@ def _text(tokenizer, example, room: int) -> list[int]:
 def _fit(
     c: RunConfig, seed: int, method: str, model, more: list, splits: dict[str, Rows],
     scores: Callable, loss: Callable,
-) -> dict:  # fmt: skip
+) -> RunResult:  # fmt: skip
     """Trains all weights and `more`, chooses the epoch on dev, and scores test. -> the result"""
     added = torch.nn.ParameterList(p for p in more if p.requires_grad)
     whole = torch.nn.ModuleList([model, added])

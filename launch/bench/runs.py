@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +211,9 @@ def hear_compilations() -> dict[str, Any]:
     return heard
 
 
-def answer(results: list[dict], **facts: Any) -> None:
+def answer(scores: Sequence[Mapping[str, float]], **facts: Any) -> None:
     """Prints what a side has measured, and the best score of each run on dev."""
-    dev = [next(iter(result["dev"].values())) for result in results]
+    dev = [next(iter(own.values())) for own in scores]
     print(json.dumps({"dev": dev, "peak GiB": peak_gib(), **facts}))
 
 
@@ -222,14 +223,14 @@ def train_together(args: argparse.Namespace) -> None:
     from jaxprompt.config.load import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs.grid.expand import list_runs
+    from jaxprompt.training.run_folder import read_result
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         train_grid(c, args.workdir)
-    paths = [run.folder / "result.json" for run in list_runs(c, args.workdir)]
-    results = [json.loads(path.read_text()) for path in paths]
-    answer(results, programs=results[0]["time"]["compilations"], **heard)
+    results = [read_result(run.folder) for run in list_runs(c, args.workdir)]
+    answer([r.dev for r in results], programs=results[0].time["compilations"], **heard)
 
 
 def train_in_turn(args: argparse.Namespace) -> None:
@@ -246,8 +247,8 @@ def train_in_turn(args: argparse.Namespace) -> None:
         started = time.perf_counter()
         results.append(tune.run(grid[number].config, str(grid[number].folder)))
         seconds.append(time.perf_counter() - started)
-    programs = sum(result["time"]["compilations"] for result in results)
-    answer(results, seconds=seconds, programs=programs, **heard)
+    programs = sum(result.time["compilations"] for result in results)
+    answer([r.dev for r in results], seconds=seconds, programs=programs, **heard)
 
 
 # -- PEFT's ---------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def train_peft(args: argparse.Namespace) -> None:
                 best = right / len(by_length)
                 kept = [p.detach().clone() for p in trained]
         assert len(kept) == len(trained)
-        results.append({"dev": {"accuracy": best}})
+        results.append({"accuracy": best})
         seconds.append(time.perf_counter() - started)
     answer(results, seconds=seconds)
 

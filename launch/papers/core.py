@@ -37,6 +37,7 @@ from jaxprompt.training.run_folder import (
     read_result,
     write_result,
 )
+from jaxprompt.training.run_result import RunResult
 from launch.papers import figures
 from launch.papers.dart import PAPER as DART
 from launch.papers.dpt import PAPER as DPT
@@ -277,7 +278,7 @@ def score(run: SweepRun, does: str) -> None:
     print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
     found = majority(c, "test", None) if does == "majority" else evaluate(c, None, "test")
     scores = {name: value for name, value in found.items() if isinstance(value, float)}
-    write_result(run.workdir, {"best_step": 0, "test": scores})  # as the backbone comes
+    write_result(run.workdir, RunResult(best_step=0, test=scores))  # as the backbone comes
 
 
 # -- what they give ------------------------------------------------------------------------------

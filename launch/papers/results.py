@@ -72,12 +72,13 @@ def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
 
     if not cell.folds:
         return list(runs)
-    found = []
+    found, tried = [], []
     for fold, run in list_folds(cell, runs):
         result = read_result(fold.workdir)
-        if result and "dev" in result:
-            found.append((fold.changes, result | {"of": run}))
-    return list({result["of"].workdir: result["of"] for result in select(found)}.values())
+        if result is not None and result.dev is not None:
+            found.append((fold.changes, result))
+            tried.append(run)
+    return list({tried[i].workdir: tried[i] for i in select(found)}.values())
 
 
 def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
@@ -87,13 +88,13 @@ def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     found, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
     for run in chosen_by_folds(cell, runs):
         result = read_result(run.workdir)
-        if result and "test" in result:
+        if result is not None and result.test is not None:
             found.append((run.changes, result))
             configs.append(fields(read_object(run.workdir / "config.json")))
-    chosen = select(found)
-    read = lambda result: 100 * result["test"][cell.metric or next(iter(result["test"]))]
+    chosen = [found[i][1] for i in select(found)]
+    read = lambda result: 100 * result.test[cell.metric or next(iter(result.test))]
     # By the metric that chose their steps: cells of one row are of the same seeds.
-    merit = lambda result: next(iter(result["dev"].values()))
+    merit = lambda result: next(iter(result.dev.values()))
     few = sorted(chosen, key=merit, reverse=True)[:best] if len(chosen) > best > 0 else []
     scores, top = (tuple(map(read, own)) for own in (chosen, few))
     seeds = {tuple(run.changes.get(field) for field in SEEDS) for run in runs}

@@ -429,7 +429,10 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
         (lambda: jp.attach(backbone, trained.prompt, by="team"), "by='team' names the column"),
         (lambda: jp.attach(backbone, {1: trained.prompt}), "a prompt is called 1, which is no"),
         (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give what attach gives"),
-        (lambda: jp.attach(backbone, jp.Prompt({})), "the prompt has no card; give what jp.load_p"),
+        (
+            lambda: jp.attach(backbone, jp.Prompt({})),
+            "the prompt has no metadata; give what jp.load_p",
+        ),
         (
             lambda: jp.load_prompt(trained),
             "give the place of a prompt; what train gives has it alr",

@@ -1,15 +1,17 @@
 """Which examples of a config are demonstrations, and what an export says of them."""
 
+import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
+from exports import make_metadata
 
 from jaxprompt.build.demonstrations import (
-    card_of,
     check_demos,
-    check_demos_card,
+    demos_from_metadata,
+    demos_metadata,
     demos_of,
-    demos_of_card,
     shows_demos,
     with_encoder,
 )
@@ -88,23 +90,20 @@ def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
         check_all(config(), **given)  # where none are shown nothing is asked
 
 
-def make_card(**changes):
+def metadata_with_demos(**changes):
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    block = card_of(demos_of(c, TASK, {"train": TRAIN})) | changes
-    return {"task": {"fields": ["s"], "labels": ["bad", "good"]}, "demos": block}
-
-
-def check(card):
-    check_demos_card("export", card["demos"], card["task"])
+    made = demos_metadata(demos_of(c, TASK, {"train": TRAIN}))
+    demos = json.loads(json.dumps(dataclasses.asdict(made))) | changes
+    task = {"fields": list(TASK.fields), "labels": list(TASK.labels), "derive": {}}
+    return make_metadata(task=task, demos=demos)
 
 
 def test_an_export_shows_what_its_run_showed():
-    card = make_card()
-    check(card)
+    metadata = metadata_with_demos()
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
     expected = demos_of(c, TASK, {"train": TRAIN}).sample(DEV)
-    assert demos_of_card(card, TASK).sample(DEV) == expected
-    assert demos_of_card({"demos": None}, TASK) is None
+    assert demos_from_metadata(metadata.demos, TASK).sample(DEV) == expected
+    assert demos_from_metadata(None, TASK) is None
 
 
 @pytest.mark.parametrize(
@@ -115,21 +114,23 @@ def test_an_export_shows_what_its_run_showed():
         *[{"examples": [{"fields": fields, "label": 0}]} for fields in ({}, {"s": 1}, ["s"])],
     ],
 )  # fmt: skip
-def test_a_card_that_was_edited_is_refused(changes):
+def test_demonstrations_that_were_edited_are_refused(changes):
     """One count is above 0, and the label of each example is one of the task's."""
     with pytest.raises(InputError, match="export"):
-        check(make_card(**changes))
+        metadata_with_demos(**changes)
 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_the_first_and_the_last_class_are_labels(label):
-    check(make_card(examples=[{"fields": {"s": "x"}, "label": label}]))
+    example = {"fields": {"s": "x"}, "label": label}
+    assert metadata_with_demos(examples=[example]).demos.examples[0].label == label
 
 
 def test_a_sentence_encoder_is_for_prompts_that_compare():
-    card = make_card(similar=0.99)
-    assert with_encoder(card, "other")["demos"] == card["demos"] | {"encoder": "other"}
-    assert with_encoder(card, "") is card
-    for plain in (make_card(similar=1.0), {"demos": None}):
+    metadata = metadata_with_demos(similar=0.99)
+    expected = dataclasses.replace(metadata.demos, encoder="other")
+    assert with_encoder(metadata, "other") == dataclasses.replace(metadata, demos=expected)
+    assert with_encoder(metadata, "") is metadata
+    for plain in (metadata_with_demos(similar=1.0), make_metadata()):
         with pytest.raises(InputError, match="encoder 'other' is not needed"):
             with_encoder(plain, "other")

@@ -1,11 +1,14 @@
 """What a prompt takes over from exports: their mean, cut or repeated to its length."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from exports import make_metadata
 
 from jaxprompt.build import inheritance
+from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims
@@ -16,17 +19,16 @@ LABELS = ("no", "yes")
 
 @pytest.fixture
 def inherit(monkeypatch):
-    """-> takes tensors (and changes of the card) of each export, and what was drawn"""
+    """-> takes tensors (and changes of the backbone) of each export, and what was drawn"""
 
     def take(exports, drawn, labels=LABELS, config=CONFIG):
         known = {}
         for number, (tensors, changes) in enumerate(exports):
-            backbone = {"fingerprint": "abc", "id": "tiny", "rescale": 1.0}
-            card = {
-                "backbone": backbone | changes.get("backbone", {}), "method": "soft",
-                "prompt": {"name": "constant"}, "task": {"labels": ["no", "yes"]},
-            }  # fmt: skip
-            known[f"export{number}"] = {f"prompt/{n}": x for n, x in tensors.items()}, card
+            backbone = {"fingerprint": "abc", "id": "tiny"} | changes
+            metadata = make_metadata(
+                backbone=backbone, method="soft", task={"labels": ["no", "yes"]}
+            )
+            known[f"export{number}"] = {f"prompt/{n}": x for n, x in tensors.items()}, metadata
         monkeypatch.setattr(inheritance, "read_export", known.get)
         return inheritance.inherit(config, "abc", labels, ",".join(known), drawn)
 
@@ -60,7 +62,7 @@ def test_tokens_are_cut_or_repeated_from_the_first(inherit, length, expected):
 def test_soft_tokens_are_scaled_as_the_embeddings_beside_them(inherit):
     """Embeddings of a backbone that is rescaled by 4 are a quarter of their size."""
     config = SimpleNamespace(backbone=SimpleNamespace(rescale=4.0))
-    export = {"slots": rows(6, 8)}, {"backbone": {"rescale": 2.0}}
+    export = {"slots": rows(6, 8)}, {"rescale": 2.0}
     found = inherit([export], {"table": rows(0, 0)}, config=config)
     np.testing.assert_array_equal(found["table"], rows(3, 4))
 
@@ -81,7 +83,7 @@ def test_rows_of_classes_go_to_the_classes_that_they_are_of(inherit, labels, fit
 
 
 @pytest.mark.parametrize("tensors, changes, told", [
-    ({"slots": rows(1)}, {"backbone": {"fingerprint": "xyz"}}, "was learned on weights xyz"),
+    ({"slots": rows(1)}, {"fingerprint": "xyz"}, "was learned on weights xyz"),
     ({"slots": np.ones((1, 3), np.float32)}, {}, r"table is \[1, 3\], this run needs \[2, 2\]"),
     ({"k": np.ones((1, 1, 1, 1)), "v": np.ones((1, 1, 1, 1))}, {}, r"table is"),
 ])  # fmt: skip
@@ -98,10 +100,9 @@ T5_DIMS = DIMS._replace(decoder_layers=2)
 
 def check_export(monkeypatch, method, held, dims, **changes):
     """Checks an export of `held` where `method` is to start from it."""
-    hyper = {name: x for name, x in held.block().items() if name != "name"}
     backbone = {"dims": dims._asdict() | changes, "id": "tiny"}
-    card = {"method": held.block()["name"], "hyper": hyper, "backbone": backbone}
-    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, card))
+    metadata = make_metadata(method=held.block()["name"], hyper=held.block(), backbone=backbone)
+    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, metadata))
     return inheritance._check_export("export", method, dims)
 
 
@@ -116,7 +117,7 @@ def test_the_length_may_differ_where_all_tokens_are_of_one_stream(
 ):
     own, other = (make_prompt("soft", dims, **x) for x in (fields, held))
     if told is None:
-        assert check_export(monkeypatch, own, other, dims)["method"] == "soft"
+        assert check_export(monkeypatch, own, other, dims).method == "soft"
     else:
         with pytest.raises(InputError, match=told):
             check_export(monkeypatch, own, other, dims)
@@ -148,8 +149,8 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
 def test_a_head_starts_from_the_one_export_that_has_it(
     monkeypatch, init, parts, tensors, name, told
 ):
-    card = {"head": {"name": name}}
-    monkeypatch.setattr(inheritance, "read_export", lambda path: (dict.fromkeys(tensors), card))
+    export = dict.fromkeys(tensors), make_metadata(head={"name": name})
+    monkeypatch.setattr(inheritance, "read_export", lambda path: export)
     monkeypatch.setattr(inheritance, "inherited", lambda c: [("part", None)] * parts)
     c = SimpleNamespace(prompt={"init": init}, head=SimpleNamespace(name="linear"))
     if told is None:
@@ -159,8 +160,13 @@ def test_a_head_starts_from_the_one_export_that_has_it(
             inheritance._check_head(c)
 
 
-def test_an_export_says_what_it_came_from_as_far_as_it_holds_it(monkeypatch):
-    card = {"method": "soft", "seed": 3, "task": {"name": "sst2"}, "head": {}}
-    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, card))
-    expected = {"path": "runs/a", "method": "soft", "seed": 3, "task": "sst2"}
-    assert inheritance.read_origin("runs/a") == expected
+def test_an_export_says_what_it_came_from(monkeypatch):
+    metadata = make_metadata(seed=3, sha256="abc", pretrained={"task": "nsp"})
+    monkeypatch.setattr(inheritance, "read_export", lambda path: ({}, metadata))
+    values = metadata.to_json()
+    expected = {"path": "runs/a"} | {name: values[name] for name in ("method", "task", "seed")}
+    expected |= {"metrics": values["metrics"], "created": values["created"], "sha256": "abc"}
+    expected |= {"task": "news", "pretrained": {"task": "nsp"}}
+    origin = inheritance.read_origin("runs/a")
+    assert json.dumps(origin.to_json()) == json.dumps(expected)
+    assert OriginMetadata.from_json(origin.to_json(), "record.json") == origin

@@ -293,6 +293,9 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
          "(bad, good), and ppt.task=cls has 5 label words; take a task of 5 classes, from the wo"),
         ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, and "
          "units of a corpus stand as they are; write {text} alone"),
+        (dict(demos__per_class=1, head__name="verbalizer", task__template="{text} [mask]",
+              task__words="terrible,bad,maybe,good,great"),
+         "a classifier of units shows no demonstrations; set demos.per_class=0"),
         ({"task__choices": "a,b"}, "task custom has choices, and labels are classes"),
         ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, and a unit of a corpus is one"),
         ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),

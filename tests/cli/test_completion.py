@@ -34,6 +34,8 @@ def offered(line: str, tmp_path) -> list[str]:
         ("jaxprompt train --work", {"--workdir"}),
         ("jaxprompt train --config.optim.l", {"--config.optim.lr", "--config.optim.lr_head"}),
         ("jaxprompt train --config.backbone.dtype ", {"float32", "bfloat16"}),
+        ("jaxprompt train --config.prompt.name ", {"prefix", "none"}),
+        ("jaxprompt train --config.task.name ", {"sst2", "custom"}),
         ("jaxprompt predict --on", {"--on-error"}),
     ],
 )

@@ -44,9 +44,9 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     for name in ("prompt/k", "prompt/v"):
         np.testing.assert_array_equal(held[name], before[name])
     assert held["prompt/slots"].shape == (2, 32)
-    _, card = read_export(str(workdir / "export"))
-    assert card["prompt"]["name"] == "constant" and card["method"] == "compose"
-    assert card["init"]["path"] == str(first / "export")
+    _, metadata = read_export(str(workdir / "export"))
+    assert metadata.prompt.name == "constant" and metadata.method == "compose"
+    assert metadata.init.path == str(first / "export")
     assert predicts(workdir, data, tmp_path, capsys) > 0.6
     code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
     assert code == 0, err
@@ -177,8 +177,8 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
         for own in (*folders, workdir / "export")
     )
     np.testing.assert_allclose(held, (first[[0, 1, 2, 0]] + second) / 2, rtol=0, atol=1e-7)
-    _, card = read_export(str(workdir / "export"))
-    assert [card["init"]["path"], *(own["path"] for own in card["init"]["more"])] == [
+    init = read_export(str(workdir / "export"))[1].init
+    assert [init.path, *(origin.path for origin in init.more)] == [
         str(folder) for folder in folders
     ]
     # One whose name has a comma; what trains as a whole needs it no more once it is trained.

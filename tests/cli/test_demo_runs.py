@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from spoil import BASE
+from spoil import BASE, write_card
 from tiny_run import (
     TOPICS,
     flags,
@@ -28,7 +28,8 @@ NAMES = list(TOPICS)
 ABOUT = {
     "head.name": "verbalizer", "task.template": "{text} about [mask] .",
     "task.labels": ",".join(NAMES), "data.max_len": 64, "data.multiple": 16,
-    "data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.dev_k": 3, "backbone.dropout": 0.0,
+    "data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.dev_k": 3,
+    "backbone.dropout": 0.0,
 }  # fmt: skip
 
 
@@ -203,9 +204,9 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     scores = [[[line["scores"][n] for n in NAMES] for line in own]
               for own in (read_lines(answers)[::-1], expected)]  # fmt: skip
     np.testing.assert_allclose(*scores, rtol=0, atol=2e-6)
-    _, card = read_export(str(workdir / "export"))
-    assert len(card["demos"]["examples"]) == 12 and card["demos"]["samples"] == 2
-    shown = {own["fields"]["text"] for own in card["demos"]["examples"]}
+    demos = read_export(str(workdir / "export"))[1].demos
+    assert len(demos.examples) == 12 and demos.samples == 2
+    shown = {demo.fields["text"] for demo in demos.examples}
     assert shown < {row["text"] for row in read_lines(data / "train.jsonl")}
 
 
@@ -377,7 +378,8 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
         backbone, tmp_path, "zero_shot", demos__per_class=1, demos__samples=2,
         task__fields="text", task__entities="<e1>|</e1>,<e2>|</e2>", task__labels="yes,no",
         task__words="beast,food", task__negative="no", task__metric="micro_f1",
-        task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2, data__protocol__dev_k=2,
+        task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2,
+        data__protocol__dev_k=2,
     )  # fmt: skip
     found = evaluate(capsys, write(c, tmp_path))
     assert found["examples"] == 8 and {"micro_f1", "precision", "recall"} <= found.keys()
@@ -396,24 +398,24 @@ def test_other_training_examples_or_fields_are_refused(exported, refused, tmp_pa
 
 
 def spoiled(folder, tmp_path, change):
-    """Copies an export and changes its card, sealed again."""
-    from jaxprompt.convert.artifact import read_artifact, write_artifact
-
-    tensors, card = read_artifact(str(folder))
-    change(card)
-    write_artifact(tmp_path / "spoiled", tensors, card)
+    """Copies an export and changes its metadata, sealed again."""
+    shutil.copytree(folder, tmp_path / "spoiled")
+    path = tmp_path / "spoiled/prompt.json"
+    values = json.loads(path.read_text())
+    change(values)
+    write_card(path, values)
     return tmp_path / "spoiled"
 
 
 @pytest.mark.parametrize("change, part", [
-    (lambda card: card["demos"].pop("samples"), "the card's demos is {"),
-    (lambda card: card["demos"].update(samples=0), "the card's demos.samples=0 must be at least 1"),
-    (lambda card: card["demos"].update(examples=[]), "the card's demos.examples is []"),
-    (lambda card: card["demos"]["examples"][0].update(label=7), "demos.examples is {'fields'"),
+    (lambda card: card["demos"].pop("samples"), "demos.samples is missing"),
+    (lambda card: card["demos"].update(samples=0), "demos.samples=0 must be at least 1"),
+    (lambda card: card["demos"].update(examples=[]), "demos.examples is empty"),
+    (lambda card: card["demos"]["examples"][0].update(label=7), "demos.examples has {'fields'"),
     (lambda card: card["demos"].update(fingerprint="0" * 64), "learned with 000000000000; put"),
     (lambda card: card["demos"].update(encoder="nowhere/x"), "demos.encoder='nowhere/x': "),
 ])  # fmt: skip
-def test_a_card_is_checked(change, part, exported, tmp_path, refused):
+def test_demonstrations_of_an_export_are_checked(change, part, exported, tmp_path, refused):
     folder = spoiled(exported[0] / "export", tmp_path, change)
     line = refused("predict", f"--prompt={folder}", "--text=the cat", started=True)
     assert part in line and line.count("\n") == 0, line

@@ -184,18 +184,18 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     card.write_text(text[:50])
     assert f"{card} is no whole JSON" in predict("--text=a")
     card.write_text('{"model_type": "bert"}')
-    assert f"{card} is not the card of a prompt" in predict("--text=a")
+    assert f"{card} is not the metadata of a prompt" in predict("--text=a")
     for block in ("task", "layout", "prompt", "head"):
         spoilt = json.loads(text)
         spoilt[block] = {}
         write_card(card, spoilt)
         line = predict("--text=a")
-        assert f"the card lacks {block}." in line and "export the prompt again" in line
+        assert f"{card}: {block}." in line and "export the prompt again" in line
     spoilt = json.loads(text)
     spoilt["layout"]["max_length"] = 5
     write_card(card, spoilt)
     line = predict("--text=a")
-    assert "the card's layout has 'max_length'" in line and "export the prompt again" in line
+    assert "layout.max_length is not known" in line and "export the prompt again" in line
     tensors.unlink()
     assert "has no export; run python -m jaxprompt export" in predict("--text=a")
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from exports import make_metadata
 from spoil import files
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
 
@@ -176,8 +177,8 @@ def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data):
     given = np.load(divided / "given.npy")
     np.testing.assert_array_max_ulp(np.load(divided / "soft.npy"), given, maxulp=1)
     np.testing.assert_array_max_ulp(read_peft(divided / "peft").soft, given, maxulp=1)
-    inside, card = read_export(str(divided / "run" / "export"))
-    assert card["backbone"]["rescale"] == 100.0
+    inside, metadata = read_export(str(divided / "run" / "export"))
+    assert metadata.backbone.rescale == 100.0
     np.testing.assert_allclose(inside["prompt/slots"], given / 100, rtol=1e-6)
     prompt = SimpleNamespace(length=4, decoder=0, dims=SimpleNamespace(embed=32))
     for source in ("soft.npy", "peft", "run/export"):
@@ -254,15 +255,17 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     opened = open_backbone(c.backbone)
     scorer = scorer_from_config(c, opened, read_examples(c, ["train"]), placement)
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
-    card = {"template": template, "prompt": {}, "method": "soft"}
-    card["backbone"] = {"id": "x", "revision": "v2", "family": family, "rescale": 1.0}
-    card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
+    metadata = make_metadata(
+        template=template,
+        method="soft",
+        backbone={"revision": "v2", "family": family, "dims": scorer.model.prompt.dims._asdict()},
+    )
     if PLACES[family, template]:
-        found = as_peft(scorer, tensors, card)
+        found = as_peft(scorer, tensors, metadata)
         assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens in front.*ship prompt.safe"):
-            as_peft(scorer, tensors, card)
+            as_peft(scorer, tensors, metadata)
 
 
 def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
@@ -271,12 +274,10 @@ def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     opened = open_backbone(c.backbone)
     examples = read_examples(c, ["train"])
     scorer = scorer_from_config(c, opened, examples, make_placement(1, 1))
-    card = {"template": scorer.template, "prompt": {}, "method": "ipt"}
-    card["backbone"] = {"id": "x", "revision": "", "family": "t5", "rescale": 1.0}
-    card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
+    metadata = make_metadata(method="ipt", backbone={"family": "t5"})
     tensors = {"prompt/embed": np.ones((4, 32), np.float32)}
     with pytest.raises(InputError, match="--peft: a prompt of ipt is computed from each text"):
-        as_peft(scorer, tensors, card)
+        as_peft(scorer, tensors, metadata)
 
 
 def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, capsys):
@@ -298,6 +299,5 @@ def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, ca
 
 def test_soft_tokens_of_a_decoder_are_the_last():
     tensors = {"prompt/slots": np.ones((2, 4)), "prompt/decoder_slots": np.full((1, 4), 2.0)}
-    card = {"backbone": {"rescale": 10.0}}
-    assert plain_tokens(tensors, card)[:, 0].tolist() == [10.0, 10.0, 20.0]
-    assert plain_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, card) is None
+    assert plain_tokens(tensors, 10.0)[:, 0].tolist() == [10.0, 10.0, 20.0]
+    assert plain_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, 10.0) is None

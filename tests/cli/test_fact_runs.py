@@ -9,6 +9,7 @@ from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, make_backbone, read_
 
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.runs.grid.expand import select
+from jaxprompt.training.run_result import RunResult
 
 CONFIG = ROOT / "configs/p_tuning/lama.py"
 OUT = {"sub_label": "cat", "obj_label": "Paris", "predicate_id": "P31"}  # no word of the list
@@ -46,7 +47,8 @@ def given(backbone, relation):
 def test_a_relation_is_learned(given, relation, tmp_path, capsys):
     """Predictions are ranked over the list; a row whose object is no word of it is left out."""
     fields = given | {
-        "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2, "optim.schedule.gamma": 1.0,
+        "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2,
+        "optim.schedule.gamma": 1.0,
         "train.total_epochs": 0, "train.total_steps": 60, "train.eval_steps": 60,
         "train.eval_epochs": 0,
     }  # fmt: skip
@@ -137,12 +139,13 @@ def test_each_relation_is_chosen_for_by_itself():
     runs = [
         (
             {"seed": 34, "optim.lr": lr, "data.only": f"r={name}"},
-            {"dev": {"hit_at_1": x}, "of": name},
+            RunResult(best_step=1, dev={"hit_at_1": x}),
         )
         for (name, lr), x in dev.items()
     ]
-    chosen = select(runs)
-    assert [(own["of"], own["dev"]["hit_at_1"]) for own in chosen] == [("a", 0.9), ("b", 0.3)]
+    chosen = [runs[i] for i in select(runs)]
+    found = [(changes["data.only"], result.dev["hit_at_1"]) for changes, result in chosen]
+    assert found == [("r=a", 0.9), ("r=b", 0.3)]
 
 
 def words_of(folder, text):

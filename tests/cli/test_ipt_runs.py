@@ -61,11 +61,11 @@ def topics(backbone, data, tmp_path_factory):
 def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, capsys):
     assert predicts(topics, data, tmp_path, capsys) > 0.7
     record = json.loads((topics / "record.json").read_text())
-    held, (_, card) = (
+    held, (_, metadata) = (
         load_file(topics / "export/prompt.safetensors"),
         read_export(str(topics / "export")),
     )
-    assert card["prompt"]["seen"] == record["seen"] and card["prompt"]["name"] == "ipt"
+    assert metadata.prompt.get("seen") == record["seen"] and metadata.prompt.name == "ipt"
     # Of some 150 words those of the training text have rows.
     assert held["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
 
@@ -198,8 +198,8 @@ def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
     own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
     c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    _, card = read_export(str(workdir / "export"))
-    assert card["prompt"]["name"] == "compose" and card["prompt"]["seen"]
+    _, metadata = read_export(str(workdir / "export"))
+    assert metadata.prompt.name == "compose" and metadata.prompt.get("seen")
     held = load_file(workdir / "export/prompt.safetensors")
     shapes = {name: x.shape for name, x in held.items() if name.startswith("prompt/")}
     assert shapes == {

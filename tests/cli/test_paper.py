@@ -17,8 +17,8 @@ from jaxprompt.runs.grid.batched_loop import BatchedRuns
 from launch.papers import core as paper
 
 SMALL = {
-    "data.protocol.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,
-    "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
+    "data.protocol.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3,
+    "mesh.data": 1, "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
 }  # fmt: skip
 
 
@@ -88,8 +88,9 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
-        "data.protocol.scarce": "take", "demos.total": 2, "data.max_len": 60, "train.total_steps": 2,
-        "mesh.data": 1, "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
+        "data.protocol.scarce": "take", "demos.total": 2, "data.max_len": 60, "mesh.data": 1,
+        "train.total_steps": 2, "train.eval_steps": 1, "train.tracker": "none",
+        "task.words": "bad,good",
     }  # fmt: skip
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
@@ -193,8 +194,8 @@ def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, mon
     ]
     monkeypatch.setitem(paper.IPT.TABLES, "table3", paper.IPT.TABLES["table3"]._replace(cells=few))
     own = {
-        "data.protocol.k": 4, "data.max_len": 40, "data.batch": 8, "prompt.length": 3, "mesh.data": 1,
-        "train.total_epochs": 4, "train.eval_epochs": 2, "train.tracker": "none",
+        "data.protocol.k": 4, "data.max_len": 40, "data.batch": 8, "prompt.length": 3,
+        "mesh.data": 1, "train.total_epochs": 4, "train.eval_epochs": 2, "train.tracker": "none",
     }  # fmt: skip
     work = tmp_path / "work"
     words = ["ipt", "table3", f"--workdir={work}", f"--backbone={backbone}", "--tasks=rte"]

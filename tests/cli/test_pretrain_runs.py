@@ -1,5 +1,6 @@
 """config.runs of `pretrain`: each run is as if it had been alone."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_pretrain import kill, stop, words_of
 from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
 
 from jaxprompt.training.run_folder import read_record, write_record
+from jaxprompt.training.run_record import PretrainingRecord
 
 STEPS, SCORED = 6, 2
 KILLED = 5  # SIGKILL and then SIGTERM after this step; what is saved is of SCORED before
@@ -155,9 +157,9 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     folder = shutil.copytree(grid, tmp_path / "grid")
     name = NAMES[0]
     (folder / name / "result.json").unlink()
-    saved = read_record(folder / name)
-    saved["corpus"]["files"] = {}
-    write_record(folder / name, saved)
+    saved = read_record(folder / name, PretrainingRecord)
+    corpus = {**saved.corpus, "files": {}}
+    write_record(folder / name, dataclasses.replace(saved, corpus=corpus))
     line = refused(*command(folder), started=True)
     assert "the corpus is not that of the saved run: corpus.jsonl is new" in line
 

@@ -329,7 +329,8 @@ def test_offsets_of_a_csv(train, backbone, tmp_path, capsys):
     )  # fmt: skip
     fields = {
         "task__entities": "a|b,c|d", "task__offsets": "characters", "data__source": "",
-        "data__files__train": tmp_path / "train.csv", "data__protocol": "holdout", "data__protocol__size": 2,
+        "data__files__train": tmp_path / "train.csv", "data__protocol": "holdout",
+        "data__protocol__size": 2,
     }  # fmt: skip
     line = train(**fields)
     assert (

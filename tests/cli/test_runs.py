@@ -265,7 +265,8 @@ def rows_file(folder, sizes):
 def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
     """Dev is filled up; another number of steps an epoch is another group."""
     fields = {
-        "data.protocol": "listed", "data.protocol.rows": rows_file(tmp_path, [(30, 7), (32, 3), (12, 5)]),
+        "data.protocol": "listed",
+        "data.protocol.rows": rows_file(tmp_path, [(30, 7), (32, 3), (12, 5)]),
         "data.eval_batch": 2, "data.multiple": 2, "runs.data_seeds": "0,1,2", "head.dropout": 0,
         "backbone.dropout": 0, "prompt.dropout": 0,
     }  # fmt: skip
@@ -416,7 +417,10 @@ def test_a_grid_of_which_no_run_can_be_prepared(train, tmp_path):
              "task.template": "{text} it [mask] ."},
             "task.words has 1 entries for 3 labels",
         ),
-        ({"runs.folds": "9", "data.protocol": "kfold"}, "data.protocol.fold=9, but folds count from 0 to 3"),
+        (
+            {"runs.folds": "9", "data.protocol": "kfold"},
+            "data.protocol.fold=9, but folds count from 0 to 3",
+        ),
     ],
 )  # fmt: skip
 def test_a_grid_that_is_refused_leaves_no_folder(changes, words, train, tmp_path):

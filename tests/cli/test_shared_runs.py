@@ -142,8 +142,8 @@ def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys
         texts[name] = set(sum(encode_texts(tokenizer, words), []))
     assert texts["tags"] - texts["beasts"] and texts["beasts"] - texts["tags"]
     for name in texts:
-        tensors, card = read_artifact(tmp_path / "run/export" / name)
-        seen = unpack_ids(card["prompt"]["seen"])
+        tensors, metadata = read_artifact(tmp_path / "run/export" / name)
+        seen = unpack_ids(metadata.prompt.get("seen"))
         assert set(seen.tolist()) == texts["beasts"] | texts["tags"]
         assert tensors["prompt/words/table"].shape[0] == len(seen)
     record = json.loads((tmp_path / "run/record.json").read_text())

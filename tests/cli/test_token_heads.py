@@ -224,9 +224,9 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
     _, _, folder, _ = trained
     if not (folder / "run/export").exists():
         assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
-    numbers, card = read_artifact(folder / "run/export")
+    numbers, metadata = read_artifact(folder / "run/export")
     huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
-    write_artifact(tmp_path, huge, card)
+    write_artifact(tmp_path, huge, metadata)
     code, out, err = jaxprompt(
         capsys, "predict", f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}"
     )

@@ -83,9 +83,9 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     for _ in range(2):  # the folder of the same run is replaced
         code, _, err = jaxprompt(capsys, "export", *given, *words)
         assert code == 0 and f"the prompt stands on {place}" in err, err
-    held, card = read_export(str(tmp_path / "prompt"))
+    held, metadata = read_export(str(tmp_path / "prompt"))
     assert not any("backbone/" in name for name in held)
-    assert card["backbone"]["id"] == str(place)
+    assert metadata.backbone.id == str(place)
     found, wanted = (
         predict(capsys, x, data, tmp_path / "out.jsonl")
         for x in (tmp_path / "prompt", root / "whole")

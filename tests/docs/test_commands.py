@@ -399,7 +399,8 @@ def shrink(words, backbones):
 
 def check_run(words, out):
     folder = Path(flag(words, "workdir"))
-    lists = [values for values in config_of(words).runs.values() if isinstance(values, tuple)]
+    axes = config_of(words).runs.to_dict().values()
+    lists = [values for values in axes if isinstance(values, tuple)]
     runs = math.prod(max(len(values), 1) for values in lists)
     results = [json.loads(path.read_text()) for path in folder.rglob("result.json")]
     assert len(results) == runs and all(result["steps"] == STEPS for result in results)

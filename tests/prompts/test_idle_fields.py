@@ -1,7 +1,6 @@
 """Fields of methods and heads that another field makes idle: each is named, and no other is."""
 
 import dataclasses
-import importlib
 
 import pytest
 
@@ -10,10 +9,11 @@ from jaxprompt.build.notes import tell_unread
 from jaxprompt.config.load import load_config
 from jaxprompt.heads import kinds
 from jaxprompt.prompts import methods
+from jaxprompt.registry import HEADS, METHODS
 
 CLASSES = [
-    *(importlib.import_module(f"jaxprompt.prompts.{name}").Prompt for name in methods()),
-    *(importlib.import_module(f"jaxprompt.heads.{name}").Head for name in kinds()),
+    *map(METHODS.load, methods()),
+    *map(HEADS.load, kinds()),
 ]
 CLASSES = [cls for cls in CLASSES if cls.READ_WITH]
 

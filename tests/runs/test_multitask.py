@@ -8,6 +8,7 @@ import pytest
 from jaxprompt.runs import multitask
 from jaxprompt.runs import multitask as shared_tuning
 from jaxprompt.runs.multitask import SharedTuning
+from jaxprompt.training.progress import Evaluation, Progress
 
 
 class Scorer(SimpleNamespace):
@@ -41,8 +42,9 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
         _export=lambda numbers, fitted, dev, test: exported.append(fitted),
     )  # fmt: skip
     dev = {"mean": 0.5, "qa/f1": 0.6, "qa/threshold": 0.2, "ner/threshold": 0.7, "nli/accuracy": 1}
-    progress = SimpleNamespace(best={"dev": dev}, result=lambda *given, **how: {})
-    SharedTuning.finish(work, SimpleNamespace(progress=progress, numbers={}, time={}))
+    progress = Progress(best=Evaluation(step=7, value=0.5, dev=dev))
+    result = SharedTuning.finish(work, SimpleNamespace(progress=progress, numbers={}, time={}))
+    assert (result.best_step, result.dev, result.tasks) == (7, dev, ("qa", "ner", "nli"))
     assert built == {"qa": ("config qa", 0.2), "ner": ("config ner", 0.7)}
     expected = {"qa": "fitted qa", "ner": "fitted ner", "nli": "compiled nli"}
     assert scored == [("test", expected)]

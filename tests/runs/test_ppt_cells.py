@@ -1,11 +1,13 @@
 """PPT's cells: what starts from a pre-trained prompt asks and answers as its pre-training did."""
 
+import dataclasses
 import types
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from exports import make_metadata
 from tiny import CONFIGS, MODEL_HEADS
 
 from configs.parts import ppt as cells
@@ -259,20 +261,22 @@ def test_forms_that_do_not_fit(given, message):
 
 def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     """With an end-of-text token behind it the prompt stands where it was not learned."""
-    card = {"layout": {"eos": False}, "pretrained": {"task": "nsp", "patterns": "en"}}
+    metadata = make_metadata(layout={"eos": False}, pretrained={"task": "nsp", "patterns": "en"})
     c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
     told = partial(_tell_layout, has_decoder=False)
-    assert told(c, card) == [
+    assert told(c, metadata) == [
         "  it was pre-trained with ppt.patterns=en, and this run has en_paper",
         "  it was pre-trained with task.eos=False, and this run has True",
     ]
     same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
-    assert same.ppt.patterns == "en" and told(same, card) == []
-    assert told(c, {"layout": {"eos": False}}) == []  # it was not pre-trained
-    assert told(c, card | {"pretrained": {"task": "topics"}}) == []  # nor by a task of PPT
+    assert same.ppt.patterns == "en" and told(same, metadata) == []
+    assert told(c, make_metadata(layout={"eos": False})) == []  # it was not pre-trained
+    assert (
+        told(c, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
+    )  # nor by a task of PPT
     other, as_cloze = (load_config("base", [("task.form", form)]) for form in ("cls", "cloze"))
     eos = "  it was pre-trained with task.eos=False, and this run has True"
     form = "  it was pre-trained by nsp, and this run has task.form="
-    assert told(other, card) == [f"{form}cls", eos]
-    assert told(as_cloze, card) == [f"{form}cloze"]
-    assert _tell_layout(as_cloze, card, has_decoder=True) == [f"{form}cloze", eos]
+    assert told(other, metadata) == [f"{form}cls", eos]
+    assert told(as_cloze, metadata) == [f"{form}cloze"]
+    assert _tell_layout(as_cloze, metadata, has_decoder=True) == [f"{form}cloze", eos]

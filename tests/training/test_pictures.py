@@ -7,6 +7,7 @@ import pytest
 
 from jaxprompt.errors import InputError
 from jaxprompt.training import pictures
+from jaxprompt.training.run_result import RunResult
 
 pytest.importorskip("matplotlib")
 
@@ -54,7 +55,7 @@ def test_the_step_that_was_chosen_is_marked(workdir, monkeypatch):
 
 
 def test_a_table_is_drawn_with_its_deviations(tmp_path):
-    make = lambda value: {"dev": {"accuracy": 0.9}, "test": {"accuracy": value}}
+    make = lambda value: RunResult(best_step=1, dev={"accuracy": 0.9}, test={"accuracy": value})
     rows = {"prefix": [make(0.8), make(0.9)], "soft": [make(0.7)]}
     for name in ("chart.png", "chart.svg"):
         assert pictures.draw_table(rows, tmp_path / name).stat().st_size > 1000
@@ -62,7 +63,8 @@ def test_a_table_is_drawn_with_its_deviations(tmp_path):
     assert svg.count("<image") == 0 and "<svg" in svg
     with pytest.raises(InputError, match="no score in common"):
         pictures.draw_table(
-            {"a": [make(0.8)], "b": [{"held_out": {"loss": 1.0}}]}, tmp_path / "x.png"
+            {"a": [make(0.8)], "b": [RunResult(best_step=1, held_out={"loss": 1.0})]},
+            tmp_path / "x.png",
         )
     with pytest.raises(InputError, match="name it .png"):
         pictures.draw_table(rows, tmp_path / "chart.xyz")

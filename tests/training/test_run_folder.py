@@ -1,5 +1,6 @@
 """A run's folder belongs to one config, one record and one process at a time."""
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxprompt.data.sources.digest import SplitRecord
+from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import (
@@ -23,9 +26,16 @@ from jaxprompt.training.run_folder import (
     read_result,
     write_record,
 )
+from jaxprompt.training.run_record import BackboneRecord, TaskRecord
+from jaxprompt.training.run_result import RunResult
 
 CONFIG = {"optim": {"lr": 0.1, "name": "adamw"}, "layers": [1, 2], "log": {"every": 5}}
-RECORD = {"task": {"labels": ["bad", "good"]}, "splits": {"train": {"examples": 3, "digest": "a"}}}
+TASK = Task("mine", ("text",), labels=("bad", "good"))
+RECORD = TaskRecord(
+    task=TASK, choices=1, splits={"train": SplitRecord(3, {"bad": 1, "good": 2}, "a")},
+    identity={"tokenizer": "t", "layers": "l"}, template="{text}",
+    backbone=BackboneRecord("bert", "f"),
+)  # fmt: skip
 HOLD = """
 import sys, time
 from jaxprompt.training.run_folder import lock
@@ -133,8 +143,9 @@ def test_a_folder_of_someone_else_is_refused(tmp_path, name):
 def test_a_record_names_what_differs(tmp_path):
     check_record(tmp_path, RECORD)  # nothing is recorded yet
     write_record(tmp_path, RECORD)
-    check_record(tmp_path, {**RECORD, "task": {"labels": ("bad", "good")}})
-    changed = {"task": {"labels": ["bad", "fine"]}, "splits": {"train": RECORD["splits"]["train"]}}
+    check_record(tmp_path, RECORD)
+    task = dataclasses.replace(TASK, labels=("bad", "fine"))
+    changed = dataclasses.replace(RECORD, task=task)
     with pytest.raises(InputError) as error:
         check_record(tmp_path, changed)
     line = one_line(error)
@@ -160,7 +171,7 @@ def test_only_a_result_is_a_result(tmp_path, text):
         read_result(tmp_path)
     one_line(error)
     (tmp_path / "result.json").write_text('{"best_step": 3}')
-    assert read_result(tmp_path) == {"best_step": 3}
+    assert read_result(tmp_path) == RunResult(best_step=3)
 
 
 # -- lock -----------------------------------------------------------------------------------------

@@ -1,18 +1,28 @@
 """What a split of examples is, summed up: its size, its labels, and a digest of all it holds."""
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.documents import Document
 
 _PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
 _HELD = Example._fields.index("is_moved")  # which says how the rest was read
 
 
-def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class SplitRecord(Document):
+    """A split of examples, summed up."""
+
+    examples: int
+    labels: Mapping[str, int]  # examples of each class
+    digest: str  # SHA-256
+
+
+def summarize(examples: Sequence[Example], labels: Sequence[str]) -> SplitRecord:
     """Counts the examples and their labels by name, and hashes them in their order.
 
     The digest is the SHA-256 of every example: its fields, choices and what is right.
@@ -23,8 +33,5 @@ def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, An
         # Later fields are hashed only where they are used: runs recorded without them stay valid.
         held = example[: _HELD if example.entities or example.number is not None else _PLAIN]
         total.update(json.dumps(held, ensure_ascii=True).encode() + b"\n")
-    return {
-        "examples": len(examples),
-        "labels": {name: counts[i] for i, name in enumerate(labels)},
-        "digest": total.hexdigest(),
-    }
+    by_name = {name: counts[i] for i, name in enumerate(labels)}
+    return SplitRecord(len(examples), by_name, total.hexdigest())

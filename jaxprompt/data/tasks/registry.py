@@ -22,23 +22,29 @@ from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.definitions.sequences import SEQUENCES
 from jaxprompt.data.tasks.tags import NO_SCHEME
 from jaxprompt.data.tasks.task import PREDICATE, Task
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, first_line, nearest
+from jaxprompt.registry import Registry
 
-_ALL = ENGLISH | CHINESE | RELATIONS | SEQUENCES
+TASKS = Registry("tasks", "task", values=ENGLISH | CHINESE | RELATIONS | SEQUENCES)
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of the known tasks, sorted."""
-    return tuple(sorted(_ALL))
+    """Names of the known tasks, sorted, those of installed packages too."""
+    return tuple(TASKS.names())
 
 
 def get_task(name: str) -> Task:
     """The known task `name`. Raises InputError with the nearest names for an unknown one."""
-    if name not in _ALL:
-        raise InputError(
-            f"unknown task {name!r}; {nearest(name, _ALL)}; or task.name=custom for your own file"
-        )
-    return check_task(Task(name=name, **_ALL[name]))
+    if name not in task_names():
+        known = nearest(name, task_names())
+        raise InputError(f"unknown task {name!r}; {known}; or task.name=custom for your own file")
+    fields, plugin = TASKS.load(name), TASKS.plugin(name)
+    if plugin is None:
+        return check_task(Task(name=name, **fields))
+    try:
+        return check_task(Task(name=name, **fields))
+    except (InputError, TypeError, AttributeError) as error:  # fields that are unknown, or no texts
+        raise InputError(f"the package {plugin}, task {name!r}: {first_line(error)}") from error
 
 
 def task_from_json(values: Mapping[str, Any]) -> Task:

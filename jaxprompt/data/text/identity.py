@@ -82,16 +82,6 @@ def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_family(card: Mapping[str, Any], family: str) -> None:
-    """Raises InputError for a backbone of another family: no prompt means anything there."""
-    known = card["backbone"]["family"]
-    if family != known:
-        raise InputError(
-            f"the prompt was learned on {known} ({card['backbone'].get('id')}), and the backbone "
-            f"is {family}; load one of its family"
-        )
-
-
 def check_identity(
     known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
+from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
@@ -21,6 +22,7 @@ from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import LookAhead
 from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import tell_broken
 from jaxprompt.types import Batch
 
@@ -186,7 +188,7 @@ class BatchedRuns:
             # On disk before the run leaves the state.
             numbers = self.programs.pick(self.best, row)
             best = self.bests[self.rows[row]]
-            best.save_best(stand.best["step"], numbers, stand.best)
+            best.save_best(stand.best.step, numbers, to_plain(stand.best))
             best.settle()
 
     def _evaluate(self, last: bool) -> None:
@@ -242,7 +244,7 @@ class BatchedRuns:
     def _save(self) -> None:
         names = [member.run.name for member in self.members]
         position = {
-            "runs": {n: vars(stand) for n, stand in zip(names, self.stands, strict=True)},
+            "runs": {n: stand.to_json() for n, stand in zip(names, self.stands, strict=True)},
             "rows": [names[i] for i in self.rows],
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": self.seconds,
@@ -255,7 +257,7 @@ class BatchedRuns:
         position = self.group.position()
         names = [member.run.name for member in self.members]
         self.rows = [names.index(name) for name in position["rows"]]
-        self.stands = [Progress(**position["runs"][name]) for name in names]
+        self.stands = [Progress.from_json(position["runs"][name]) for name in names]
         self.seconds = position["seconds"]
         template = self.programs.template(len(self.rows))
         (self.state, self.best), _ = self.group.restore(template)
@@ -274,7 +276,7 @@ class BatchedRuns:
             return
         template, tests = self.programs.one_trainable(), [None] * len(done)
         if self.settings.test and self.scorer.has("test"):
-            steps = [self.stands[i].best["step"] for i in done]
+            steps = [self.stands[i].best.step for i in done]
             best = [
                 self.bests[i].restore_best(template, step)[0]
                 for i, step in zip(done, steps, strict=True)
@@ -282,7 +284,7 @@ class BatchedRuns:
             own = self.programs.put_own([self.owns[i] for i in done])
             tests = self.scorer.score(
                 "test", done, self.programs.stack_trained(best), own,
-                devs=[self.stands[i].best["dev"] for i in done],
+                devs=[self.stands[i].best.dev for i in done],
             )  # fmt: skip
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
@@ -290,11 +292,11 @@ class BatchedRuns:
                 self._tell_failed(i, str(test))
                 continue
             config = member.run.config
-            own = {"method": config.prompt.name, "seed": config.seed}
             share = self.seconds / len(self.members)  # a run's part of what all took together
-            result = stand.result(
-                {**member.about, **own}, trained=self.size, total=self.total,
-                scored=self.shared.scored, test=test,
+            result = RunResult(
+                task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
+                trained=self.size, total=self.total, steps=stand.steps, skipped=stand.skipped,
+                best_step=stand.best.step, **{self.shared.scored: stand.best.dev}, test=test,
                 time={"seconds": share, "compilations": len(self.programs.compiled)},
             )  # fmt: skip
             write_result(member.run.folder, result)

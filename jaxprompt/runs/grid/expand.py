@@ -14,6 +14,7 @@ from jaxprompt.build.method import drop_unread, head_of, starts_of
 from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.training.progress import rank
+from jaxprompt.training.run_result import RunResult
 
 # Field of the block `runs` -> the field of each run that it gives.
 AXES = {
@@ -116,35 +117,33 @@ def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
     return list(groups.values())
 
 
-def select(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> list[Mapping[str, Any]]:
-    """Picks of each seed the result that is best on dev; of equal ones the first.
+def select(runs: Sequence[tuple[Mapping[str, Any], RunResult]]) -> list[int]:
+    """Picks of each seed the run that is best on dev; of equal ones the first. Returns positions.
 
     `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed, and each
     part of the data that `data.only` names is chosen for by itself. Runs that differ in
     data.protocol.fold alone are chosen together, by the mean over their folds, and all of them are
     given. Of a seed with unfinished runs only those with the most folds are compared.
     """
-    tried: dict[tuple, dict[Any, list[Mapping[str, Any]]]] = {}
-    for number, (changes, result) in enumerate(runs):
+    tried: dict[tuple, dict[Any, list[int]]] = {}
+    for number, (changes, _) in enumerate(runs):
         seed = tuple(changes.get(field) for field in (*SEEDS, ONLY))
         rest = {name: str(x) for name, x in changes.items() if name not in (*SEEDS, ONLY, FOLD)}
         setting = tuple(sorted(rest.items())) if FOLD in changes else number
-        tried.setdefault(seed, {}).setdefault(setting, []).append(result)
-    merit = lambda folds: (len(folds), sum(map(_merit, folds)) / len(folds))
-    chosen = []
+        tried.setdefault(seed, {}).setdefault(setting, []).append(number)
+    merit = lambda folds: (len(folds), sum(_merit(runs[i][1]) for i in folds) / len(folds))
+    chosen: list[int] = []
     for settings in tried.values():
         several = len(settings) > 1  # what trains nothing has no dev, and nothing to choose
         chosen += max(settings.values(), key=merit) if several else next(iter(settings.values()))
     return chosen
 
 
-def _merit(result: Mapping[str, Any]) -> float:
+def _merit(result: RunResult) -> float:
     """Reads what a run of its kind is chosen by; more is better."""
-    if "held_out" in result:
-        return rank(-result["held_out"]["loss"])
-    return rank(next(iter(result["dev"].values())))
+    if result.held_out is not None:
+        return rank(-result.held_out["loss"])
+    return rank(next(iter(result.selection.values())))
 
 
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:

@@ -26,6 +26,7 @@ from jaxprompt.prompts import BASE
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.training.features.cache import FeatureCache
 from jaxprompt.training.loop import Milestones
+from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.types import Batch, Objective
 
@@ -54,9 +55,8 @@ class Member(NamedTuple):
     feed: Callable[[], RunBatches]
     longest: Callable[[], Batch]  # a training batch as long as any
     held: Any  # what it is scored by, see the scorer of its kind
-    record: Mapping[str, Any]  # what it learns from
+    record: RunRecord  # what it learns from
     counts: np.ndarray | None = None  # of the text that its prompt starts from
-    about: Mapping[str, Any] = {}  # what its result begins with
     kept: FeatureCache | None = None  # states of frozen layers, of `source` too
 
     @property

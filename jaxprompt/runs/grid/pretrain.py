@@ -32,6 +32,7 @@ from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.run_folder import read_record
+from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch
@@ -74,7 +75,7 @@ def prepare(
         except InputError as error:
             failed(run, error)
             continue
-        ppt.check_same(read_record(run.folder), tasks[key].text.facts, config)
+        ppt.check_same(read_record(run.folder, PretrainingRecord), tasks[key].text.data, config)
         found.append((run, key))
     if not found:
         return None, []
@@ -89,8 +90,9 @@ def prepare(
         scorer = scorer._replace(model=own)
         if key not in flops:
             flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
-        facts, weights = tasks[key].text.facts, loaded.report.fingerprint
-        record = records.make_record(run.config, facts, scorer.template, backbone.family, weights)
+        data, weights = tasks[key].text.data, loaded.report.fingerprint
+        backbone_record = BackboneRecord(backbone.family, weights)
+        record = records.make_pretraining_record(run.config, data, backbone_record)
         records.check_repeated(run.folder, record)
         member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
@@ -109,7 +111,7 @@ def _read(config: RunConfig, asked: ppt.PptTask, workdir: Path) -> Corpus:
 
 def _member(
     run: GridRun, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
-    record: dict[str, Any],
+    record: PretrainingRecord,
 ) -> Member:  # fmt: skip
     config = run.config
     plan, epoch = _plan(config, text)
@@ -119,7 +121,6 @@ def _member(
         run, scorer, ppt.make_objectives(config, scorer.model)[0], plan, epoch, shape, source=text,
         feed=partial(_feed, config, text, flops, placement),
         longest=partial(_longest, config, text), held=text, record=record,
-        about=ppt.about(config),
     )  # fmt: skip
 
 

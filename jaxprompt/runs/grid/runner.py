@@ -51,6 +51,7 @@ from jaxprompt.training.run_folder import (
     lock,
     read_result,
 )
+from jaxprompt.training.run_result import RunResult
 
 __all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
 
@@ -71,7 +72,7 @@ KINDS = {  # by command
 class Outcome(NamedTuple):
     """How a group ended."""
 
-    results: dict[str, dict[str, Any]]  # of the runs that have one, by name
+    results: dict[str, RunResult]  # of the runs that have one, by name
     failed: dict[str, str]  # name -> the error's line
 
 

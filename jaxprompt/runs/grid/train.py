@@ -1,5 +1,6 @@
 """Runs of a group that learn a task from its examples."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -14,13 +15,13 @@ from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.examples import examples_key
 from jaxprompt.build.initial_params import count_corpus, count_tokens, start
-from jaxprompt.build.method import method_of, seen_by
+from jaxprompt.build.method import method_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.build.task import (
     build_objectives,
-    describe_data,
     longest_batch,
+    make_task_data,
     open_fitting,
     prepare_task,
     share_front,
@@ -41,6 +42,7 @@ from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.features.cache import KeepingPlan
+from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
@@ -55,7 +57,7 @@ class _TaskData(NamedTuple):
     run_name: str  # the first of them
     scorer: Scorer
     splits: dict[str, Split]
-    facts: dict[str, Any]  # for their records
+    task_data: TaskData  # for their records
     lines: list[str]  # that are printed
 
 
@@ -83,10 +85,9 @@ def prepare(
             continue
         scorer = data.scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
         scorer = scorer.with_vocabulary_of(data.splits["train"])
-        record = records.make_record(
-            run.config, data.facts | seen_by(scorer.model.prompt), scorer.template, backbone.family,
-            loaded.report.fingerprint,
-        )  # fmt: skip
+        task_data = dataclasses.replace(data.task_data, seen=scorer.model.prompt.seen)
+        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
+        record = records.make_record(run.config, task_data, backbone_record)
         member = _member(run, scorer, data.splits, record)
         member = member._replace(counts=count_tokens(run.config, data.splits["train"], corpus))
         members.append(_with_shared_model(member, models))
@@ -115,14 +116,14 @@ def _read_task_data(
             if key not in data:
                 examples, scorer, splits = prepare_task(run.config, placement, backbone)
                 scorer = share_front(run.config, scorer)
-                facts = describe_data(examples, scorer)
+                task_data = make_task_data(examples, scorer)
                 lines = tell_examples(scorer, splits, examples.notes)
                 # A split that is the same in all runs is laid out once.
                 splits = {
                     name: splits_by_digest.setdefault((name, part.digest()), part)
                     for name, part in splits.items()
                 }
-                data[key] = _TaskData(run.name, scorer, splits, facts, lines)
+                data[key] = _TaskData(run.name, scorer, splits, task_data, lines)
         except InputError as error:
             failed(run, error)
             continue
@@ -180,9 +181,7 @@ def _asks(scorer: Scorer) -> Asks:
     return getattr(scorer.model.prompt, "asks", Asks())
 
 
-def _member(
-    run: GridRun, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]
-) -> Member:
+def _member(run: GridRun, scorer: Scorer, splits: dict[str, Split], record: TaskRecord) -> Member:
     config, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / run.config.data.batch)
     member = Member(

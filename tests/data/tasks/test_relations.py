@@ -6,7 +6,7 @@ import re
 import pytest
 from refusing import refuse_line
 
-from jaxprompt.data.sources.digest import describe
+from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
@@ -267,11 +267,11 @@ def test_digests_of_other_tasks_are_as_before():
     """What runs recorded before entities were there still holds."""
     task = get_task("sst2")
     example = read_example(task, {"sentence": "fine", "label": 1}, "x:1")
-    found = describe([example], task.labels)["digest"]
+    found = summarize([example], task.labels).digest
     assert found == "27c8837a7bf2c1a5bf3eb01f3b5756a42e76619ddfc8b644d9e5046d521e624e"
     marked = read_example(get_task("scierc"), ROWS["scierc"], "x:1")
     moved = marked._replace(entities=((0, 1), marked.entities[1]))
-    digests = {describe([e], ())["digest"] for e in (marked, moved)}
+    digests = {summarize([e], ()).digest for e in (marked, moved)}
     assert len(digests) == 2
 
 

@@ -3,23 +3,23 @@
 import json
 from types import SimpleNamespace
 
+from jaxprompt.config.load import load_config
 from jaxprompt.runs.grid.batched_loop import BatchedRuns
-from jaxprompt.training.progress import Progress
+from jaxprompt.training.progress import Evaluation, Progress
 
 
 def make_member(folder, seed):
     folder.mkdir()
-    run = SimpleNamespace(folder=folder, settings=SimpleNamespace(method="soft", seed=seed))
-    return SimpleNamespace(run=run, about={})
+    config = load_config("base:soft", [("seed", seed)])
+    run = SimpleNamespace(folder=folder, config=config)
+    return SimpleNamespace(run=run)
 
 
 def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path):
     """Of three runs the second failed: the third is neither tested as it nor with its dev."""
     members = [make_member(tmp_path / f"run{i}", i) for i in range(3)]
     devs = [{"f1": 0.25 * i, "threshold": i + 0.5} for i in range(3)]
-    stands = [
-        Progress(best={"step": 10 + i, "value": 0, "dev": devs[i]}, steps=20) for i in range(3)
-    ]
+    stands = [Progress(best=Evaluation(10 + i, 0.0, devs[i]), steps=20) for i in range(3)]
     stands[1].error = "3 steps in a row were not finite"
     asked = []
 

@@ -25,6 +25,7 @@ from jaxprompt.runs.grid.group import Member, varying_words
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.progress import Progress
+from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.tree import split, trainable_mask
@@ -279,11 +280,13 @@ def test_memory_grows_with_the_runs_and_cuts_them():
 
 
 def test_the_best_rate_of_each_seed_is_chosen_on_dev():
-    result = lambda dev, test: {"dev": {"accuracy": dev}, "test": {"accuracy": test}}
+    result = lambda dev, test: RunResult(
+        best_step=1, dev={"accuracy": dev}, test={"accuracy": test}
+    )
     tried = [(10, 1, 0.5, 0.9), (10, 2, 0.7, 0.3), (20, 1, 0.6, 0.4), (20, 2, 0.6, 0.8)]
     runs = [({"seed": s, "optim.lr": r}, result(dev, test)) for s, r, dev, test in tried]
-    assert select(runs) == [result(0.7, 0.3), result(0.6, 0.4)]
-    broken = [({"seed": 10, "optim.lr": 3}, result(float("nan"), 0.9)), *runs]
+    assert select(runs) == [1, 2]
+    broken = [*runs, ({"seed": 10, "optim.lr": 3}, result(float("nan"), 0.9))]
     assert select(broken) == select(runs)  # NaN is below all else
 
 
@@ -292,7 +295,7 @@ def test_a_dev_value_of_nan_is_beaten():
     values = (float("nan"), -3.0, float("nan"), -1.0)
     given = dict(dev={}, last=False, patience=0)
     better = [stand.note_dev(step, value, **given) for step, value in enumerate(values)]
-    assert better == [True, True, False, True] and stand.best["step"] == 3
+    assert better == [True, True, False, True] and stand.best.step == 3
 
 
 def test_the_mean_over_folds_chooses():
@@ -304,13 +307,13 @@ def test_the_mean_over_folds_chooses():
     runs = [
         (
             {"data.seed": seed, "data.protocol.fold": fold, "optim.lr": rate},
-            {"dev": {"accuracy": score}},
+            RunResult(best_step=1, dev={"accuracy": score}),
         )
         for rate, seeds in dev.items()
         for seed, scores in seeds.items()
         for fold, score in enumerate(scores)
     ]
-    chosen = [result["dev"]["accuracy"] for result in select(runs)]
+    chosen = [runs[i][1].dev["accuracy"] for i in select(runs)]
     assert chosen == [0.8, 0.7, 0.4, 0.7]  # means 0.75 > 0.7 of seed 0, 0.55 > 0.5 of seed 1
 
 

@@ -1,0 +1,108 @@
+"""Documents that the project writes as JSON: frozen dataclasses, checked when they are read."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from jaxprompt.errors import InputError, brief, is_kind, nearest
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # numbers that `files.dumps` writes as strings
+_SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class Document:
+    """Base of a frozen dataclass whose fields are those of a JSON object, in their order.
+
+    Fields may hold text, numbers, tuples, mappings from text, dataclasses, `object` for any JSON,
+    and None beside one of them. A field at its default is left out of the JSON.
+    """
+
+    FIX: ClassVar[str] = "write it again"  # what to do about a file that is not as it was written
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
+        """Makes a document of a JSON object; a field that is absent has its default.
+
+        Args:
+          values: by field.
+          path: the file of the object, for messages.
+
+        Raises:
+          InputError: for a field that is unknown, missing, or of another type.
+        """
+        try:
+            return _read_object("", cls, values)
+        except ValueError as error:
+            raise InputError(f"{path}: {error}; {cls.FIX}") from error
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the values by field, as JSON has them but for numbers that are not finite."""
+        return {
+            field.name: to_plain(getattr(self, field.name))
+            for field in dataclasses.fields(typing.cast(Any, self))
+            if _is_required(field) or getattr(self, field.name) != _default(field)
+        }
+
+
+def to_plain(value: Any) -> Any:
+    """Returns a value with documents and dataclasses in it as dicts, and tuples as lists."""
+    if isinstance(value, Document):
+        return value.to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Mapping):
+        return {name: to_plain(part) for name, part in value.items()}
+    return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def _default(field: dataclasses.Field) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
+    """Makes a dataclass of a JSON object. Raises ValueError, which names the field."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in values:
+        if name not in fields:
+            raise ValueError(f"unknown field {brief(prefix + name)}; {nearest(name, fields)}")
+    for name, field in fields.items():
+        if name not in values and _is_required(field):
+            raise ValueError(f"the field {prefix}{name} is missing")
+    return kind(**{name: _read(prefix + name, hints[name], x) for name, x in values.items()})
+
+
+def _read(name: str, hint: Any, value: object) -> Any:
+    """Returns a JSON value as its field holds it. Raises ValueError for one of another type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # of a type and None
+        return None if value is None else _read(name, args[0], value)
+    if origin is tuple:
+        many = len(args) == 2 and args[1] is ...
+        if not isinstance(value, list | tuple) or not (many or len(value) == len(args)):
+            raise ValueError(f"{name}={brief(value)} must be a list")
+        kinds = args[:1] * len(value) if many else args
+        pairs = enumerate(zip(kinds, value, strict=True))
+        return tuple(_read(f"{name}.{i}", kind, part) for i, (kind, part) in pairs)
+    if origin is not None or dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name}={brief(value)} must be an object")
+        if origin is None:
+            return _read_object(f"{name}.", hint, value)
+        return {key: _read(f"{name}.{key}", args[1], part) for key, part in value.items()}
+    if hint is float and value in _NOT_FINITE:
+        return float(typing.cast(str, value))
+    is_float = hint is float and isinstance(value, float)
+    if hint is not object and not is_float and not is_kind(value, hint):
+        raise ValueError(f"{name}={brief(value)} must be {_SHOWN[hint]}")
+    return value

@@ -1,0 +1,135 @@
+"""record.json of a run: what it learned from, by which it is compared when it is repeated."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxprompt.convert.prompt_metadata import OriginMetadata
+from jaxprompt.data.sources.digest import SplitRecord
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.documents import Document
+from jaxprompt.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneRecord(Document):
+    """The frozen model of a run."""
+
+    family: str
+    fingerprint: str  # SHA-256 of the weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskData(Document):
+    """A task, and the examples of it that a run learned from and was scored on."""
+
+    task: Task
+    choices: int  # the most that an example has
+    splits: Mapping[str, SplitRecord]
+    sentence_encoder: str = ""  # fingerprint of the model that chose demonstrations
+    seen: str = ""  # the words that the method has vectors for, where it depends on the examples
+    identity: Mapping[str, str]  # of the backbone beside its weights, see data.text.identity
+    template: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedTask(TaskData):
+    """One of several tasks that share a prompt."""
+
+    fields: Mapping[str, str]  # of the config, that are the task's own
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusInfo(Document):
+    """The text of a pre-training task, as the metadata of its prompt describes it."""
+
+    task: str
+    patterns: str
+    options: tuple[int, int] | None = None  # the fewest and the most of an example
+    corpus: str  # path
+    documents: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingData(Document):
+    """The examples that a prompt is pre-trained on."""
+
+    corpus: Mapping[str, object]  # fingerprint of the text, see corpus.check_unchanged
+    store: Mapping[str, int]  # CRC-32 of each file of the indexed text
+    labels: tuple[object, ...] | None  # what labels of cls depend on: annotator, counts, digests
+    about: CorpusInfo
+    identity: Mapping[str, str]
+    template: str
+
+
+# -- the kinds of record.json ---------------------------------------------------------------------
+
+
+class RunRecord(Document):
+    """What a run learned from, of one of the kinds below."""
+
+    FIX = "restore it, or train again in another workdir"
+
+    identity: Mapping[str, str]
+    backbone: BackboneRecord
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskRecord(TaskData, RunRecord):
+    """Of a run that learns a task."""
+
+    backbone: BackboneRecord
+    init: OriginMetadata | None = None
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of soft tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedRecord(RunRecord):
+    """Of a run in which several tasks share a prompt."""
+
+    tasks: Mapping[str, SharedTask]
+    seen: str = ""  # in the examples of all tasks
+    backbone: BackboneRecord
+    init: OriginMetadata | None = None
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """That of the backbone, which every task states."""
+        return next(iter(self.tasks.values())).identity
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingRecord(PretrainingData, RunRecord):
+    """Of a run that pre-trains a prompt on a corpus."""
+
+    backbone: BackboneRecord
+    init: OriginMetadata | None = None
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptationRecord(RunRecord):
+    """Of a run that continues a backbone's pre-training."""
+
+    corpus: Mapping[str, object]
+    store: Mapping[str, int]
+    backbone: BackboneRecord
+    identity: Mapping[str, str]
+
+
+_KINDS: dict[str, type[RunRecord]] = {  # by a field that only they have, or those behind them
+    "task": TaskRecord,
+    "tasks": SharedRecord,
+    "about": PretrainingRecord,
+    "corpus": AdaptationRecord,
+}
+
+
+def record_from_json(values: Mapping[str, object], path: Path) -> RunRecord:
+    """Makes a record of the kind that its fields show. Raises InputError as `from_json` does."""
+    kind = next((kind for field, kind in _KINDS.items() if field in values), None)
+    if kind is None:
+        raise InputError(f"{path} is no record of a run; {RunRecord.FIX}")
+    return kind.from_json(values, path)

@@ -1,0 +1,35 @@
+"""result.json of a run: its scores and what it took to reach them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxprompt.documents import Document
+
+Scores = Mapping[str, float]  # by metric, that of the task first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult(Document):
+    """What a finished run reports. A run has `dev`, or `held_out` where it learns from a corpus."""
+
+    FIX = "delete it and train again"
+
+    task: str | None = None  # of a run that pre-trains a prompt
+    objective: str | None = None  # of one that continues a backbone's pre-training
+    method: str | None = None
+    seed: int | None = None
+    tasks: tuple[str, ...] | None = None  # that share a prompt
+    trained: int | None = None  # parameters; None where nothing was trained
+    total: int | None = None  # parameters
+    steps: int | None = None
+    skipped: int | None = None  # steps that were not finite
+    best_step: int
+    dev: Scores | None = None  # at the best step, as all scores are
+    held_out: Scores | None = None
+    test: Scores | None = None
+    time: Scores = dataclasses.field(default_factory=dict)  # seconds; compilations
+
+    @property
+    def selection(self) -> Scores:
+        """The scores by which the best step was chosen; empty where nothing was chosen."""
+        return self.dev or self.held_out or {}

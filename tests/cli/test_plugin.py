@@ -1,0 +1,125 @@
+"""The package of tests/plugin, built and put on the path, adds a method, a head and a task."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from spoil import BASE
+from tiny_run import ROOT, TOPICS, flags, make_backbone, sentences, write_rows
+
+PLUGIN = ROOT / "tests" / "plugin"
+FILES = ("pyproject.toml", "ticket_prompts.py", "ticket_tasks.py")
+TEAMS = dict(zip(TOPICS, ("billing", "login", "shipping"), strict=True))
+# Commands, each a list of words, in one process that imports JAX once.
+RUN = """
+import json, sys
+from jaxprompt.__main__ import main
+for words in json.loads(sys.argv[1]):
+    print("===", words[0], flush=True)
+    try:
+        code = main(words)
+    except SystemExit as error:
+        code = error.code
+    assert not code, (words, code)
+"""
+
+
+def call(site: Path, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """Runs Python with the unpacked wheel and this repository on its path."""
+    path = os.pathsep.join(map(str, (site, ROOT)))
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The wheel, built without network and unpacked. -> folder"""
+    pytest.importorskip("setuptools", minversion="77")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in FILES:
+        shutil.copy(PLUGIN / name, source)
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (wheel,) = built.glob("ticket_prompts-1.0-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(built / "site")
+    return built / "site"
+
+
+@pytest.fixture(scope="module")
+def outputs(site, tmp_path_factory):
+    """What each command printed, and the folder of the run."""
+    folder = tmp_path_factory.mktemp("tickets")
+    make_backbone(folder / "backbone")
+    for seed, name in enumerate(("train", "dev")):
+        rows = [{"message": x["text"], "team": TEAMS[x["label"]]} for x in sentences(seed, 24)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    fields = {
+        "prompt.name": "low_rank", "prompt.length": 3, "head.name": "cosine",
+        "task.name": "tickets", "backbone.path": folder / "backbone",
+        "data.max_len": 24, "data.batch": 8, "mesh.data": 1,
+        "data.files.train": folder / "train.jsonl", "data.files.dev": folder / "dev.jsonl",
+        "train.total_steps": 2, "train.total_epochs": 0, "train.eval_steps": 2,
+        "train.tracker": "none", "train.plot": False, "train.test": False,
+    }  # fmt: skip
+    run = f"--workdir={folder / 'run'}"
+    commands = [
+        ["methods"], ["methods", "low_rank"], ["heads"], ["tasks"], ["tasks", "tickets"],
+        ["train", "--help"], ["train", f"--config={BASE}", run, *flags(fields)],
+        ["export", run], ["predict", run, "--text=the cat"],
+    ]  # fmt: skip
+    done = call(site, "-c", RUN, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"^=== \w+\n", done.stdout, flags=re.M)[1:]
+    return [" ".join(words[:2]) for words in commands], parts, folder
+
+
+def test_listings_and_help_show_what_the_package_adds(outputs):
+    titles, parts, _ = outputs
+    shown = dict(zip(titles, parts, strict=True))
+    assert re.search(r"^low_rank +Soft tokens .*\(ticket-prompts 1\.0\)$", shown["methods"], re.M)
+    assert "prompt.rank = 4" in shown["methods low_rank"]
+    assert re.search(r"^cosine +Classes by .*\(ticket-prompts 1\.0\)$", shown["heads"], re.M)
+    assert re.search(r"^tickets +3 classes .*\(ticket-prompts 1\.0\)$", shown["tasks"], re.M)
+    assert "billing, login, shipping" in shown["tasks tickets"]
+    assert "prompt, with prompt.name=low_rank" in shown["train --help"]
+    assert "head.scale = 10.0" in shown["train --help"]
+
+
+def test_it_trains_exports_and_predicts(outputs):
+    _, parts, folder = outputs
+    (answer,) = map(json.loads, parts[-1].splitlines())
+    assert set(answer["scores"]) == set(TEAMS.values())
+    metadata = json.loads((folder / "run/export/prompt.json").read_text())
+    assert metadata["plugins"] == {"ticket-prompts": "1.0"}
+    assert metadata["method"] == "low_rank" and metadata["hyper"]["rank"] == 4
+    assert metadata["head"] == {"name": "cosine", "scale": 10.0}
+
+
+def test_an_export_names_the_package_that_it_needs(outputs, refused):
+    """Here, where the package is not on the path."""
+    export = outputs[-1] / "run/export"
+    message = refused("predict", f"--prompt={export}", "--text=the cat")
+    assert str(export) in message
+    assert "ticket-prompts 1.0" in message and "pip install ticket-prompts" in message
+
+
+def test_its_method_passes_the_contract(site):
+    words = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", "low_rank-bert")
+    done = call(site, *words, "tests/test_contract.py")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^8 passed", done.stdout, re.M), done.stdout
+
+
+def test_the_guide_shows_the_package():
+    guide = (ROOT / "docs/extending.md").read_text("utf-8")
+    for name in FILES:
+        assert (PLUGIN / name).read_text("utf-8") in guide, name
