@@ -20,7 +20,7 @@ from jaxprompt.convert.tensor_reader import digest
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.tree import flatten, unflatten
+from jaxprompt.tree import Flat, flatten, unflatten
 
 # The padding's id, whose rows are zero, where the config does not tell it.
 _PAD = {
@@ -232,5 +232,5 @@ def _mark(start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part:
     return digest(start, draw.family, part, str(seed), *facts)
 
 
-def _bytes(flat: Mapping[str, Any]) -> int:
+def _bytes(flat: Flat) -> int:
     return sum(array.nbytes for array in flat.values())

@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
+from jaxprompt.tree import Params
 
 # The number of rows is rounded up to it, so that a mesh can shard them; exports have no such rows.
 _MULTIPLE = 64
@@ -157,7 +158,7 @@ def start_table(
     return found
 
 
-def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
+def export_rows(rows: WordRows, params: Params) -> dict[str, Any]:
     """Leaves out of a method's numbers the rows that round their number up. -> params"""
     sizes = _sizes(rows)
     own = {name: x[: sizes[name]] for name, x in params.get("words", {}).items()}
@@ -167,7 +168,7 @@ def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
 def restore_rows(
     rows: WordRows,
     path: str,
-    params: Mapping[str, Any],
+    params: Params,
     take: Callable[[str], tuple[_HasTable, Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Undoes `export_rows`, and adds the rows of all words that the export `path` has. -> params"""

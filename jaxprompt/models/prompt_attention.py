@@ -12,7 +12,8 @@ from flax import linen as nn
 
 from jaxprompt.layers.attention import MultiHead
 from jaxprompt.layers.stack import WATCHED
-from jaxprompt.models.model import Model, Params, place
+from jaxprompt.models.model import Model, place
+from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
 # A left-to-right model's own attention is its encoder's, that of what a GLM writes its decoder's.
