@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 LAYERS = (  # from the ground up; a package imports those above it in this list
     "errors",
     "signals hidden types rng registry",
-    "files tree documents",
+    "files tree",
     "config",  # every field of a run
     "data",  # rows of numpy arrays
     "corpus",

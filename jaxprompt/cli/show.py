@@ -12,7 +12,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
 if TYPE_CHECKING:
-    from jaxprompt.documents import Document
+    from jaxprompt.config.documents import Document
     from jaxprompt.training.run_result import RunResult
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -44,11 +44,7 @@ def write_artifact(
 
     Raises InputError when the disk refuses.
     """
-    from safetensors.numpy import save
-
-    plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
-    # One metadata key only: safetensors writes several in a random order.
-    data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
+    data = encode_tensors(tensors)
     metadata = dataclasses.replace(metadata, sha256=hashlib.sha256(data).hexdigest())
     document = add_checksum({"format": FORMAT, **metadata.to_json()})
     # NaN is no JSON: a document with one could not be read by other parsers.
@@ -58,6 +54,15 @@ def write_artifact(
     # The metadata last: with the hash in it, a kill between the two is found out on reading.
     write_atomic(folder / METADATA, text)
     return folder / TENSORS, folder / METADATA
+
+
+def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Returns what prompt.safetensors holds; the same tensors give the same bytes."""
+    from safetensors.numpy import save
+
+    plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
+    # One metadata key only: safetensors writes several in a random order.
+    return save(plain, metadata={"jaxprompt_format": str(FORMAT)})
 
 
 def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], PromptMetadata]:

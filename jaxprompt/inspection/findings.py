@@ -22,7 +22,7 @@ from jaxprompt.files import dumps
 from jaxprompt.inspection.instances import Instances, find_instances
 from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
-from jaxprompt.runs.restore import restore
+from jaxprompt.runs.restore import Trained, restore
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
@@ -166,7 +166,7 @@ def _has_soft_tokens(prompt: Any) -> bool:
     return bool(prompt.num_slots()) and not prompt.components()
 
 
-def _restore(config: RunConfig, workdir: str, split: str) -> Any:
+def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
     """Restores a run; with the training examples where its prompt started from them."""
     trained = None
     if "task" in starts_of(config):
@@ -201,7 +201,7 @@ def _choose_steps(
     return tuple(sorted(chosen))
 
 
-def _about(config: RunConfig, trained: Any, split: str) -> dict[str, str]:
+def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
     task, own = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
@@ -245,7 +245,7 @@ def _some(split: Split, limit: int) -> Split:
 
 
 def _find_states(
-    found: Findings, trained: Any, workdir: str, part: Split, steps: Sequence[int],
+    found: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
     pictured: Sequence[int], first: Any, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     scorer = trained.scorer
@@ -289,7 +289,7 @@ def _find_states(
     found.states = States(names, labels[there], separations, kept)
 
 
-def _numbers(trained: Any, workdir: str, step: int) -> tree.Flat:
+def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
     """Reads the trained numbers of a step; the best ones are there already."""
     own = trained.weights.trainable
     if trained.best is not None and step == trained.best.step:
@@ -315,7 +315,7 @@ def _classes_of_rows(scorer: Any, part: Split) -> tuple[tuple[str, ...], np.ndar
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _find_confusion(found: Findings, config: RunConfig, trained: Any, split: Split) -> None:
+def _find_confusion(found: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -345,7 +345,9 @@ def _find_confusion(found: Findings, config: RunConfig, trained: Any, split: Spl
 # -- attention ------------------------------------------------------------------------------------
 
 
-def _find_attention(found: Findings, trained: Any, part: Split, whole: Mapping[str, Any]) -> None:
+def _find_attention(
+    found: Findings, trained: Trained, part: Split, whole: Mapping[str, Any]
+) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows
     batches = list(eval_batches(scorer, part))

@@ -129,11 +129,12 @@ class Adapting(CorpusWork[AdaptationRecord]):
     def finish(self, ended: Ended) -> RunResult:
         """Writes a folder that transformers loads."""
         config, corpus, adapted = self.config, self.corpus, self.adapted
-        trained, progress = tree.count(adapted.trainable), ended.progress
+        trained = tree.count(adapted.trainable)
+        progress, best = ended.progress, ended.best
         result = RunResult(
             objective=config.objective.name, seed=config.seed, trained=trained,
             total=trained + tree.count(adapted.frozen), steps=progress.steps,
-            skipped=progress.skipped, best_step=progress.best.step, held_out=progress.best.dev,
+            skipped=progress.skipped, best_step=best.step, held_out=best.dev,
             time=ended.time,
         )  # fmt: skip
         params = tree.merge(ended.numbers, adapted.frozen)

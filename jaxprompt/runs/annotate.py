@@ -101,7 +101,7 @@ def check_annotator(config: RunConfig) -> None:
     check_classes(task.labels, len(get_pattern("cls", config.ppt.patterns).words))
 
 
-def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
+def check_saved(classifier: RunConfig, workdir: str, finished: bool) -> None:
     """Raises InputError where a workdir is of another classifier."""
     free = FREE + FREE_TRAINED * finished
     check_workdir(workdir, classifier.to_dict(), free)
@@ -114,7 +114,7 @@ def read_units(config: RunConfig, workdir: str) -> Corpus:
     return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
-def open_annotator(classifier: Any, config: RunConfig, workdir: str) -> Annotator:
+def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> Annotator:
     """Reads the best numbers of a classifier's workdir.
 
     Raises InputError where its classes are not those of the thresholds of `c`.
@@ -193,12 +193,10 @@ def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
 # -- the run
 
 
-def run(config: RunConfig, classifier: Any, workdir: str, output: str) -> dict[str, Any] | None:
-    """Labels the text of a config. Returns the counts, None where a signal ended the training,
-    and on all processes but the first.
-    """
-
-    # -- text and classifier ----------------------------------------------------------------------
+def _prepare(
+    config: RunConfig, classifier: RunConfig, workdir: str, output: str
+) -> tuple[Annotator, Corpus] | None:
+    """Opens the text and the classifier, which is trained first; None where a signal ended that."""
     check_annotator(config)
     keep_programs(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
@@ -212,10 +210,20 @@ def run(config: RunConfig, classifier: Any, workdir: str, output: str) -> dict[s
     if not trained and tune.run(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; the same command goes on")
-    annotator = open_annotator(classifier, config, workdir)
-    label = make_labeller(annotator, corpus)
+    return open_annotator(classifier, config, workdir), corpus
 
-    # -- labels -----------------------------------------------------------------------------------
+
+def run(
+    config: RunConfig, classifier: RunConfig, workdir: str, output: str
+) -> dict[str, object] | None:
+    """Labels the text of a config. Returns the counts, None where a signal ended the training,
+    and on all processes but the first.
+    """
+    prepared = _prepare(config, classifier, workdir, output)
+    if prepared is None:
+        return None
+    annotator, corpus = prepared
+    label = make_labeller(annotator, corpus)
     total, thresholds = corpus.num_units, thresholds_of(config)
     with lock(output), contextlib.ExitStack() as stack:
         writer = processes.on_first(

@@ -238,7 +238,7 @@ class SharedTuning(Work[SharedRecord]):
         steps = {name: self._step_of(scorer.model, name) for name in self.scorers}
         self.step = make_shared_step(steps)
 
-    def _step_of(self, model: Model, name: str) -> Any:
+    def _step_of(self, model: Model, name: str) -> Callable[..., Any]:
         """Makes the train step of a task."""
         own = self.configs[name]
         terms = build_objectives(own, self.scorers[name].model)
@@ -288,7 +288,7 @@ class SharedTuning(Work[SharedRecord]):
 
     def finish(self, ended: Ended) -> RunResult:
         """Scores test once, and exports the prompt with the head of each task."""
-        config, progress, best = self.config, ended.progress, ended.progress.best
+        config, progress, best = self.config, ended.progress, ended.best
         test: dict[str, float] = {}
         fitted, scores = {}, {}
         for name, scorer in self.scorers.items():

@@ -404,7 +404,7 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     return Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)
 
 
-def read_about(trained: Trained) -> dict[str, Any]:
+def read_about(trained: Trained) -> dict[str, object]:
     """Tells what a prompt is pre-trained on, and how well it does."""
     record, best = trained.record, trained.best
     assert isinstance(record, PretrainingRecord) and best is not None

@@ -91,7 +91,7 @@ class Pretraining(CorpusWork[PretrainingRecord]):
     def finish(self, ended: Ended) -> RunResult:
         """Makes the result; `export` writes the prompt."""
         config, trained = self.config, tree.count(self.learned.trainable)
-        progress, best = ended.progress, ended.progress.best
+        progress, best = ended.progress, ended.best
         return RunResult(
             task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
             total=trained + tree.count(self.frozen), steps=progress.steps,

@@ -22,6 +22,7 @@ from jaxprompt.training import loop, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended, Job
+from jaxprompt.training.progress import Metrics
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.run_result import RunResult
@@ -73,7 +74,7 @@ class Work(Job, Generic[Record]):
         """Says what was read and what trains; `where` from which step."""
 
     @abc.abstractmethod
-    def finish(self, ended: Ended) -> dict[str, Any]:
+    def finish(self, ended: Ended) -> RunResult:
         """Makes the result, and what else a run leaves."""
 
     def set_training(
@@ -118,7 +119,7 @@ class CorpusWork(Work[Record]):
         """Picks the loss, which is to be low."""
         return -dev["loss"]
 
-    def describe(self, found: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
         """Adds scores of the step's rows, and how fast they come."""
         return self.meter.describe(found, steps, seconds)
 

@@ -135,7 +135,7 @@ class Tuning(Work[TaskRecord]):
     def finish(self, ended: Ended) -> RunResult:
         """Scores test once, with the best numbers."""
         config, trained = self.config, tree.count(self.weights.trainable)
-        progress, best = ended.progress, ended.progress.best
+        progress, best = ended.progress, ended.best
         has_test = config.train.test and "test" in self.splits
         fitted, score = self.scorer.fitted(best.dev), self.score
         # A head may choose something on dev, as a threshold: then it is another program.

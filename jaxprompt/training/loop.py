@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
+from jaxprompt.config.documents import to_plain
 from jaxprompt.config.run import TrainConfig
-from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
@@ -20,7 +20,7 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.checkpoint import Checkpoints, abstract
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.profiling import Profiler, profiled
-from jaxprompt.training.progress import Evaluation, Progress, write_step
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
@@ -110,7 +110,7 @@ class Job(abc.ABC):
     def value(self, dev: dict[str, float]) -> float:
         """Picks the number of dev that is to be high."""
 
-    def describe(self, found: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
         """Makes what is written of a step, see `progress.Describe`."""
         del steps, seconds
         return found
@@ -120,7 +120,8 @@ class Ended(NamedTuple):
     """How a run ended."""
 
     progress: Progress
-    numbers: Flat  # the best
+    best: Evaluation  # that was chosen
+    numbers: Flat  # of it
     time: dict[str, float]
 
 
@@ -284,9 +285,9 @@ def run(
     progress.steps, progress.skipped = step, int(state.skipped)
     # From disk: what is in memory is of the last step.
     numbers, saved = checkpoints.restore_best(state.trainable, progress.best.step)
-    progress.best = Evaluation(**saved)
+    best = Evaluation(**saved)
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-    return Ended(progress, numbers, spent)
+    return Ended(progress, best, numbers, spent)
 
 
 def saved_at(step: int | None) -> str:

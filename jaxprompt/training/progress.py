@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from jaxprompt.documents import to_plain
+from jaxprompt.config.documents import to_plain
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.optim import shown_rate
 

@@ -200,8 +200,7 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
         if steps_of(Path(workdir) / "checkpoints"):
             check_kept(workdir, workdir)
         return
-    leaves = [_leaves(each.to_json()) for each in (saved, record)]
-    if differing := _differences(*leaves, "now"):
+    if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
         raise InputError(
             f"{workdir} holds a run that learned from something else: {differing}; restore that, "
             "or take another workdir"

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxprompt.config.documents import Document
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.documents import Document
 from jaxprompt.errors import InputError
 
 
@@ -94,7 +94,7 @@ class SharedRecord(RunRecord):
     init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
+    @property  # type: ignore[override]
     def identity(self) -> Mapping[str, str]:
         """That of the backbone, which every task states."""
         return next(iter(self.tasks.values())).identity

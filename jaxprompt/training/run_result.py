@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jaxprompt.documents import Document
+from jaxprompt.config.documents import Document
 
 Scores = Mapping[str, float]  # by metric, that of the task first
 

@@ -196,6 +196,7 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     write_card(card, spoilt)
     line = predict("--text=a")
     assert "layout.max_length is not known" in line and "export the prompt again" in line
+    card.write_text(text)
     tensors.unlink()
     assert "has no export; run python -m jaxprompt export" in predict("--text=a")
 

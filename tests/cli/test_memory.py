@@ -65,7 +65,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
     )
     found.clear()
-    assert tune.run(c, workdir)["steps"] == 4
+    assert tune.run(c, workdir).steps == 4
     assert seen == [0] and set(found) == {3}
 
 

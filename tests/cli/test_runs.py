@@ -218,7 +218,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
     assert train_grid(c, str(tmp_path / "grid")) == 0
     assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
-    assert ends == {"lr=0": 6, "lr=0.01": 8}
+    assert ends == {"lr=0.0": 6, "lr=0.01": 8}
     compare(c, tmp_path / "grid")
 
 

@@ -103,7 +103,6 @@ def tiny_fields(backbone: Path, corpus: Path) -> dict[str, object]:
         "corpus.path": corpus, "corpus.processes": 1, "corpus.held_out": HELD_OUT,
         "objective.examples": 0, "data.max_len": LENGTH, "data.batch": BATCH,
         "data.eval_batch": BATCH, "optim.lr": 1e-2, "optim.schedule": "constant",
-        "optim.schedule.warmup_steps": 0,
         "train.total_steps": STEPS, "train.eval_steps": SCORED, "train.save_steps": 0,
         "train.log_steps": 1, "train.tracker": "none", "train.plot": False, "mesh.data": 1,
     }  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.__main__ import main
-from jaxprompt.config.load import override, read_config, to_run
+from jaxprompt.config.load import apply, read_config, to_run
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 
@@ -395,11 +395,11 @@ def make_config(
             from configs.parts import methods
 
             getattr(methods, method)(c, **(arguments or {}))
-    for name, value in given.items():
+    for name in ("prompt.length", *DROPS):
         block, _, last = name.rpartition(".")
-        if name in ("prompt.length", *DROPS) and last not in c[block]:
-            continue
-        override(c, name, str(value))
+        if last not in c[block]:
+            given.pop(name, None)
+    apply(c, [(name, str(value)) for name, value in given.items()])
     return to_run(c)
 
 

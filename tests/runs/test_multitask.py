@@ -8,6 +8,7 @@ import pytest
 from jaxprompt.runs import multitask
 from jaxprompt.runs import multitask as shared_tuning
 from jaxprompt.runs.multitask import SharedTuning
+from jaxprompt.training.loop import Ended
 from jaxprompt.training.progress import Evaluation, Progress
 
 
@@ -42,8 +43,8 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
         _export=lambda numbers, fitted, dev, test: exported.append(fitted),
     )  # fmt: skip
     dev = {"mean": 0.5, "qa/f1": 0.6, "qa/threshold": 0.2, "ner/threshold": 0.7, "nli/accuracy": 1}
-    progress = Progress(best=Evaluation(step=7, value=0.5, dev=dev))
-    result = SharedTuning.finish(work, SimpleNamespace(progress=progress, numbers={}, time={}))
+    ended = Ended(Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), numbers={}, time={})
+    result = SharedTuning.finish(work, ended)
     assert (result.best_step, result.dev, result.tasks) == (7, dev, ("qa", "ner", "nli"))
     assert built == {"qa": ("config qa", 0.2), "ner": ("config ner", 0.7)}
     expected = {"qa": "fitted qa", "ner": "fitted ner", "nli": "compiled nli"}

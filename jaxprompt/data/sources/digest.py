@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from jaxprompt.config.documents import Document
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.documents import Document
 
 _PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
 _HELD = Example._fields.index("is_moved")  # which says how the rest was read

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
+from jaxprompt.config.documents import to_plain
 from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
-from jaxprompt.documents import to_plain
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
@@ -293,10 +293,12 @@ class BatchedRuns:
                 continue
             config = member.run.config
             share = self.seconds / len(self.members)  # a run's part of what all took together
+            pretrains = self.shared.pretrains
             result = RunResult(
                 task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
                 trained=self.size, total=self.total, steps=stand.steps, skipped=stand.skipped,
-                best_step=stand.best.step, **{self.shared.scored: stand.best.dev}, test=test,
+                best_step=stand.best.step, dev=None if pretrains else stand.best.dev,
+                held_out=stand.best.dev if pretrains else None, test=test,
                 time={"seconds": share, "compilations": len(self.programs.compiled)},
             )  # fmt: skip
             write_result(member.run.folder, result)

@@ -99,7 +99,7 @@ class Shared(NamedTuple):
         [Any, Sequence[Member], Any], Any
     ]  # (Shared, members, Programs) -> scorer
     says: Sequence[str]  # what is told at the start
-    scored: str = "dev"  # what a result calls the scores that it is chosen by
+    pretrains: bool = False  # on a corpus, and chooses by held-out documents of it
     # (members, say): computes the states that these runs keep
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 

@@ -101,7 +101,8 @@ def prepare(
     says += tell_kernel(config, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
-    return Shared(config, placement, loaded, objectives, HeldOutScorer, says, "held_out"), members
+    shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
+    return shared, members
 
 
 def _read(config: RunConfig, asked: ppt.PptTask, workdir: Path) -> Corpus:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from jaxprompt.documents import Document
+from jaxprompt.config.documents import Document
 from jaxprompt.errors import InputError
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from jaxprompt.config import kinds
+from jaxprompt.config.block import Block, OpenBlock
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # numbers that `files.dumps` writes as strings
@@ -16,11 +18,13 @@ _SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a n
 class Document:
     """Base of a frozen dataclass whose fields are those of a JSON object, in their order.
 
-    Fields may hold text, numbers, tuples, mappings from text, dataclasses, `object` for any JSON,
-    and None beside one of them. A field at its default is left out of the JSON.
+    Fields may hold text, numbers, tuples, mappings from text, dataclasses, named tuples, blocks of
+    a config, `object` for any JSON, and None beside one of them. A field that is declared as one
+    of a config is checked as that. A field at its default is left out of the JSON.
     """
 
     FIX: ClassVar[str] = "write it again"  # what to do about a file that is not as it was written
+    OPEN: ClassVar[bool] = False  # unknown fields are ignored, not refused
 
     @classmethod
     def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
@@ -36,7 +40,8 @@ class Document:
         try:
             return _read_object("", cls, values)
         except ValueError as error:
-            raise InputError(f"{path}: {error}; {cls.FIX}") from error
+            message = str(error).removeprefix("config field ")
+            raise InputError(f"{path}: {message}; {cls.FIX}") from error
 
     def to_json(self) -> dict[str, object]:
         """Returns the values by field, as JSON has them but for numbers that are not finite."""
@@ -51,6 +56,10 @@ def to_plain(value: Any) -> Any:
     """Returns a value with documents and dataclasses in it as dicts, and tuples as lists."""
     if isinstance(value, Document):
         return value.to_json()
+    if isinstance(value, Block | OpenBlock):
+        return to_plain(value.to_dict())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return to_plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {field.name: to_plain(getattr(value, field.name)) for field in fields}
@@ -71,30 +80,44 @@ def _default(field: dataclasses.Field) -> Any:
 
 def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
     """Makes a dataclass of a JSON object. Raises ValueError, which names the field."""
+    if issubclass(kind, OpenBlock):
+        _read(f"{prefix}name", str, values.get("name"))
+        return kind.from_dict(typing.cast(Mapping[str, kinds.Value], values))
+    if issubclass(kind, Block):
+        return kind.from_dict(values, prefix)
     hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name in values:
-        if name not in fields:
-            raise ValueError(f"unknown field {brief(prefix + name)}; {nearest(name, fields)}")
-    for name, field in fields.items():
-        if name not in values and _is_required(field):
+    fields = {} if issubclass(kind, tuple) else {x.name: x for x in dataclasses.fields(kind)}
+    if not getattr(kind, "OPEN", False):
+        for name in values:
+            if name not in hints:
+                raise ValueError(f"unknown field {brief(prefix + name)}; {nearest(name, hints)}")
+    for name in fields or hints:
+        if name not in values and (not fields or _is_required(fields[name])):
             raise ValueError(f"the field {prefix}{name} is missing")
-    return kind(**{name: _read(prefix + name, hints[name], x) for name, x in values.items()})
+    read = {}
+    for name in values.keys() & (fields or hints):
+        declared = fields[name].metadata.get(kinds.DECLARED) if fields else None
+        if declared is not None:
+            kinds.check_value(prefix + name, declared, values[name])
+            read[name] = kinds.as_declared(declared, values[name])
+        else:
+            read[name] = _read(prefix + name, hints[name], values[name])
+    return kind(**read)
 
 
 def _read(name: str, hint: Any, value: object) -> Any:
     """Returns a JSON value as its field holds it. Raises ValueError for one of another type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # of a type and None
+    if origin in (types.UnionType, typing.Union):  # of a type and None
         return None if value is None else _read(name, args[0], value)
     if origin is tuple:
         many = len(args) == 2 and args[1] is ...
         if not isinstance(value, list | tuple) or not (many or len(value) == len(args)):
             raise ValueError(f"{name}={brief(value)} must be a list")
-        kinds = args[:1] * len(value) if many else args
-        pairs = enumerate(zip(kinds, value, strict=True))
+        hints = args[:1] * len(value) if many else args
+        pairs = enumerate(zip(hints, value, strict=True))
         return tuple(_read(f"{name}.{i}", kind, part) for i, (kind, part) in pairs)
-    if origin is not None or dataclasses.is_dataclass(hint):
+    if origin is not None or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
         if not isinstance(value, Mapping):
             raise ValueError(f"{name}={brief(value)} must be an object")
         if origin is None:
