@@ -28,7 +28,7 @@ def commands() -> dict[str, str]:
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
         module = importlib.import_module(f"{_CLI}.{name}")
         if hasattr(module, "main"):
-            found[name] = module.__doc__.splitlines()[0]
+            found[name] = (module.__doc__ or "").partition("\n")[0]
     return found
 
 

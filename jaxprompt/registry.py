@@ -139,6 +139,8 @@ class Registry:
 
 
 def _plugin(point: metadata.EntryPoint) -> Plugin:
+    if point.dist is None:  # of a point that was found in no installed package
+        raise ValueError(f"entry point {point.name!r} is of no package")
     return Plugin(point.dist.name, point.dist.version)
 
 

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 PATIENCE = 3.0  # seconds that the main thread has to end
-NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 CODES = {number: 128 + number for number in NAMES}  # as a shell tells of a signal
 
 

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 
 from jaxprompt.errors import InputError, nearest
 
+Params = Mapping[str, Any]  # {"prompt": {"table": array}}
 Flat = dict[str, Any]  # {"prompt/table": array}
 # The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
 PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")
 BLOCK = 32  # numbers of it that share a scale and a minimum
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
+def flatten(tree: Params, prefix: str = "") -> Flat:
     """Names every leaf of a nested dict by its path, parts joined with "/", in sorted order."""
     flat: Flat = {}
     for key in sorted(tree):
@@ -36,7 +37,7 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def trainable_mask(params: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
     """Marks the leaves whose full name one of the patterns matches: a tree of bools, an optax mask.
 
     Raises InputError where a pattern is no regular expression or matches nothing, and where
@@ -60,7 +61,7 @@ def trainable_mask(params: Mapping[str, Any], patterns: Sequence[str]) -> dict[s
     return unflatten({name: name in hits for name in names})
 
 
-def split(params: Mapping[str, Any], mask: Mapping[str, Any]) -> tuple[Flat, Flat]:
+def split(params: Params, mask: Params) -> tuple[Flat, Flat]:
     """Divides a tree into (trainable, frozen), two flat dicts."""
     leaves, marks = flatten(params), flatten(mask)
     trainable = {name: leaf for name, leaf in leaves.items() if marks[name]}

@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError
 
 # Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
 _PAGE = 4096
-_CURES = {
+_CURES: dict[int | None, str] = {
     errno.EACCES: "check its permissions", errno.EPERM: "check its permissions",
     errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: fetch it anew",
     errno.ENOENT: "it is a link to nothing: fetch it anew",
@@ -65,7 +65,7 @@ def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dt
 
 def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
     """Reads from a place in the file until the array is full."""
-    left = memoryview(array.reshape(-1).view(np.uint8))
+    left = array.reshape(-1).view(np.uint8).data
     while left:
         try:
             # preadv leaves the file's own position alone, so that threads can share it, and

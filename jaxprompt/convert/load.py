@@ -165,6 +165,13 @@ class _Names:
         names = (*self._candidates(tensor, layer), *tensor.elsewhere)
         return next((name for name in names if name in self.names), None)
 
+    def required(self, tensor: Tensor, layer: int) -> str:
+        """Returns the file's name of a tensor that `require` has asked for."""
+        name = self.find(tensor, layer)
+        if name is None:
+            raise KeyError(f"{self.folder} lacks {tensor.path} of layer {layer}")
+        return name
+
     def today(self, tensor: Tensor, layer: int = 0) -> str:
         """Returns the name that today's checkpoints give a tensor."""
         return self._candidates(tensor, layer)[-1]
@@ -215,7 +222,7 @@ class _Names:
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
         """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
         shape = file_shape(tensor, sizes)
-        found = [self.find(tensor, i) for i in range(copies(tensor, sizes))]
+        found = [self.required(tensor, i) for i in range(copies(tensor, sizes))]
         for name in found:
             if self.weights.shape(name) != shape:
                 raise self._wrong(
@@ -236,11 +243,13 @@ class _Names:
         A copy of a tensor under another of its names is left out, one of other numbers is not:
         the first name is read, and the rest may be of an older version.
         """
-        read = set()
+        read: set[str] = set()
         for tensor in known:
             for i in range(copies(tensor, sizes)):
                 # T5's files hold the word table under up to three names.
                 name = self.find(tensor, i)
+                if name is None:
+                    continue
                 others = self.names.intersection(self._candidates(tensor, i)) - {name}
                 # An untied model of transformers has two biases of the vocabulary, and adds one.
                 has_two = tensor.path == "mlm/bias"
@@ -258,7 +267,7 @@ def _is_tied(weights: Weights, names: _Names, family: Family) -> bool:
     config.json says tied, as transformers does.
     """
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
-    return None in (decoder, word) or _same(weights, decoder, word)
+    return decoder is None or word is None or _same(weights, decoder, word)
 
 
 def _same(weights: Weights, one: str, other: str) -> bool:
@@ -269,6 +278,8 @@ def _same(weights: Weights, one: str, other: str) -> bool:
     # Block by block: a table may be gigabytes.
     columns = slice(0, weights.matrix(one)[1])
     return all(
-        np.array_equal(*(weights.read_block(name, rows, columns) for name in (one, other)))
+        np.array_equal(
+            weights.read_block(one, rows, columns), weights.read_block(other, rows, columns)
+        )
         for rows in weights.blocks(one)
     )

@@ -115,12 +115,13 @@ def read_peft(folder: str | Path) -> Adapter:
         # Of an encoder-decoder the second half is never used.
         return Adapter("soft", table[:length], None, None, head, config)
     shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
-    if not all(is_kind(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
+    sizes = [int(size) for size in shape if size is not None and is_kind(size, int) and size > 0]
+    if len(sizes) < len(shape) or sizes[2] % sizes[1]:
         raise InputError(
             f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that "
             f"divides by it, not {brief(shape)}; save the adapter anew."
         )
-    layers, heads, width = shape
+    layers, heads, width = sizes
     k, v = prefix_from_peft(table, layers, heads, width // heads)
     if modules == 1:
         return Adapter("prefix", None, k, v, head, config)
@@ -147,7 +148,11 @@ def write_peft(
     SEQ_2_SEQ_LM for T5, where PEFT holds no prefix of ours. `base` names the model, `revision` its
     state on the hub.
     """
-    if (soft is None) == (prefix is None):
+    if soft is not None and prefix is None:
+        table = soft
+    elif prefix is not None and soft is None:
+        table = prefix_to_peft(*prefix)
+    else:
         raise ValueError("give either soft or prefix")
     if prefix is not None and task_type == "SEQ_2_SEQ_LM":
         raise InputError(
@@ -155,7 +160,6 @@ def write_peft(
             "pairs and has none elsewhere; ship prompt.safetensors, which export writes without "
             "--peft"
         )
-    table = prefix_to_peft(*prefix) if soft is None else soft
     head = dict(head or {})
     task_type = task_type or ("SEQ_CLS" if head else "FEATURE_EXTRACTION")
     if task_type in _NEED_HEAD and not head:

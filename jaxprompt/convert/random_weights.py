@@ -20,7 +20,7 @@ from jaxprompt.convert.tensor_reader import digest
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.tree import flatten, unflatten
+from jaxprompt.tree import Flat, flatten, unflatten
 
 # The padding's id, whose rows are zero, where the config does not tell it.
 _PAD = {
@@ -112,11 +112,13 @@ def draw_backbone(
     sizes = axis_sizes(config, table)
     tied = read_tied(config, family) or not {"mlm", "lm"} & set(heads)
     tensors = select(table, config, sizes, heads, tied=tied)
-    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
-    flat = _draw(Draw(family, config, sizes), tensors, **given)
+    draw = Draw(family, config, sizes)
+    flat = _draw(
+        draw, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
+    )
     report = Report(
         heads=(), fresh=tuple(heads), missing=(), unused=(), tied=tied, bytes=_bytes(flat),
-        fingerprint=_mark("drawn", Draw(family, config, sizes), tensors, **given),
+        fingerprint=_mark("drawn", draw, tensors, seed=seed, part=part),
     )  # fmt: skip
     return Loaded(unflatten(flat), report)
 
@@ -144,9 +146,13 @@ def with_heads(
     if "mlm" in fresh:
         tied = read_tied(config, family)
         tensors += [] if tied else [table.decoder]
-    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
     draw = Draw(family, config, sizes)
-    flat = flatten(params) | (_draw(draw, tensors, **given) if tensors else {})
+    flat, fingerprint = flatten(params), old.fingerprint
+    if tensors:
+        flat |= _draw(
+            draw, tensors, seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale
+        )
+        fingerprint = _mark(fingerprint, draw, tensors, seed=seed, part=part)
     report = old._replace(
         heads=tuple(head for head in old.heads if head in heads),
         fresh=tuple(fresh),
@@ -154,7 +160,7 @@ def with_heads(
         # Without the head, nothing is left that would need a table of its own.
         tied=tied or "mlm" in out,
         bytes=_bytes(flat),
-        fingerprint=_mark(old.fingerprint, draw, tensors, **given) if tensors else old.fingerprint,
+        fingerprint=fingerprint,
     )
     return Loaded(unflatten(flat), report)
 
@@ -177,7 +183,8 @@ def _draw(
     dtype: str, rescale: float,
 ) -> dict[str, jax.Array]:  # fmt: skip
     """Makes parameters, one after the other. -> by flat name"""
-    flat, base = {}, rng.key_for(seed, part)
+    flat: dict[str, jax.Array] = {}
+    base = rng.key_for(seed, part)
     for tensor in tensors:
         letters = tensor.stack + tensor.axes
         own = tuple(draw.sizes[axis] for axis in letters)
@@ -215,9 +222,7 @@ def _program(shape: tuple[int, ...], place: NamedSharding, dtype: np.dtype):
     return jax.jit(make, out_shardings=place)
 
 
-def _mark(
-    start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part: str, **_: Any
-) -> str:
+def _mark(start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part: str) -> str:
     """Sums up what was drawn: equal for equal draws. Nothing is read back from the devices."""
     facts = [
         f"{tensor.path} {[draw.sizes[axis] for axis in tensor.stack + tensor.axes]}"
@@ -227,5 +232,5 @@ def _mark(
     return digest(start, draw.family, part, str(seed), *facts)
 
 
-def _bytes(flat: Mapping[str, Any]) -> int:
+def _bytes(flat: Flat) -> int:
     return sum(array.nbytes for array in flat.values())

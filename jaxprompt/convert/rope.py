@@ -88,7 +88,7 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
     top = {"rope_theta": hf.get("rope_local_base_freq" if local else "rope_theta")} | share
     nested = _is_nested(hf)
     if nested:
-        found = whole.get(kind) if kind else None
+        found = (whole or {}).get(kind) if kind else None
         if not kind or not isinstance(found, dict | None):
             raise InputError(
                 f"rope_parameters={brief(whole)} names kinds of layers, which this model_type does "

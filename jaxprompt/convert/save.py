@@ -28,7 +28,7 @@ from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import acquire, dumps, make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
-from jaxprompt.tree import flatten
+from jaxprompt.tree import Flat, Params, flatten
 
 FILE_BYTES = 5 * 10**9
 TRAINING = "training.json"  # the run that a folder belongs to, and its card for programs
@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
 
 
 def save_backbone(
-    folder: str | Path, family: str, config: Mapping[str, Any], params: Mapping[str, Any], *,
+    folder: str | Path, family: str, config: Mapping[str, Any], params: Params, *,
     tokenizer: str | Path, card: Mapping[str, Any], run: str, dtype: str = "float32",
     rescale: float = 1.0, file_bytes: int = FILE_BYTES,
 ) -> Path:  # fmt: skip
@@ -112,7 +112,7 @@ def save_backbone(
                     array = _gather(flat, entries[name], sizes, rescale)
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
-                        out.write(array.reshape(-1).view(np.uint8))  # bfloat16 has no buffer
+                        out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
         processes.on_first(_told(finish, target))
     return Path(folder)
 
@@ -154,9 +154,7 @@ def describe(
     return own | given | {"architectures": [name], "dtype": dtype}
 
 
-def _check_complete(
-    flat: Mapping[str, Any], tensors: list[Tensor], sizes: Mapping[str, int]
-) -> None:
+def _check_complete(flat: Flat, tensors: list[Tensor], sizes: Mapping[str, int]) -> None:
     """Raises ValueError where the parameters are not those of the config."""
     wanted = {tensor.path: tensor for tensor in tensors}
     differing = sorted(wanted.keys() ^ flat.keys())
@@ -218,7 +216,8 @@ def _json(value: Any) -> str:
 
 def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
     """Writes a header and takes the room of the tensors: a full disk is known before any work."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
+    end = 0
     kind = next(name for name, known in NUMPY_NAMES.items() if known == dtype)
     for name, shape in shapes.items():
         begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
@@ -246,9 +245,7 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
         os.fsync(file.fileno())
 
 
-def _gather(
-    flat: Mapping[str, Any], entry: _Entry, sizes: Mapping[str, int], rescale: float
-) -> np.ndarray:
+def _gather(flat: Flat, entry: _Entry, sizes: Mapping[str, int], rescale: float) -> np.ndarray:
     """Brings one tensor of the file to the host, in the dtype that it has on the devices."""
     parts = []
     for tensor in entry.parts:

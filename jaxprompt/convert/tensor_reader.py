@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, DTYPES, PLANES, input_axis, plane_shape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.tree import BLOCK
+from jaxprompt.tree import BLOCK, Flat
 
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD = 2  # parameters begun beside the one that is finished
@@ -111,23 +111,25 @@ class Filler:
         self.rescale, self.placement, self.quantize = rescale, placement, quantize
         self.bits = BITS.get(quantize, 0)
         self.requantized: set[str] = set()  # names in the file
-        devices = [] if placement is None else placement.mesh.devices.flat
+        devices: Iterable[jax.Device] = () if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
 
-    def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[dict[str, Any], list[str]]:
+    def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
         """Reads tensors by their names in the file, one a layer. -> (flat params, digests)
 
         The digests are of all layers of all tensors, whichever process hashed them.
         """
-        flat, digests, hashed = {}, [], self._hashed(found)
-        begun: deque[tuple[Tensor, list[_Shard], list[Future]]] = deque()
+        flat: Flat = {}
+        digests: list[str] = []
+        hashed = self._hashed(found)
+        begun: deque[tuple[Tensor, list[_Shard], list[Future[str]]]] = deque()
 
         def finish() -> None:
             tensor, shards, jobs = begun.popleft()
             digests.extend(job.result() for job in jobs)
             flat.update(self._place(tensor, shards))
 
-        error = None
+        error: InputError | None = None
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
                 for tensor, names in found.items():
@@ -174,7 +176,7 @@ class Filler:
         own = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
         # A total order, so that all processes divide alike without asking each other.
         for tensor, i in sorted(layers, key=lambda one: (-size(one[0]), one[0].path, one[1])):
-            process = min(loads, key=loads.get)
+            process = min(loads, key=loads.__getitem__)
             loads[process] += size(tensor)
             if process == jax.process_index():
                 own.add((tensor, i))
@@ -213,22 +215,24 @@ class Filler:
             holders[tuple((0, size) for size in shape)] = []
         else:
             for device, index in sharding.addressable_devices_indices_map(shape).items():
-                ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
-                holders.setdefault(tuple(r[:2] for r in ranges), []).append(device)
+                # JAX gives None for a device without a part, and here each has one.
+                spans = (part.indices(size) for part, size in zip(index or (), shape, strict=True))
+                holders.setdefault(tuple(span[:2] for span in spans), []).append(device)
         found = []
-        for index, devices in holders.items():
-            lengths = tuple(end - start for start, end in index)
+        for ranges, devices in holders.items():
+            lengths = tuple(end - start for start, end in ranges)
             arrays = tuple(
                 aligned(self._shape_of(part, tensor, lengths), part.dtype) for part in parts
             )
-            places = self._place_in_file(tensor, index[len(tensor.stack) :])
+            places = self._place_in_file(tensor, ranges[len(tensor.stack) :])
             found.append(_Shard(tuple(devices), arrays, *places))
         return found
 
     def _shape_of(self, part: _Part, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if not part.plane:
+        axis = input_axis(tensor.path)
+        if not part.plane or axis is None:
             return shape
-        return plane_shape(shape, input_axis(tensor.path), part.plane, self.bits)
+        return plane_shape(shape, axis, part.plane, self.bits)
 
     def _place_in_file(
         self, tensor: Tensor, index: tuple[tuple[int, int], ...]
@@ -247,7 +251,8 @@ class Filler:
             spans.insert(0, slice(0, 1))
         elif len(spans) > 2:  # all but the last are rows, none of which is divided
             spans = [slice(0, math.prod(span.stop for span in spans[:-1])), spans[-1]]
-        return tuple(spans[::-1] if tensor.transposed else spans)
+        rows, columns = spans[::-1] if tensor.transposed else spans
+        return rows, columns
 
     def _copy(
         self, tensor: Tensor, layer: int, name: str, shards: list[_Shard], is_hashed: bool
@@ -274,7 +279,7 @@ class Filler:
             block = self.weights.read_block(name, *in_file)
             if is_hashed:
                 # As it stands in the file, before any cast or division.
-                data.update(block.view(np.uint8))
+                data.update(block.view(np.uint8).data)
                 # Each block is hashed by some process, so it is enough to look here.
                 self._check_finite(name, block)
             sources = self._sources(tensor, name, block, *in_file) if users else ()
@@ -374,7 +379,7 @@ def _lies_along_columns(tensor: Tensor) -> bool:
     return tensor.transposed or tensor.path.endswith("/table")
 
 
-def _transpose(target: np.ndarray, source: np.ndarray, casting: str) -> None:
+def _transpose(target: np.ndarray, source: np.ndarray, casting: Literal["unsafe"]) -> None:
     """Copies a matrix into one whose columns are contiguous."""
     bits = np.dtype(f"u{target.itemsize}")  # numpy moves them faster than bfloat16
     space = np.empty((_TILE, _TILE + _GAP), target.dtype)

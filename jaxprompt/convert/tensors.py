@@ -41,6 +41,11 @@ class Tensor(NamedTuple):
         return source.format(i=layer + (self.stack == "J"))
 
 
+# (config, the sizes known) -> sizes of axes that no field tells
+Derive = Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, int]]
+Traits = Callable[[Mapping[str, Any]], Collection[str]]  # config -> see Tensor.when
+
+
 def _no_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
     return {}
 
@@ -63,9 +68,8 @@ class Family(NamedTuple):
     classes: Mapping[str, str] = {}
     # head -> a tensor of files in which its names are those of another's, or of one of no use
     unless: Mapping[str, str] = {}
-    # (config, the sizes known) -> sizes of axes that no field tells
-    derive: Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, int]] = _no_sizes
-    traits: Callable[[Mapping[str, Any]], Collection[str]] = _no_traits  # see Tensor.when
+    derive: Derive = _no_sizes
+    traits: Traits = _no_traits
 
 
 # Buffers of some versions, no weights.

@@ -4,13 +4,16 @@ import hashlib
 import json
 import os
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxprompt.corpus.read import TextSettings
 from jaxprompt.corpus.split import split_units
-from jaxprompt.data.text.tokenizer import encode_texts, keeps_spaces, special_ids
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts, keeps_spaces, special_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
 
@@ -31,26 +34,24 @@ class TextEncoder:
     transformers there only for a tokenizer without a Rust half.
     """
 
-    def __init__(self, tokenizer: Any, settings: TextSettings):
+    def __init__(self, tokenizer: Tokenizer, settings: TextSettings):
         """Copies what is needed of `tokenizer`, which stays as it is."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._space = keeps_spaces(tokenizer)
         self._settings = settings
         # Either the slow tokenizer itself is sent to the processes, or the Rust half as JSON.
-        self._plain = None if backend is not None else tokenizer
-        self._state = None if backend is None else _state(backend)
+        self._source: Tokenizer | str = tokenizer if backend is None else _state(backend)
         self._specials, self._unknown = sorted(special_ids(tokenizer)), tokenizer.unk_token_id
-        self._backend = None
+        self._backend: Backend | None = None
         highest = max(tokenizer.get_vocab().values(), default=0)
         # Little-endian in name, so that a store can be copied to any machine.
         self.dtype = "<u2" if highest < 2**16 else "<u4"
 
     def fingerprint(self) -> str:
         """Changes with anything that the ids depend on."""
-        state = self._state
-        if state is None:
-            words = sorted(self._plain.get_vocab().items())
-            state = json.dumps([type(self._plain).__name__, words])
+        state = self._source
+        if not isinstance(state, str):
+            state = json.dumps([type(state).__name__, sorted(state.get_vocab().items())])
         state += json.dumps([self._specials, self._unknown])  # not all of the tokenizer's JSON
         return hashlib.sha256(state.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
@@ -79,23 +80,23 @@ class TextEncoder:
         if self._space:
             # As behind another word: "Ġthe" has another id than the "the" that begins a text.
             texts = [f" {text}" for text in texts]
-        if self._plain is not None:
-            ids = encode_texts(self._plain, texts)
-        else:
+        if isinstance(self._source, str):
             # It computes no offsets, which nobody reads here.
-            found = self._load().encode_batch_fast(texts, add_special_tokens=False)
-            ids = [encoding.ids for encoding in found]
+            encodings = self._load(self._source).encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+        else:
+            ids = encode_texts(self._source, texts)
         lengths = np.array([len(own) for own in ids], np.int64)
         found = np.fromiter(chain.from_iterable(ids), self.dtype, lengths.sum())
         if self._specials:
             found[np.isin(found, self._specials)] = self._unknown
         return lengths, found
 
-    def _load(self) -> Any:
+    def _load(self, state: str) -> "Backend":
         if self._backend is None:
-            from tokenizers import Tokenizer
+            from tokenizers import Tokenizer as Backend
 
-            self._backend = Tokenizer.from_str(self._state)
+            self._backend = Backend.from_str(state)
             self._backend.encode_special_tokens = True  # as any other text
         return self._backend
 
@@ -104,7 +105,7 @@ class TextEncoder:
         return self.__dict__ | {"_backend": None}
 
 
-def _state(backend: Any) -> str:
+def _state(backend: "Backend") -> str:
     """The tokenizer as JSON, without the truncation and padding of whoever used it last."""
     state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
     return json.dumps(state, ensure_ascii=False)
@@ -124,6 +125,8 @@ def start_worker(encoder: TextEncoder) -> None:
     _encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("this process was not started by another one")
 
     def follow() -> None:
         parent.join()
@@ -136,4 +139,6 @@ def start_worker(encoder: TextEncoder) -> None:
 
 def encode_here(documents: list[str]) -> EncodedDocuments:
     """Encodes in a process that `start_worker` made ready."""
+    if _encoder is None:
+        raise RuntimeError("start_worker has not made this process ready")
     return _encoder(documents)

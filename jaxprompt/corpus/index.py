@@ -20,6 +20,7 @@ from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_here, 
 from jaxprompt.corpus.read import SUFFIXES, Source, TextSettings
 from jaxprompt.corpus.split import check_sentences
 from jaxprompt.corpus.store import META, Corpus, StoreWriter, damage_error, key_of, read_meta
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.files import make_folder, open_scratch, write_error
 
@@ -33,7 +34,7 @@ _GRACE = 0.3  # seconds
 
 def index_corpus(
     source: str,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     folder: str | os.PathLike,
     settings: TextSettings | None = None,
     *,
@@ -84,7 +85,7 @@ def index_corpus(
     return corpus
 
 
-def check_vocabulary(tokenizer: Any, rows: int) -> None:
+def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
     """Raises InputError where a tokenizer gives ids beyond an embedding of `rows` rows."""
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if highest >= rows:
@@ -241,7 +242,7 @@ def _in_order(
     pool: ProcessPoolExecutor, ahead: int, batches: Iterable[list[str]]
 ) -> Iterator[EncodedDocuments]:
     """Encodes batches with at most `ahead` of them in memory."""
-    waiting = deque()
+    waiting: deque[Future[EncodedDocuments]] = deque()
     for batch in batches:
         waiting.append(_submit(pool, encode_here, batch))
         # The oldest first: the store has the documents in their order, whichever is ready.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -32,8 +33,16 @@ class Shuffle(Sequence[int]):
         """The n of range(n)."""
         return self._n
 
-    def __getitem__(self, place: int) -> int:
-        """The number at `place`."""
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        """The number at `place`, or those of a slice."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
         if not 0 <= place < self._n:
             raise IndexError(f"place {place} of a shuffle of {self._n}")
         # For more than 256 numbers the range holds over a quarter of the network's, so that a walk
@@ -65,8 +74,16 @@ class Share(Sequence[int]):
         """Documents of this side."""
         return self.stop - self.start
 
-    def __getitem__(self, place: int) -> int:
-        """The document at `place`."""
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        """The document at `place`, or those of a slice."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
         if not 0 <= place < len(self):
             raise IndexError(f"place {place} of {len(self)} documents")
         return self.order[self.start + place]

@@ -233,10 +233,10 @@ class StoreWriter:
             tokens=self.tokens, max_id=self._max_id, empty=self.empty, repeats=repeats,
             checksums=self._checksums, **more,
         )  # fmt: skip
-        with open(self._folder / META, "w", encoding="utf-8") as file:
-            json.dump(add_checksum(meta), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(self._folder / META, "w", encoding="utf-8") as sealed:
+            json.dump(add_checksum(meta), sealed, indent=1)
+            sealed.flush()
+            os.fsync(sealed.fileno())
 
     def close(self) -> None:
         """Closes the files, sealed or not. Raises InputError where the rest cannot be written."""
@@ -247,10 +247,12 @@ class StoreWriter:
 
 
 def _is_fingerprint(saved: Any) -> bool:
-    blocks = [saved.get(name) for name in ("files", "settings")] if isinstance(saved, dict) else [0]
-    if not all(isinstance(block, dict) for block in blocks) or "tokenizer" not in saved:
+    if not isinstance(saved, dict) or "tokenizer" not in saved:
         return False
-    return all(isinstance(file, list) and file for file in blocks[0].values())
+    files, settings = saved.get("files"), saved.get("settings")
+    if not isinstance(files, dict) or not isinstance(settings, dict):
+        return False
+    return all(isinstance(file, list) and file for file in files.values())
 
 
 def check_unchanged(

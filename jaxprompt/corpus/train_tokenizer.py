@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.corpus.read import Source, TextSettings
-from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer, parse_pieces
 from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.files import dumps, make_folder, read_json, write_atomic, write_error
 
@@ -51,7 +51,7 @@ def train_tokenizer(
     lowercase: bool = True,
     max_chars: int = 10**8,
     cache_dir: str | None = None,
-) -> Any:
+) -> Tokenizer:
     """Trains the tokenizer of `family` on the documents of `source`, writes it, and loads it.
 
     WordPiece for bert and electra, byte-level BPE for roberta and gpt2, Unigram with sentinels for
@@ -103,15 +103,17 @@ def train_tokenizer(
 
 def _train(
     family: str, texts: Callable[[], Iterator[str]], vocab_size: int, options: dict[str, Any]
-) -> Any:
+) -> Tokenizer:
     """Trains with the family's own steps before the model; then puts the vocabulary into it.
 
     `texts` begins the documents anew.
     """
     import transformers
 
+    # Among the names of transformers' own types this one is missing.
+    electra = transformers.ElectraTokenizer  # type: ignore[attr-defined]
     classes = {
-        "bert": transformers.BertTokenizer, "electra": transformers.ElectraTokenizer,
+        "bert": transformers.BertTokenizer, "electra": electra,
         "roberta": transformers.RobertaTokenizer, "gpt2": transformers.GPT2Tokenizer,
         "t5": transformers.T5Tokenizer,
     }  # fmt: skip
@@ -226,7 +228,6 @@ def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
     The trainer of `tokenizers` adds its sums up in another order in each process.
     """
     import sentencepiece
-    from sentencepiece import sentencepiece_model_pb2
 
     words: Counter[str] = Counter()
     for text in texts:
@@ -238,12 +239,10 @@ def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
         normalization_rule_name="identity", character_coverage=1.0, max_sentence_length=2**30,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=_THREADS, minloglevel=2,
     )  # fmt: skip
-    model = sentencepiece_model_pb2.ModelProto()
-    model.ParseFromString(written.getvalue())
-    return [(piece.piece, piece.score) for piece in model.pieces]
+    return [(piece.piece, piece.score) for piece in parse_pieces(written.getvalue()).pieces]
 
 
-def _save(tokenizer: Any, folder: Path) -> None:
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the tokenizer's files, each whole or not at all."""
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,10 +1,10 @@
 """The rows of a split, wherever they come from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 
-class Rows(Sequence):
+class Rows(Sequence[dict[str, Any]]):
     """The rows of one split in their order. Random access; what can stay on disk stays there."""
 
     def __init__(
@@ -39,8 +39,16 @@ class Rows(Sequence):
         """Number of rows."""
         return len(self._data)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index`."""
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Rows": ...
+
+    def __getitem__(self, index: int | slice) -> "dict[str, Any] | Rows":
+        """Row `index`, or the rows of a slice."""
+        if isinstance(index, slice):
+            return self.take(range(len(self))[index])
         row = self._data[int(index)]
         return self._convert(row) if self._convert else row
 

@@ -202,7 +202,7 @@ class Head(Kind):
                 label = examples[i].label
                 if label >= 0 and number in tree.on_path(label):
                     labels[: len(own)] = np.isin(own, tree.paths[label])
-                found.append((i, number, [row[0]._replace(count=len(own))], labels))
+                found.append((i, number, [row[0]._replace(num_choices=len(own))], labels))
         found.sort(key=lambda unit: unit[:2])
         owner, lists = (np.array([unit[part] for unit in found], np.int32) for part in (0, 1))
         gold = np.array([example.label for example in examples], np.int32)

@@ -102,14 +102,14 @@ class InText(Kind):
             for window in cut_windows([1] * len(ids), gap.room, stride):
                 row, at = encoder.place(gap, ids[window.first : window.last])
                 read, own, inside = self.read_window(window, at, encoder.cls_at, right)
-                rows.append([row._replace(label_pos=read, count=len(read))])
+                rows.append([row._replace(label_pos=read, num_choices=len(read))])
                 labels.append(own)
                 owner.append(number)
                 offsets.append(places[inside])
         table = np.full((len(rows), max(map(len, labels))), -1, np.int32)
         for line, own in zip(table, labels, strict=True):
             line[: len(own)] = own
-        counts = np.array([row[0].count for row in rows], np.int32)
+        counts = np.array([row[0].num_choices for row in rows], np.int32)
         parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
         return Split(rows, table, counts, [e.references for e in examples], parts)
 

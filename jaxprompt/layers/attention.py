@@ -51,8 +51,8 @@ def attend(
     probs = weigh(q, k, mask, bias)
     keep = draw_keep(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    mix = lambda p, keep, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v)
-    return _unfold(recompute(mix, probs, keep, v), shape)
+    thinned = lambda p, keep, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v)
+    return _unfold(recompute(thinned, probs, keep, v), shape)
 
 
 def _fold(q, heads: int):
@@ -147,8 +147,8 @@ def _softmax_gradient(dtype, y, g):
 softmax.defvjp(_softmax, _softmax_gradient)
 
 
-class Attention(nn.Module):
-    """Multi-head attention over keys and values that may come from anywhere.
+class MultiHead(nn.Module):
+    """What all multi-head attention shares: the projections, and the mix of what is attended to.
 
     `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D need not be `width`.
     `key_heads` heads of keys and values serve all heads (Ainslie et al. 2023); 0 = each has its
@@ -177,14 +177,6 @@ class Attention(nn.Module):
         behind = bias if self.out_bias is None else self.out_bias
         self.out = dense(self.width, axis=(-2, -1), use_bias=behind)
 
-    def keys(self, x):
-        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
-        return self.key(x), self.value(x)
-
-    def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
-        """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
-        return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
-
     def mix(self, q, k, v, seen: Seen, bias=None, *, deterministic: bool):
         """Attends from queries. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
@@ -196,13 +188,6 @@ class Attention(nn.Module):
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
-
-    def weigh(self, x, k, seen: Seen, bias=None):
-        """Computes the probabilities that `__call__` mixes the values by, whatever kernel does.
-
-        [B, T, H], [B, S, N, D] -> [B, N, T, S]
-        """
-        return self.probabilities(self.query(x), k, seen, bias)
 
     def probabilities(self, q, k, seen: Seen, bias=None):
         """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
@@ -219,6 +204,25 @@ class Attention(nn.Module):
     def recall_from(self, q, memory: Memory, bias=None):
         """Attends from one query of each row over what was kept. [R, N, D] -> [R, H]"""
         return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
+
+
+class Attention(MultiHead):
+    """Multi-head attention over keys and values that may come from anywhere."""
+
+    def keys(self, x):
+        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        return self.key(x), self.value(x)
+
+    def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
+        """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
+        return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
+
+    def weigh(self, x, k, seen: Seen, bias=None):
+        """Computes the probabilities that `__call__` mixes the values by, whatever kernel does.
+
+        [B, T, H], [B, S, N, D] -> [B, N, T, S]
+        """
+        return self.probabilities(self.query(x), k, seen, bias)
 
 
 def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
@@ -273,12 +277,15 @@ def read_at(reads, seen: Seen, *states):
 
 def seen_of(queries: Tokens, keys: Tokens) -> Seen:
     """Lets each token see the real ones of its document."""
-    if queries.segments is keys.segments is None:
+    own, others = queries.segments, keys.segments
+    if own is None and others is None:
         return Seen(keys.mask, keys.mask, lengths=keys.lengths)
+    if own is None or others is None:
+        raise TypeError("the tokens of one stream have segments, those of the other have none")
     # Padding shares document 0, so the keys' own mask has to hide it.
-    own = queries.segments[:, :, None] == keys.segments[:, None, :]  # [B, T, S]
-    segments = queries.segments, keys.segments
-    return Seen(own & keys.mask[:, None, :], keys.mask, segments=segments)  # lengths do not tell
+    same = own[:, :, None] == others[:, None, :]  # [B, T, S]
+    # Lengths do not tell which keys are seen.
+    return Seen(same & keys.mask[:, None, :], keys.mask, segments=(own, others))
 
 
 def seen_before(tokens: Tokens) -> Seen:

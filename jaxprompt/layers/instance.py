@@ -120,11 +120,13 @@ def mean_vectors(injection: Injection):
     none is zero.
     """
     slots, prefix, mask = injection.encoder
-    if slots is None:
+    if slots is not None:
+        vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
+    elif prefix is not None:
         both = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
         vectors, mask = both.reshape(*both.shape[:3], -1), prefix.mask
     else:
-        vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
+        raise ValueError("a prompt without soft tokens and without a prefix has no mean")
     there = jnp.broadcast_to(True if mask is None else mask, vectors.shape[:3])
     total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
     return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]

@@ -5,6 +5,7 @@ flash and splash attention (TPUs, Pallas) keep no scores, and take only some sha
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import Seen
+from jaxprompt.types import Seen, Window
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
 FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
@@ -70,9 +71,9 @@ def cudnn(q, k, v, seen: Seen, bias, scale: float):
     # Far larger numbers, as JAX says in its own code, meet a fault of cuDNN's.
     low = -(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**14)
     lengths = None
-    if counts:  # none is 0: of no keys at all comes NaN, in rows of filling
-        lengths = jnp.full(rows, q.shape[1]), jnp.maximum(seen.lengths, 1)
-        lengths = tuple(x.astype(jnp.int32) for x in lengths)
+    if seen.lengths is not None:  # none is 0: of no keys at all comes NaN, in rows of filling
+        full, most = jnp.full(rows, q.shape[1]), jnp.maximum(seen.lengths, 1)
+        lengths = full.astype(jnp.int32), most.astype(jnp.int32)
     else:
         mask = seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
         hidden = jnp.where(jnp.broadcast_to(mask, (rows, 1, queries, keys)), 0.0, low)
@@ -124,6 +125,8 @@ def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
     [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention knows
     windows, caps of scores and heads that share keys; flash attention takes a bias.
     """
+    if seen.keys is None:
+        raise ValueError("the kernel takes no mask, and Seen.keys is None; see `choose`")
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
     splash = bias is None and bool(seen.window or cap or k.shape[2] < heads)
@@ -136,19 +139,20 @@ def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
     # Number 0 is that of hidden keys, which no query has.
     own = jnp.pad(segments[0].astype(jnp.int32), [(0, 0), (front, ends[0])], constant_values=-1)
     others = jnp.pad(jnp.where(seen.keys, segments[1], 0).astype(jnp.int32), [(0, 0), (0, ends[1])])
-    arrays, axes = [own, others], [("act_batch", None)] * 2
+    arrays = [own, others]
+    axes: list[tuple[str | None, ...]] = [("act_batch", None)] * 2
     if bias is not None:
         pads = [(0, 0), (0, 0), (front, ends[0]), (0, ends[1])]
         arrays.append(jnp.pad(bias.astype(q.dtype), pads))
         axes.append(("act_batch" if len(bias) > 1 else None, "act_heads", None, None))
-    run = functools.partial(_flash, causal=seen.causal)
+    run: Callable = functools.partial(_flash, causal=seen.causal)
     if splash:
         run = functools.partial(_splash, seen=seen, before=keys - queries, cap=cap)
         if seen.window:
             arrays.append(jnp.asarray(seen.window.local))
             axes.append(())
     # GSPMD cannot divide a Pallas call: each device runs it on its own part.
-    run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
+    run = sharding.divide(run, [*[("act_batch", "act_heads", None, None)] * 3, *axes])
 
     def attend(q, k, v, arrays):
         def lay(x, *ends):
@@ -192,15 +196,17 @@ def _splash(q, k, v, own, others, local=False, *, seen: Seen, before: int, cap: 
     whole = pallas.CausalMask(shape, before) if seen.causal else pallas.FullMask(shape)
     if seen.window is None or seen.window.local is False:
         return attend(whole)(*given)
-    near = attend(_window_mask(pallas, shape, before, seen))
+    near = attend(_window_mask(pallas, shape, before, seen.window, causal=seen.causal))
     if seen.window.local is True:
         return near(*given)
     return jax.lax.cond(local, near, attend(whole), *given)
 
 
-def _window_mask(pallas, shape: tuple[int, int], before: int, seen: Seen):
-    window, back = seen.window, seen.window.columns - 1
-    ahead = 0 if seen.causal else back
+def _window_mask(
+    pallas, shape: tuple[int, int], before: int, window: Window, *, causal: bool
+):  # fmt: skip
+    back = window.columns - 1
+    ahead = 0 if causal else back
     if not window.outside:
         return pallas.LocalMask(shape, (back, ahead), before)
 

@@ -1,6 +1,7 @@
 """The feed-forward blocks and their activations."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel.sharding import target
+from jaxprompt.types import Array
 
 
 @jax.custom_vjp
@@ -49,7 +51,7 @@ def _tanh_gelu_and_slope(x):
 tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
 
 # By the names that transformers' configs have.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,

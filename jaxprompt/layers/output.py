@@ -1,14 +1,14 @@
 """The softmax over a vocabulary, block by block: the logits of all positions are never held."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.parallel.sharding import constrain, parts
-from jaxprompt.types import ABSENT
+from jaxprompt.types import ABSENT, Array
 
 GROUP = 128  # tokens
 TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
@@ -17,9 +17,9 @@ TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
 class Scored(NamedTuple):
     """What is known of each target. Arrays are [B, M]."""
 
-    logp: Any  # float32, its log-probability, ABSENT = there is no target
-    hit: Any  # bool, no token is more likely
-    drawn: Any = None  # int32, a token drawn from the distribution
+    logp: Array  # float32, its log-probability, ABSENT = there is no target
+    hit: Array  # bool, no token is more likely
+    drawn: Array | None = None  # int32, a token drawn from the distribution
 
 
 def score_targets(

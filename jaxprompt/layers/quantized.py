@@ -21,6 +21,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.tree import BLOCK
+from jaxprompt.types import Array
 
 BITS = {"int8": 8, "int4": 4}
 PLANES = ("codes", "scale", "minimum")
@@ -95,7 +96,7 @@ def restore(params: Any, dtype: Any) -> Any:
     return params
 
 
-def restore_at(params: Any, x: Any) -> Any:
+def restore_at(params: Any, x: Array) -> Any:
     """Turns the quantized leaves of one layer into numbers of x's dtype, not before x is there.
 
     Else a compiler might do so once in front of a loop over tokens, for all layers together. No
@@ -106,7 +107,7 @@ def restore_at(params: Any, x: Any) -> Any:
     return restore(jax.lax.optimization_barrier((params, x))[0], x.dtype)
 
 
-def dequantize(codes: Any, scale: Any, minimum: Any, dtype: Any) -> Any:
+def dequantize(codes: Array, scale: Array, minimum: Array, dtype: Any) -> Array:
     """Computes codes x scale + minimum in float32, then casts. -> the shape of the numbers"""
     return _dequantize_p.bind(codes, scale, minimum, dtype=jnp.dtype(dtype))
 
@@ -150,9 +151,9 @@ batching.primitive_batchers[_dequantize_p] = _batched
 class QuantizedTable:
     """A quantized lookup table, used as an array [V, E] is: rows of it are looked up, or all."""
 
-    codes: Any
-    scale: Any
-    minimum: Any
+    codes: Array
+    scale: Array
+    minimum: Array
     dtype: Any = dataclasses.field(metadata=dict(static=True))  # of what is looked up
     factor: float = dataclasses.field(default=1.0, metadata=dict(static=True))  # of every number
 
@@ -182,7 +183,10 @@ class QuantizedTable:
         return x if self.factor == 1.0 else x * jnp.asarray(self.factor, x.dtype)
 
 
-def score_table(features: Any, table: Any) -> Any:
+Table = QuantizedTable | Array
+
+
+def score_table(features: Array, table: Table) -> Array:
     """Multiplies features by every row of a table. [..., E], [V, E] -> float32 [..., V]
 
     The numbers of a quantized one are made again for the backward pass. It has no gradient.
@@ -196,6 +200,6 @@ def score_table(features: Any, table: Any) -> Any:
     return recompute(lambda x, t: score(x, jax.lax.stop_gradient(t)), features, table)
 
 
-def as_table(table: Any, dtype: Any) -> Any:
+def as_table(table: Array | Mapping[str, Array], dtype: Any) -> Table:
     """Makes a table of a parameter that may be quantized."""
     return QuantizedTable(**table, dtype=jnp.dtype(dtype)) if is_quantized(table) else table

@@ -67,8 +67,8 @@ class TargetScores(Scores):
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Gives the log-probability of each among the whole vocabulary."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        table, bias = backbone.lm_table()
         scored = score_targets(
-            features, *backbone.lm_table(), batch.targets, block=self.block,
-            cap=logit_cap(backbone),
-        )  # fmt: skip
+            features, table, bias, batch.targets, block=self.block, cap=logit_cap(backbone)
+        )
         return scored.logp

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.types import Array
+
 
 def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
     """Sorts distances, key minus query, into buckets: small ones exact, then logarithmic.
@@ -13,7 +15,7 @@ def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
     int [...] -> int [...] in [0, buckets). Half of the buckets are for keys behind the query where
     `both_ways`; otherwise such keys share bucket 0.
     """
-    first = 0
+    first: Array = 0
     if both_ways:
         buckets //= 2
         first = jnp.where(distance > 0, buckets, 0)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.attention import MultiHead
 from jaxprompt.types import Seen
 
 
@@ -33,7 +33,7 @@ def turn(x, turns):
     return (wide + jnp.concatenate([-high, low], axis=-1) * sin).astype(x.dtype)
 
 
-class RotaryAttention(Attention):
+class RotaryAttention(MultiHead):
     """Attention over turned keys; those of a prefix are put in front as they are."""
 
     def keys(self, x, turns):

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
-from jaxprompt.types import Batch, Dims, Injection, Prefix, Stream
+from jaxprompt.types import Array, Batch, Dims, Injection, Prefix, Stream
 
 # The fields of a method that give the prefix of each stream its length, its shift of positions (a
 # flag, of a constant the number) and its layers.
@@ -24,14 +24,14 @@ _RAISED = 1 << 30  # above every index of a soft token
 class Rows(NamedTuple):
     """How many soft tokens one method has among those of all."""
 
-    count: int  # that the template places
+    placed: int  # that the template places
     decoder: int  # in what the decoder is fed
     total: int  # that the template places of all; behind them is what a method has beyond
 
 
 def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
     """Lays soft tokens and prefixes side by side; rows beyond the template's come last."""
-    encoder = _join_streams([part.encoder for part in parts], [own.count for own in rows])
+    encoder = _join_streams([part.encoder for part in parts], [own.placed for own in rows])
     decoder = _join_streams([part.decoder for part in parts], [own.decoder for own in rows])
     cross = _join_streams([part.cross for part in parts], [0] * len(parts))
     # At most one part has rows for the head.
@@ -52,7 +52,7 @@ def renumber(
     raised = jnp.where(placed >= 0, placed + _RAISED, placed)
     seen = view(batch._replace(encoder=batch.encoder._replace(slot=raised)), key)
     slot = seen.encoder.slot
-    written = jnp.where(slot >= 0, slot - rows.count + rows.total, slot)
+    written = jnp.where(slot >= 0, slot - rows.placed + rows.total, slot)
     slot = jnp.where(slot >= _RAISED, slot - _RAISED, written)
     return seen._replace(encoder=seen.encoder._replace(slot=slot))
 
@@ -70,9 +70,10 @@ def _join_streams(streams: Sequence[Stream], counts: Sequence[int]) -> Stream:
     return Stream(slots, _join_prefixes(prefixes) if prefixes else None, mask)
 
 
-def _mask_of(stream: Stream):
-    shape = stream.slots.shape[:2]
-    return jnp.ones(shape, bool) if stream.slots_mask is None else stream.slots_mask
+def _mask_of(stream: Stream) -> Array:
+    """Gives the mask of the slots of a stream that has some. -> bool [B|1, S]"""
+    slots: Array = stream.slots
+    return jnp.ones(slots.shape[:2], bool) if stream.slots_mask is None else stream.slots_mask
 
 
 def _join_prefixes(prefixes: Sequence[Prefix]) -> Prefix:

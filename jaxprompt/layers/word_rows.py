@@ -5,7 +5,7 @@ import binascii
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
+from jaxprompt.tree import Params
 
 # The number of rows is rounded up to it, so that a mesh can shard them; exports have no such rows.
 _MULTIPLE = 64
@@ -115,7 +116,13 @@ class WordRows(nn.Module):
         return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
 
 
-def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]) -> np.ndarray:
+class _HasTable(Protocol):
+    def table(self) -> WordRows: ...
+
+
+def take_table(
+    rows: WordRows, path: str, method: _HasTable, prompt: Mapping[str, Any]
+) -> np.ndarray:
     """Gives the rows of all words that another prompt has. -> float32 [V, width]
 
     `method` is its method and `prompt` its numbers, read from `path`. Raises InputError where its
@@ -139,7 +146,7 @@ def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]
 
 
 def start_table(
-    rows: WordRows, path: str, params: dict[str, Any], method: Any, prompt: Mapping[str, Any]
+    rows: WordRows, path: str, params: dict[str, Any], method: _HasTable, prompt: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Starts the stored rows from those of another prompt, as `take_table` takes it. -> params"""
     base = take_table(rows, path, method, prompt)
@@ -151,7 +158,7 @@ def start_table(
     return found
 
 
-def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
+def export_rows(rows: WordRows, params: Params) -> dict[str, Any]:
     """Leaves out of a method's numbers the rows that round their number up. -> params"""
     sizes = _sizes(rows)
     own = {name: x[: sizes[name]] for name, x in params.get("words", {}).items()}
@@ -159,7 +166,10 @@ def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_rows(
-    rows: WordRows, path: str, params: Mapping[str, Any], take: Callable[[str], tuple[Any, Any]]
+    rows: WordRows,
+    path: str,
+    params: Params,
+    take: Callable[[str], tuple[_HasTable, Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Undoes `export_rows`, and adds the rows of all words that the export `path` has. -> params"""
     base = {"base": take_table(rows, path, *take(path))} if rows.has_base else {}

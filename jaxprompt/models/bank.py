@@ -14,7 +14,8 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.reading import without_arrays
-from jaxprompt.models.model import Params, count_reads, few_reads
+from jaxprompt.models.model import count_reads, few_reads
+from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 _STREAMS = ("encoder", "decoder", "cross")

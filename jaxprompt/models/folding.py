@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.extend.core import Var
 
-from jaxprompt.models.model import Model, Params
+from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method, write_parts
 from jaxprompt.prompts.constant import PARTS
 from jaxprompt.prompts.constant import Prompt as Constant
-from jaxprompt.tree import Flat, flatten, merge
+from jaxprompt.tree import Flat, Params, flatten, merge
 from jaxprompt.types import Batch, Injection
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import each_layer, pick_beams, repeat_rows
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.models.model import KeyValues, Model, Params, place
+from jaxprompt.models.model import KeyValues, Model, place
+from jaxprompt.tree import Params
 from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
 

@@ -17,10 +17,9 @@ from jaxprompt.layers.reading import without_arrays
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
-from jaxprompt.tree import flatten
+from jaxprompt.tree import Params, flatten
 from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
 
-Params = Mapping[str, Any]
 KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
 READS = ("asked", "all")
 

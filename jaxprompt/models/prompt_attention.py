@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.attention import MultiHead
 from jaxprompt.layers.stack import WATCHED
-from jaxprompt.models.model import Model, Params, place
+from jaxprompt.models.model import Model, place
+from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
 # A left-to-right model's own attention is its encoder's, that of what a GLM writes its decoder's.
@@ -46,7 +47,7 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
 
     def watch(next_call, args, kwargs, context):
         module = context.module
-        if not isinstance(module, Attention) or context.method_name != "__call__":
+        if not isinstance(module, MultiHead) or context.method_name != "__call__":
             return next_call(*args, **kwargs)
         # What follows is a bias, a table of distances or turns, by kind of attention.
         x, k, _, seen, *bias = args

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.attention import MultiHead
 from jaxprompt.layers.stack import WATCHED
 from jaxprompt.types import Array, Batch, Injection, Role, Tokens
 
@@ -25,7 +25,7 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
 
     def keep(call, args, kwargs, context):
         given = call(*args, **kwargs)
-        if isinstance(context.module, Attention) and context.method_name == "keys":
+        if isinstance(context.module, MultiHead) and context.method_name == "keys":
             found.append(given)
         return given
 

@@ -22,24 +22,33 @@ _LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go fir
 _WORTH = 0.3  # seconds of compilation from which a program is kept
 
 
-def shared(make: Callable) -> Callable:
+class SharedFactory:
+    """A factory of programs that gives for equal arguments the program that it gave before."""
+
+    def __init__(self, make: Callable):
+        functools.update_wrapper(self, make)
+        self._make, self._cached = make, functools.lru_cache(maxsize=16)(make)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a program, or gives the one of equal arguments."""
+        try:
+            # Hashed by itself: a TypeError that `make` raises must not be taken for a missing hash.
+            hash((args, *kwargs.items()))
+        except TypeError:
+            return self._make(*args, **kwargs)
+        return self._cached(*args, **kwargs)
+
+    def forget(self) -> None:
+        """Drops the programs made so far."""
+        self._cached.cache_clear()
+
+
+def shared(make: Callable) -> SharedFactory:
     """Has a factory give for equal arguments the program that it gave before, one of its 16 newest.
 
     So one process compiles once for runs of one model. Arguments that have no hash share nothing.
     """
-    kept = functools.lru_cache(maxsize=16)(make)
-
-    @functools.wraps(make)
-    def call(*given: Any, **named: Any) -> Any:
-        try:
-            # Hashed by itself: a TypeError that `make` raises must not be taken for a missing hash.
-            hash((given, *named.items()))
-        except TypeError:
-            return make(*given, **named)
-        return kept(*given, **named)
-
-    call.forget = kept.cache_clear
-    return call
+    return SharedFactory(make)
 
 
 def jit(function: Callable, *, dropped: bool = True, **settings: Any) -> Callable:
@@ -78,7 +87,8 @@ def keep_programs(folder: str = "") -> None:
     that JAX is told of itself (JAX_COMPILATION_CACHE_DIR) stays. Raises InputError for a `folder`
     that cannot be used; without the user's own cache a run goes on, after a line.
     """
-    if folder == "none" or jax.config.jax_compilation_cache_dir:
+    kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # JAX adds its flags
+    if folder == "none" or kept:
         return
     try:
         root = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")

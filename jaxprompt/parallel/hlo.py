@@ -122,8 +122,10 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
 def _work(own: _Instruction, types: dict[str, str]) -> DeviceWork:
     if own.kind == "dot":
         # Some printers write the type of an operand in front of its name.
-        lhs = re.match(r"[^%)]*%?([\w.\-]+)", own.rest)[1]
-        sizes = _sizes(types[lhs])[0][1]
+        lhs = re.match(r"[^%)]*%?([\w.\-]+)", own.rest)
+        if lhs is None:
+            raise ValueError(f"a dot without operands: {own.rest!r:.60}")
+        sizes = _sizes(types[lhs[1]])[0][1]
         axes = _CONTRACTED.search(own.rest)
         shared = math.prod(sizes[int(axis)] for axis in axes[1].split(",") if axis) if axes else 1
         result = math.prod(_sizes(own.result)[0][1])

@@ -59,7 +59,7 @@ def start(
     if not cluster and not named:
         return
     if not cluster:
-        _check(coordinator, processes, process)
+        coordinator, processes, process = _checked(coordinator, processes, process)
         _meet(coordinator, processes, process, timeout)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM over.
@@ -70,7 +70,7 @@ def start(
             processes,
             process,
             # JAX's own default is every address of this host.
-            coordinator_bind_address=_bound(coordinator) if process == 0 else None,
+            coordinator_bind_address=_bound(coordinator) if coordinator and process == 0 else None,
             # All have met and come at once, except on a cluster, where JAX itself waits for them.
             initialization_timeout=max(HEARTBEAT, round(timeout)) if cluster else HEARTBEAT,
             heartbeat_timeout_seconds=HEARTBEAT,
@@ -133,12 +133,13 @@ def on_first(action: Callable[[], Result]) -> Result | None:
 
     Returns on process 0 what the action returns, None on the others.
     """
-    return on_all(lambda: action() if is_first() else None)
+    act: Callable[[], Result | None] = lambda: action() if is_first() else None
+    return on_all(act)
 
 
 def on_all(action: Callable[[], Result]) -> Result:
     """Lets every process act; the InputError of the first that has one is raised on all."""
-    error = result = None
+    error: InputError | None = None
     try:
         result = action()
     except InputError as caught:
@@ -148,7 +149,7 @@ def on_all(action: Callable[[], Result]) -> Result:
         raise error
     if message:
         raise InputError(message) from error
-    return result
+    return result  # there is one: an error was raised above
 
 
 def agree(facts: Mapping[str, str]) -> None:
@@ -181,10 +182,12 @@ def _processes(numbers: list[int]) -> str:
     return f"processes {', '.join(rest)} and {last}" if rest else f"process {last}"
 
 
-def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:
-    given = {"coordinator": coordinator, "processes": processes, "process": process}
-    absent = [f"--{name}" for name, value in given.items() if value is None]
-    if absent:
+def _checked(
+    coordinator: str | None, processes: int | None, process: int | None
+) -> tuple[str, int, int]:
+    if coordinator is None or processes is None or process is None:
+        given = {"coordinator": coordinator, "processes": processes, "process": process}
+        absent = [f"--{name}" for name, value in given.items() if value is None]
         raise InputError(
             f"{' and '.join(absent)} missing: --coordinator=HOST:PORT, --processes and --process "
             "go together"
@@ -198,6 +201,7 @@ def _check(coordinator: str | None, processes: int | None, process: int | None) 
         raise InputError(
             f"--process={process} must be 0 to {processes - 1}, below --processes={processes}"
         )
+    return coordinator, processes, process
 
 
 def _address(coordinator: str) -> tuple[str, int]:
@@ -211,10 +215,10 @@ def _bound(coordinator: str) -> str:
     return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def _resolve(coordinator: str) -> tuple[int, tuple[str, int]]:
+def _resolve(coordinator: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     host, port = _address(coordinator)
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return family, place[:2]
+    return family, (str(place[0]), int(place[1]))
 
 
 def _meet(coordinator: str, processes: int, process: int, timeout: float) -> None:
@@ -309,8 +313,9 @@ def _local(server: socket.socket, coordinator: str) -> str:
 
 
 def _reason(error: OSError) -> str:
-    known = error.errno is not None and error.errno > 0  # not that of a name
-    return os.strerror(error.errno) if known else error.strerror or str(error)
+    if error.errno is not None and error.errno > 0:  # not that of a name
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _is_gone(connection: socket.socket) -> bool:

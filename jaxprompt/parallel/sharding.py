@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxprompt.errors import InputError
 from jaxprompt.tree import PLANE
+from jaxprompt.types import Array
 
 DATA, MODEL = "data", "model"
 # Logical axis -> axis of the mesh; names that are not here are not divided.
@@ -63,7 +64,7 @@ class Target(NamedTuple):
     capability: float = 0.0  # NVIDIA's compute capability
 
 
-def target_of(device: Any) -> Target:
+def target_of(device: jax.Device) -> Target:
     """Reads the target off a device, attached or of a topology."""
     try:
         return Target(device.platform, float(getattr(device, "compute_capability", 0)))
@@ -90,6 +91,10 @@ class Placement:
         """Which axis of the mesh each logical axis lies on."""
         return RULES | FSDP if self.fsdp else RULES
 
+    def mesh_axis(self, axis: str | None) -> str | None:
+        """Looks up which axis of the mesh a logical axis lies on; None = it is not divided."""
+        return None if axis is None else self.rules.get(axis)
+
     @property
     def replicated(self) -> NamedSharding:
         """The same on every device."""
@@ -111,7 +116,7 @@ class Placement:
         ndim, size = len(shape), self.mesh.shape[MODEL]
         divides = ndim == len(PROMPTS[1]) and shape[0] % size == 0
         if divides and re.fullmatch(PROMPTS[0], name):
-            return NamedSharding(self.mesh, PartitionSpec(*map(self.rules.get, PROMPTS[1])))
+            return NamedSharding(self.mesh, PartitionSpec(*map(self.mesh_axis, PROMPTS[1])))
         if part not in MODELS:
             return self.replicated
         axes = next((axes for rule, axes in PARAMETERS if re.fullmatch(rule, path)), None)
@@ -121,7 +126,7 @@ class Placement:
             raise ValueError(f"no rule of sharding.PARAMETERS fits {name} with {ndim} axes")
         shared = lambda axis, length: axis == "key_heads" and length < size and size % length == 0
         named = zip(stacked + axes, shape, strict=True)
-        spec = (None if shared(axis, n) else self.rules.get(axis) for axis, n in named)
+        spec = (None if shared(axis, n) else self.mesh_axis(axis) for axis, n in named)
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def parameters(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
@@ -150,14 +155,14 @@ class Placement:
         return -(-vocab // self.mesh.shape[MODEL]) * self.mesh.shape[MODEL]
 
 
-def _processes(devices: Iterable[Any]) -> tuple[int, ...]:
+def _processes(devices: Iterable[jax.Device]) -> tuple[int, ...]:
     """Lists the processes that devices belong to."""
     return tuple(sorted({device.process_index for device in devices}))
 
 
 def make_placement(
     data: int = -1, model: int = 1, *, fsdp: bool = False, slices: int = 1,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Placement:  # fmt: skip
     """Lays devices out as data x model; -1 takes the rest. Slices divide the data axis.
 
@@ -190,7 +195,7 @@ def make_placement(
     return Placement(Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto)), fsdp)
 
 
-def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.ndarray:
+def arrange(data: int, model: int, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
     """Lays devices out so that neighbours are near. -> [data, model]
 
     A process reads one part of a batch, so that its rows stand side by side, within a slice: the
@@ -348,7 +353,7 @@ def divide(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callabl
     placement = _ACTIVE.get()
     if placement is None or placement.mesh.size == 1:
         return function
-    named = tuple(PartitionSpec(*(placement.rules.get(axis) for axis in axes)) for axes in specs)
+    named = tuple(PartitionSpec(*map(placement.mesh_axis, axes)) for axes in specs)
     # Unchecked: the results of a Pallas call do not say on which axes they vary.
     return jax.shard_map(
         function, mesh=placement.mesh, in_specs=named, out_specs=named[0], check_vma=False
@@ -364,15 +369,18 @@ def gathers() -> bool:
 def parts(axis: str) -> int:
     """Tells into how many parts a logical axis is divided; outside of `within` it is whole."""
     placement = _ACTIVE.get()
-    name = None if placement is None else placement.rules.get(axis)
+    if placement is None:
+        return 1
+    name = placement.mesh_axis(axis)
     return placement.mesh.shape[name] if name else 1
 
 
 def gather(params: Any) -> Any:
     """Joins over the data axis what FSDP divides of the parameters of one layer, a nested dict."""
-    if not gathers():
+    placement = _ACTIVE.get()
+    if placement is None or not gathers():
         return params
-    whole = dataclasses.replace(_ACTIVE.get(), fsdp=False)
+    whole = dataclasses.replace(placement, fsdp=False)
 
     def join(path, leaf):
         # Names of one layer begin below the stack, so that rules fit them without its axis.
@@ -382,7 +390,7 @@ def gather(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(join, params)
 
 
-def constrain(x: Any, *axes: str | None) -> Any:
+def constrain(x: Array, *axes: str | None) -> Array:
     """Lays an array by the logical names of its axes; outside of `within` it stays as it is.
 
     An axis that the mesh does not divide, such as the one row of a prompt, is not divided.
@@ -390,8 +398,8 @@ def constrain(x: Any, *axes: str | None) -> Any:
     placement = _ACTIVE.get()
     if placement is None or math.prod(placement.mesh.shape.values()) == 1:
         return x
-    sizes, rules = placement.mesh.shape, placement.rules
-    named = (rules.get(axis) for axis in axes)
+    sizes = placement.mesh.shape
+    named = map(placement.mesh_axis, axes)
     spec = [
         name if name and size % sizes[name] == 0 else None
         for name, size in zip(named, x.shape, strict=True)

@@ -12,9 +12,10 @@ from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
 from jaxprompt.layers.output import Scored
-from jaxprompt.models.model import Model, Params
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
+from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Objective
 
 HEAD_WIDTH = 64  # of a generator's attention

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxprompt.data.text.encoded import Judged
 from jaxprompt.errors import InputError, nearest
@@ -80,7 +81,7 @@ def right_classes(gold: np.ndarray, pred: np.ndarray, judged: Judged | None) -> 
 
 
 def score(
-    name: str, gold: Sequence[int], pred: Sequence[int], num_classes: int,
+    name: str, gold: ArrayLike, pred: ArrayLike, num_classes: int,
     judged: Judged | None = None, scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The metric `name`, first, and accuracy, as fractions. gold, pred: [examples]
@@ -333,4 +334,6 @@ def _bleu(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
     # Streams of references; sacreBLEU passes over the None of an example that has fewer.
     width = max(map(len, gold))
     streams = [[texts[i] if i < len(texts) else None for texts in gold] for i in range(width)]
-    return BLEU(tokenize="zh" if chinese else "13a").corpus_score(pred, streams).score / 100
+    bleu = BLEU(tokenize="zh" if chinese else "13a")
+    # Its types do not have the None that its code and documentation have.
+    return bleu.corpus_score(pred, streams).score / 100  # type: ignore[arg-type]

@@ -278,9 +278,11 @@ def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[
         layout = bank.scorers[number].layout
         rows += [[_shift(row, layout) for row in unit] for unit in split.rows]
         owners += [shelf.members.index(number)] * len(split.rows)
-    if any(row.count for unit in rows for row in unit):
+    if any(row.num_choices for unit in rows for row in unit):
         # Counts are one array of a batch: where no row limits the classes, all of them count.
-        rows = [[row._replace(count=row.count or NO_LIMIT) for row in unit] for unit in rows]
+        rows = [
+            [row._replace(num_choices=row.num_choices or NO_LIMIT) for row in unit] for unit in rows
+        ]
     layouts = [bank.scorers[number].layout for number in splits]
     # The shift is in the rows themselves: prompts of one batch may shift by different numbers.
     layout = dataclasses.replace(

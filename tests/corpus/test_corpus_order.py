@@ -55,6 +55,13 @@ def test_a_place_among_billions():
     assert 0.4 < np.mean(found) / 2**40 < 0.6
 
 
+def test_slices_are_those_of_the_whole_list():
+    order, (train, _) = Shuffle(20, 1), divide(20, 0.25, seed=1)
+    for part in (slice(3, 9), slice(-4, None), slice(None, None, -3), slice(30, 40)):
+        assert order[part] == list(order)[part]
+        assert train[part] == list(train)[part]
+
+
 def test_documents_are_divided_by_seed():
     train, held = divide(1000, 0.1, seed=3)
     assert len(train) == 900 and len(held) == 100

@@ -84,7 +84,7 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     assert len(made.ids) == max_len if max_len == 48 else len(made.ids) < max_len
     encoder = make_encoder(tokenizer, family, unify(PASSAGE, pattern), max_len=max_len, slots=5)
     (row,) = encoder.encode(Example({"query": query}, tuple(options)))
-    assert row.count == made.count == number
+    assert row.num_choices == made.num_choices == number
     for name in ("ids", "slot", "types", "roles", "positions", "label_pos"):
         np.testing.assert_array_equal(getattr(row, name), getattr(made, name), name)
     assert [made.ids[made.label_pos[0]], row.decoder and row.decoder.ids[1]] in (
@@ -152,7 +152,7 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, li
         (row,) = encoder.encode(example)
         assert row.ids.tolist() == expected
         assert row.decoder.ids.tolist()[:2] == [0, MARKS["t5"]]
-        assert row.count == len(options) and 0 <= example.label < row.count
+        assert row.num_choices == len(options) and 0 <= example.label < row.num_choices
     assert made.labels == task.labels  # a prediction is named as before
     ids = make_verbalizer(t5, made.words, leading_space=made.spaced).ids
     letters = [B, A] if name == "rte" else [A, B]  # label_map in RTEDatasets.py
@@ -243,9 +243,9 @@ def test_chinese_choices_have_numerals(shared):
     for example in real_rows(shared, task, count=300):
         (row,) = encoder.encode(example)
         names = [tokenizer.convert_ids_to_tokens(int(i)) for i in row.ids[row.roles == Role.HARD]]
-        wanted = "".join(f"{name}、。" for name in "一二三四"[: row.count])
+        wanted = "".join(f"{name}、。" for name in "一二三四"[: row.num_choices])
         assert "".join(names) == f"问[UNK]{wanted}答案是。"
-        counts.add(row.count)
+        counts.add(row.num_choices)
     assert counts == {2, 3, 4}
 
 

@@ -61,7 +61,7 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
     assert head.measure("f1", split, scores_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
     for (own,) in split.rows:
         assert len(own.ids) <= max_len and own.ids[own.label_pos[0]] == tokenizer.cls_token_id
-        assert own.count == len(own.label_pos)
+        assert own.num_choices == len(own.label_pos)
 
 
 @pytest.mark.parametrize("head", ["spans", "multi_spans"])

@@ -138,14 +138,14 @@ class _Fields:
             return {"hidden_act": "gelu_pytorch_tanh"}
         layers, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
         large = layers == _LAYERS_OF_27B[self.kind]
+        has_caps = self.kind == "gemma2"
         caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-        caps = caps if self.kind == "gemma2" else dict.fromkeys(caps)
         return {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": sizes["hidden_size"] // heads if large else sizes["head_dim"],
             "sliding_window": self.whole("attention.sliding_window", 4096),
             "layer_types": self._kinds(layers),
-            **{name: self.number(name, usual) for name, usual in caps.items()},
+            **{name: self.number(name, cap if has_caps else None) for name, cap in caps.items()},
         }
 
     def _kinds(self, layers: int) -> list[str]:
@@ -162,7 +162,7 @@ class _Fields:
 
     def _turns(self, sizes: dict[str, int]) -> dict[str, Any]:
         """Makes rope_parameters, of each kind of layer where these differ."""
-        theta = self.number("rope.freq_base", 10000.0)
+        theta = self.needed("rope.freq_base", 10000.0)
         own = {"rope_theta": theta} | self._scaling(sizes, theta)
         if self.kind != "gemma3":
             return own
@@ -255,9 +255,9 @@ class _Fields:
             raise self.refused(key, "a number above 0", found)
         return found
 
-    def needed(self, key: str) -> float:
-        """Returns a number above 0, which may not be missing."""
-        found = self.number(key)
+    def needed(self, key: str, default: float | None = None) -> float:
+        """Returns a number above 0. Raises InputError where it is missing, and without default."""
+        found = self.number(key, default)
         if found is None:
             raise self.refused(key, "a number above 0")
         return found

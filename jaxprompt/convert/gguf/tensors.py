@@ -139,7 +139,7 @@ def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place:
         read = _in_order(read, order)  # while rows are packed: only those asked for are unpacked
     if packing.unpack is not None:
         planes = _planes(read, place.kind)
-        read = _unpacked(read, packing)
+        read = _unpacked(read, packing.unpack, packing.numbers)
     # A bias is one row, so its numbers are permuted as the kernel's rows are.
     if order is not None and is_vector:
         read = _vector_in_order(read, order, width)
@@ -166,7 +166,7 @@ def _planes(read: Read, kind: int) -> Callable[[slice, slice, int], Planes | Non
         elif bits == 8:
             codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
         # Of the types without one: what stands for 0 is in the middle, and powers of 2 are exact.
-        given = "minimum" in layout.names
+        given = "minimum" in (layout.names or ())
         middle = np.float16(-(2 ** (held - 1)))
         with np.errstate(over="ignore"):
             minimum = blocks["minimum"] if given else scale * middle
@@ -177,13 +177,13 @@ def _planes(read: Read, kind: int) -> Callable[[slice, slice, int], Planes | Non
     return read_planes
 
 
-def _unpacked(read: Read, packing: _Packing) -> Read:
+def _unpacked(read: Read, unpack: Callable[[np.ndarray], np.ndarray], numbers: int) -> Read:
     """Reads the blocks that hold what is asked for, and cuts off what more they hold."""
 
     def read_numbers(rows: slice, columns: slice) -> np.ndarray:
-        first = columns.start // packing.numbers
-        block = packing.unpack(read(rows, slice(first, -(-columns.stop // packing.numbers))))
-        skipped = first * packing.numbers
+        first = columns.start // numbers
+        block = unpack(read(rows, slice(first, -(-columns.stop // numbers))))
+        skipped = first * numbers
         cut = block[:, columns.start - skipped : columns.stop - skipped]
         return np.ascontiguousarray(cut)
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from jaxprompt.convert.hf_config import read_flag, read_size, read_word
 from jaxprompt.convert.tensors import (
+    Derive,
     Family,
     Tensor,
+    Traits,
     make_decoder,
     make_linear,
     make_norm,
@@ -121,10 +123,12 @@ def _mlm() -> tuple[Tensor, ...]:
         ("norm/bias", "transform.LayerNorm.bias", "LayerNorm.bias", "X", ("X",)),
     )
     for path, was, now, axes, file_axes in pairs:
-        of = dict(axes=axes, file_axes=file_axes, transposed=len(axes) == 2)
-        path, was, now = f"mlm/{path}", (old + was,), (new + now,)
-        found.append(Tensor(path, was, when="legacy", elsewhere=now, **of))
-        found.append(Tensor(path, now, when="modern", elsewhere=was, **of))
+        names = {"legacy": (old + was,), "modern": (new + now,)}
+        tensor = Tensor(f"mlm/{path}", (), axes, file_axes, transposed=len(axes) == 2)
+        for when, elsewhere in (("legacy", "modern"), ("modern", "legacy")):
+            found.append(
+                tensor._replace(sources=names[when], when=when, elsewhere=names[elsewhere])
+            )
     biases = (f"{old}decoder.bias", f"{old}bias"), (f"{new}bias",)
     for own, other, when in ((*biases, "legacy"), (*biases[::-1], "modern")):
         found.append(Tensor("mlm/bias", own, "V", ("V",), when=when, elsewhere=other))
@@ -165,7 +169,7 @@ def _kernel(path: str, source: str, into: str, out: str, when: str = "") -> Tens
     return make_linear(path, source, into, out, when)[0]
 
 
-def _family(trunk: tuple[Tensor, ...], derive: Any, traits: Any) -> Family:
+def _family(trunk: tuple[Tensor, ...], derive: Derive, traits: Traits) -> Family:
     return Family(
         prefix="deberta.",
         trunk=trunk,

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from jaxprompt.corpus import Corpus, Shuffle
 from jaxprompt.corpus.denoise.pack import cut, plan_rows
-from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
+from jaxprompt.corpus.denoise.rows import Objective, encoded, own_part, row_rng
 from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded
@@ -19,8 +18,9 @@ class DenoisingRows:
     """The rows that documents are cut into, once; a visit to a row draws what is hidden anew."""
 
     def __init__(
-        self, corpus: Corpus, documents: Sequence[int], objective: Any, *, packed: bool, pad_id: int
-    ):
+        self, corpus: Corpus, documents: Sequence[int], objective: Objective, *, packed: bool,
+        pad_id: int,
+    ):  # fmt: skip
         """Plans the rows of `documents`, in their order. Raises InputError where there is none."""
         self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
         self._documents = np.fromiter(documents, np.int64, len(documents))

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Fit
 from jaxprompt.corpus.denoise.rows import Sample, join
 from jaxprompt.corpus.denoise.vocabulary import need
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -53,6 +53,6 @@ class Denoiser:
         return Sample(text, at.astype(np.int32), text.ids[at + 1])
 
 
-def make(tokenizer: Any, length: int, *, apart: bool = False) -> Denoiser:
+def make(tokenizer: Tokenizer, length: int, *, apart: bool = False) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError where it has no end of text."""
     return Denoiser(length, (need(tokenizer, "eos", "causal language modelling"),), apart)

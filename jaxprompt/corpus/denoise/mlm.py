@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxprompt.corpus.denoise.pack import Fit
-from jaxprompt.corpus.denoise.rows import Sample, Text, join
+from jaxprompt.corpus.denoise.rows import Run, Sample, join
 from jaxprompt.corpus.denoise.vocabulary import need, plain_words, word_starts
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -83,14 +84,17 @@ class Denoiser:
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
         """Makes a row of pieces of documents."""
-        documents = [
+        documents: list[list[Run]] = [
             [(self.cls if self.apart or not i else (), Role.SPECIAL), (piece, Role.TEXT),
              (self.end, Role.SPECIAL)]
             for i, piece in enumerate(pieces)
         ]  # fmt: skip
         text = join(documents, self.apart)
         at = np.flatnonzero((text.roles == Role.TEXT) & (text.ids != self.unknown))
-        chosen = self._words(text, at, rng) if self.starts is not None else self._tokens(at, rng)
+        if self.starts is None:
+            chosen = self._tokens(at, rng)
+        else:
+            chosen = self._words(self.starts[text.ids[at]], at, rng)
         # Indexing by an array copies: the originals outlive the writing below.
         targets = text.ids[chosen]
         # Both are drawn for every token, used or not: what becomes of one does not move the others.
@@ -103,9 +107,11 @@ class Denoiser:
     def _tokens(self, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         return np.sort(rng.permutation(at)[: predictions(len(at), self.rate)])
 
-    def _words(self, text: Text, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        """Chooses words until no further one fits the number of tokens to be predicted."""
-        begins = self.starts[text.ids[at]]
+    def _words(self, begins: np.ndarray, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """Chooses words until no further one fits the number of tokens to be predicted.
+
+        `begins` says which of the tokens `at` can begin a word, and is written to.
+        """
         # A document may be cut inside a word; the slice also serves a row without candidates.
         begins[:1] = True
         begins[1:] |= at[1:] != at[:-1] + 1  # behind a special
@@ -123,7 +129,7 @@ class Denoiser:
 
 
 def make(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     length: int,
     *,
     rate: float = 0.15,

@@ -1,11 +1,11 @@
 """Which pieces of which documents stand in a row, planned from the documents' lengths alone."""
 
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.text.encoded import Ints
 from jaxprompt.errors import InputError
 
 
@@ -36,7 +36,7 @@ class Packing(NamedTuple):
         return list(zip(*(part[at].tolist() for part in parts), strict=True))
 
 
-def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Packing:
+def plan_rows(lengths: Ints, fit: Fit, *, packed: bool = True) -> Packing:
     """Fills rows with documents in their order, greedily.
 
     A document that is too long for what is left of a row is cut there and goes on in the next one.

@@ -6,7 +6,7 @@ The objective of LM adaptation (Lester et al. 2021, section 3.2).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from jaxprompt.corpus.denoise.pack import Fit
 from jaxprompt.corpus.denoise.rows import Sample, join, write
 from jaxprompt.corpus.denoise.vocabulary import need, sentinels
 from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -111,7 +112,7 @@ class Denoiser:
 
 
 def make(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     length: int,
     *,
     start: int,

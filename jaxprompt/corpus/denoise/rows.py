@@ -1,10 +1,11 @@
 """What an objective makes of a row of text, and the randomness of a row."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from jaxprompt.corpus.denoise.pack import Fit
 from jaxprompt.data.text.encoded import Encoded, Row
 from jaxprompt.types import Role
 
@@ -27,6 +28,29 @@ class Sample(NamedTuple):
     label_pos: np.ndarray  # int32 [M] what is read, in the decoder where there is one
     targets: np.ndarray  # int32 [M] the token that each predicts
     decoder: Text | None = None
+
+
+class Objective(Protocol):
+    """Makes rows of pieces of documents: what is fed, and what is predicted."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Width of the arrays of each stream."""
+
+    @property
+    def reads(self) -> int:
+        """Most tokens of a row that are predicted."""
+
+    @property
+    def fit(self) -> Fit:
+        """How much text a row takes."""
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """Tokens behind the last of a document."""
+
+    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a row of pieces of documents."""
 
 
 def row_rng(seed: int, index: int) -> np.random.RandomState:

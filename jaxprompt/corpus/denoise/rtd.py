@@ -5,11 +5,12 @@ Every chosen token becomes the mask, as in the paper; its published code leaves 
 are.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxprompt.corpus.denoise import mlm
+from jaxprompt.data.text.tokenizer import Tokenizer
 
 
 class Replaced(NamedTuple):
@@ -20,7 +21,7 @@ class Replaced(NamedTuple):
 
 
 def make(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     length: int,
     *,
     rate: float = 0.15,

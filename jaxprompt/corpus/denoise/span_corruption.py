@@ -8,7 +8,7 @@ here do, has no sentinel behind the last span of its target; T5's own checkpoint
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from jaxprompt.corpus.denoise.pack import Fit
 from jaxprompt.corpus.denoise.rows import Sample, join, write
 from jaxprompt.corpus.denoise.vocabulary import need, sentinels
 from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -133,7 +134,7 @@ class Denoiser:
 
 
 def make(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     length: int,
     *,
     start: int,

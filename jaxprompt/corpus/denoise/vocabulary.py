@@ -1,17 +1,16 @@
 """What an objective must know of a tokenizer."""
 
-from typing import Any
-
 import numpy as np
 
 from jaxprompt.data.text.specials import SENTINEL
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.words import ids_of_no_word
 from jaxprompt.errors import InputError
 
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-level BPE writes them
 
 
-def need(tokenizer: Any, name: str, objective: str) -> int:
+def need(tokenizer: Tokenizer, name: str, objective: str) -> int:
     """Gives the id of a special token. Raises InputError where the tokenizer has none."""
     number = getattr(tokenizer, f"{name}_token_id", None)
     if number is None:
@@ -22,14 +21,14 @@ def need(tokenizer: Any, name: str, objective: str) -> int:
     return number
 
 
-def plain_words(tokenizer: Any) -> np.ndarray:
+def plain_words(tokenizer: Tokenizer) -> np.ndarray:
     """Lists the ids that are neither special nor unused, ascending. int32 [R]"""
     # Sorted: get_vocab has no fixed order, and every process and resumed run must draw alike.
     known = np.array(sorted(tokenizer.get_vocab().values()), np.int32)
     return np.setdiff1d(known, list(ids_of_no_word(tokenizer))).astype(np.int32)
 
 
-def word_starts(tokenizer: Any) -> np.ndarray:
+def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     """Tells which ids begin a word. bool [V]
 
     All but those with WordPiece's ## do, or those with a byte-level BPE's or SentencePiece's mark
@@ -59,7 +58,7 @@ def word_starts(tokenizer: Any) -> np.ndarray:
     return table
 
 
-def sentinels(tokenizer: Any, needed: int, pattern: str = SENTINEL) -> np.ndarray:
+def sentinels(tokenizer: Tokenizer, needed: int, pattern: str = SENTINEL) -> np.ndarray:
     """Gives the ids of the first sentinels, in order. Raises InputError where too few are there."""
     vocab, found = tokenizer.get_vocab(), []
     for number in range(needed):

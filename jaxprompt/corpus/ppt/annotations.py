@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -123,6 +123,16 @@ def check_unfinished(folder: str | os.PathLike) -> None:
         raise InputError(f"{folder} has finished annotations; take another folder")
 
 
+class _Work(NamedTuple):
+    """What is annotated by what, as the metadata has it."""
+
+    format: int
+    classes: list[str]
+    annotator: str
+    units: int
+    corpus: dict[str, Any]  # its fingerprint without the tokenizer
+
+
 class AnnotationWriter:
     """Writes annotations unit after unit; a writer of the same work goes on where one ended.
 
@@ -135,15 +145,13 @@ class AnnotationWriter:
     ):
         """Opens what is there, or begins; InputError where it is of another corpus or annotator."""
         self.folder = make_folder(folder)
-        work = {
-            "format": FORMAT, "classes": list(classes), "annotator": annotator,
-            "units": corpus.num_units, "corpus": _text_of(corpus),
-        }  # fmt: skip
-        self._work, self._row = work, len(classes) * _DTYPE.itemsize
-        self._file, self.done, self._checksum = None, corpus.num_units, 0  # done: units
+        self._work = _Work(FORMAT, list(classes), annotator, corpus.num_units, _text_of(corpus))
+        self._row = len(classes) * _DTYPE.itemsize
+        self._file: BinaryIO | None = None
+        self.done, self._checksum = corpus.num_units, 0  # done: units
         finished = _read(self.folder / _META)
         if finished is not None:
-            if any(finished[name] != work[name] for name in work):
+            if self._changed(finished):
                 check_unfinished(self.folder)
             return
         path, begun = self.folder / _LABELS, _read(self.folder / _PART)
@@ -151,7 +159,7 @@ class AnnotationWriter:
             self.done = 0
             with _writing(path):
                 self._file = open(path, "wb")  # rows without a part.json are of unknown origin
-                self._note()
+                self._note(self._file)
             return
         self._check_work(begun)
         self.done, self._checksum = begun["done"], begun["labels_crc32"]
@@ -163,21 +171,24 @@ class AnnotationWriter:
 
     def _check_work(self, begun: Mapping[str, Any]) -> None:
         """Raises InputError where the folder was started by a run with other settings."""
-        work = self._work
         # Told apart from the other fields, because its error can name the files that changed.
-        if begun["corpus"] != work["corpus"]:
+        if begun["corpus"] != self._work.corpus:
             cure = f"delete {self.folder} to annotate anew"
-            check_unchanged(begun["corpus"], work["corpus"], cure)
-        elif changed := [name for name in work if begun[name] != work[name]]:
+            check_unchanged(begun["corpus"], self._work.corpus, cure)
+        elif changed := self._changed(begun):
             raise InputError(
                 f"{self.folder} was begun with another {changed[0]}; restore it, or delete the "
                 "folder to annotate anew"
             )
 
-    def _note(self) -> None:
+    def _changed(self, saved: Mapping[str, Any]) -> list[str]:
+        """Lists the fields in which other work differs."""
+        return [name for name, value in self._work._asdict().items() if saved[name] != value]
+
+    def _note(self, file: BinaryIO) -> None:
         """Saves the progress, once the rows are on the disk."""
-        os.fsync(self._file.fileno())
-        about = self._work | {"done": self.done, "labels_crc32": self._checksum}
+        os.fsync(file.fileno())
+        about = self._work._asdict() | {"done": self.done, "labels_crc32": self._checksum}
         write_atomic(self.folder / _PART, json.dumps(add_checksum(about), indent=1))
 
     def append(self, probabilities: np.ndarray) -> None:
@@ -185,8 +196,8 @@ class AnnotationWriter:
         total = probabilities.sum(1)
         if not (np.isclose(total, 1, atol=1e-2) | (total == 0)).all():
             raise ValueError(f"rows must sum to 1 or 0, one sums to {total[np.argmax(total)]}")
-        if self.done + len(probabilities) > self._work["units"]:
-            raise ValueError(f"more than the {self._work['units']} units of the corpus")
+        if self._file is None or self.done + len(probabilities) > self._work.units:
+            raise ValueError(f"more than the {self._work.units} units of the corpus")
         data = np.ascontiguousarray(probabilities, _DTYPE).data
         with _writing(self.folder):
             self._file.write(data)
@@ -194,17 +205,17 @@ class AnnotationWriter:
             self.done += len(probabilities)
             self._checksum = zlib.crc32(data, self._checksum)
             # What a process that is killed has appended is there for the one that goes on.
-            self._note()
+            self._note(self._file)
 
     def seal(self) -> Annotations:
         """Ends the work and opens it."""
-        if self.done != self._work["units"]:
-            raise ValueError(f"{self.done} of {self._work['units']} units are annotated")
+        if self.done != self._work.units:
+            raise ValueError(f"{self.done} of {self._work.units} units are annotated")
         if self._file is None:
             return Annotations(self.folder)
         with _writing(self.folder):
             self._file.close()
-            about = self._work | {"labels_crc32": self._checksum}
+            about = self._work._asdict() | {"labels_crc32": self._checksum}
             write_atomic(self.folder / _META, json.dumps(add_checksum(about), indent=1))
             # Last: with neither of the two files, the next writer would begin anew.
             (self.folder / _PART).unlink()

@@ -25,7 +25,8 @@ class Classification:
         self.counts = np.bincount(labels, minlength=classes)  # [C] units of each class
         # The baseline that the held-out accuracy is told beside.
         self.majority = float(self.counts.max() / len(labels))
-        self.digest = zlib.crc32(labels, zlib.crc32(units))  # of which unit has which label
+        # Of which unit has which label.
+        self.digest = zlib.crc32(labels.data, zlib.crc32(units.data))
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -1,7 +1,7 @@
 """A task's pattern laid out for a backbone by the encoder that lays out downstream tasks."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from jaxprompt.data.text.target import (
     read_answer,
 )
 from jaxprompt.data.text.template import Template, parse
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer, make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
@@ -109,7 +110,7 @@ class Forms(NamedTuple):
 
 
 def make_forms(
-    task: str, pattern: Pattern, tokenizer: Any, style: str, *, num_slots: int, max_len: int,
+    task: str, pattern: Pattern, tokenizer: Tokenizer, style: str, *, num_slots: int, max_len: int,
     options: Iterable[int] = (0,), start: int = 0, decoder_slots: int = 0, num_types: int = 1,
     eos: bool = False, sentinel: str = SENTINEL, answer: str = "",
     whole: bool = False,

@@ -47,7 +47,9 @@ class NextSentence(OfUnits):
         if max(lengths) > _RATIO * min(lengths):
             return None
         texts = query.shown(list(seconds.values()))
-        return texts and {"first": self.units.ids(at), "second": texts[list(seconds).index(label)]}
+        if texts is None:
+            return None
+        return {"first": self.units.ids(at), "second": texts[list(seconds).index(label)]}
 
 
 def make(

@@ -36,7 +36,8 @@ class Pattern(NamedTuple):
     def around(self) -> tuple[str, str, str]:
         """What stands before the query, between it and the options, and behind these."""
         before, behind = self.template.split(_PLACE)
-        return *before.split("{query}"), behind
+        front, between = before.split("{query}")
+        return front, between, behind
 
 
 def fields(task: str, options: int = 0) -> tuple[str, ...]:

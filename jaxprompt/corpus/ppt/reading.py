@@ -1,6 +1,6 @@
 """Units of a corpus as a trained classifier reads them: laid out by its own template."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints
 from jaxprompt.data.text.template import Template
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.types import Role
 
 # As the released code annotates (tools/infer_roberta.py).
@@ -28,7 +28,7 @@ class Reader:
     def __init__(
         self,
         corpus: Corpus,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         encoder: ExampleEncoder,
         template: Template,
         max_len: int,
@@ -56,10 +56,9 @@ class Reader:
         )  # fmt: skip
         known = {at: text.strip() for at, text in zip(chosen, texts, strict=True)}
         known = {at: text[:LONG] for at, text in known.items() if len(text) > SHORT}
-        if self._as_stored:
-            # Of the ids fewer are read than LONG characters have.
-            found = [ids[at] for at in known]
-        else:
+        # Of the ids fewer are read than LONG characters have.
+        found: Iterable[Ints] = (ids[at] for at in known)
+        if not self._as_stored:
             found = encode_texts(self._tokenizer, list(known.values()))
         rows = [[self._form.fill({self._name: np.asarray(own, np.int32)})] for own in found]
         return list(known), rows

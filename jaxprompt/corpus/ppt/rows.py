@@ -1,7 +1,9 @@
 """Batches of a pre-training task's examples: any of them from its number alone."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
+
+import numpy as np
 
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import own_part, row_rng
@@ -11,10 +13,20 @@ from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
 
 
+class PptTask(Protocol):
+    """A pre-training task: examples by row."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
+        """Makes an example and its label, a pure function of the row and the randomness."""
+
+
 class PptRows:
     """The rows of a task as `Visits` and `Pass` take them; a visit draws its example anew."""
 
-    def __init__(self, task: Any, forms: Forms, layout: Layout):
+    def __init__(self, task: PptTask, forms: Forms, layout: Layout):
         """Takes a task, and how rows are laid into arrays; size and share come with each batch."""
         self._task, self._layout = task, layout
         # A Pass takes the first rows, which then are of many documents.

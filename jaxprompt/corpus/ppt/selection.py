@@ -95,7 +95,7 @@ class Selection(OfUnits):
                 return None
             options += found
         texts = query.shown(options)
-        return texts and (self.units.ids(at)[: own.query], texts)
+        return None if texts is None else (self.units.ids(at)[: own.query], texts)
 
 
 def numbers_of_options(task: str, least: int = 2, most: int = 16) -> tuple[int, ...]:

@@ -31,7 +31,8 @@ class Draws:
 
     def __init__(self, rng: np.random.RandomState):
         """Draws from `rng`, a block at a time."""
-        self._rng, self._left = rng, []
+        self._rng = rng
+        self._left: list[float] = []
 
     def below(self, n: int) -> int:
         """Draws from range(n)."""

@@ -3,16 +3,17 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
-from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.encoded import Encoded, Ints, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch, Front, Role, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Layout:
 
 def collate(
     rows: Rows,
-    labels: Sequence[int],
-    index: Sequence[int],
+    labels: Ints,
+    index: Ints,
     *,
     batch: int,
     length: int,
@@ -92,7 +93,7 @@ def collate(
     targets = None if sample.targets is None else np.full((total, label_width), -1, np.int32)
     decoder = None
     if sample.decoder is not None:
-        inner = {r: row.decoder for r, row in flat.items()}
+        inner = {r: _needed(row.decoder, "decoder") for r, row in flat.items()}
         apart = sample.decoder.segments is not None
         decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift, apart)
     for r, row in flat.items():
@@ -100,27 +101,28 @@ def collate(
         moved = length - len(row.ids) if side == "left" and decoder is None else 0
         label_pos[r, : len(row.label_pos)] = row.label_pos + moved
         if targets is not None:
-            targets[r, : len(row.targets)] = row.targets
+            own = _needed(row.targets, "targets")
+            targets[r, : len(own)] = own
     filling = (0, batch - count)
-    own = _as_labels(labels)
-    choices = np.asarray([example[0].count for example in rows], np.int32)
+    known = _as_labels(labels)
+    choices = np.asarray([example[0].num_choices for example in rows], np.int32)
     encoder = _pad(flat, total, length, pad_id, side, shift, sample.segments is not None)
     if side == "right" and not branches:
         encoder = encoder._replace(lengths=encoder.mask.sum(1, dtype=np.int32))
     return Batch(
         encoder=encoder,
         label_pos=label_pos,
-        labels=np.pad(own, [filling] + [(0, 0)] * (own.ndim - 1), constant_values=-1),
+        labels=np.pad(known, [filling] + [(0, 0)] * (known.ndim - 1), constant_values=-1),
         weights=np.pad(np.ones(count, np.float32), filling),
         index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
         decoder=decoder,
         targets=targets,
-        counts=np.pad(choices, filling) if sample.count else None,
+        counts=np.pad(choices, filling) if sample.num_choices else None,
     )
 
 
 def _pad(
-    rows: Mapping[int, Any], total: int, length: int, pad_id: int, side: str, shift: int,
+    rows: Mapping[int, Row | Encoded], total: int, length: int, pad_id: int, side: str, shift: int,
     apart: bool,
 ) -> Tokens:  # fmt: skip
     """Lays rows, by number, into the arrays of one stream, with segments where documents are apart.
@@ -139,15 +141,15 @@ def _pad(
         ids[r, span], mask[r, span], slot[r, span] = row.ids, True, row.slot
         types[r, span], roles[r, span] = row.types, row.roles
         positions[r, span] = row.positions + shift
-        if apart:
-            segments[r, span] = row.segments
+        if segments is not None:
+            segments[r, span] = _needed(row.segments, "segments")
     return Tokens(ids, mask, slot, positions, types, roles, segments)
 
 
 class _Examples:
     """Encoded examples and their layout; builds the batch of any list of them."""
 
-    def __init__(self, rows: Rows, labels: Sequence[int], layout: Layout):
+    def __init__(self, rows: Rows, labels: Ints, layout: Layout):
         if not rows:
             raise InputError("the split has 0 examples; a split needs at least 1")
         most = max(map(len, rows))
@@ -157,7 +159,7 @@ class _Examples:
                 "each choice, and no more than the run was made for; give fewer choices"
             )
         if layout.front is not None:
-            front = Front(*map(np.array, layout.front))
+            front = {name: np.array(x) for name, x in layout.front._asdict().items()}
             rows = [[_without(front, row) for row in example] for example in rows]
         self.rows = rows
         self.labels = _as_labels(labels)  # [examples] or [examples, M]
@@ -203,7 +205,7 @@ class TrainBatches(BatchStream):
     def __init__(
         self,
         rows: Rows,
-        labels: Sequence[int],
+        labels: Ints,
         layout: Layout,
         *,
         seed: int,
@@ -262,7 +264,7 @@ class TrainBatches(BatchStream):
 class EvalBatches:
     """One pass over every example, longest first, so that memory runs out at once or never."""
 
-    def __init__(self, rows: Rows, labels: Sequence[int], layout: Layout):
+    def __init__(self, rows: Rows, labels: Ints, layout: Layout):
         """Plans the pass; iterating builds the batches, as often as wanted."""
         self._examples = _Examples(rows, labels, layout)
         # Stable, so that batches, and with them sums of floats, are the same in every pass.
@@ -298,14 +300,14 @@ class EvalBatches:
         return [(rows, at.length(length)) for length in longest]
 
 
-def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
+def one_batch(rows: Rows, labels: Ints, layout: Layout) -> Batch:
     """Lays a few examples into one batch, in the order given."""
     # Whole on every process: it is for shapes and for what no batch changes.
     layout = replace(layout.whole(), batch=len(rows))
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
 
 
-def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:
+def _as_labels(labels: Ints) -> np.ndarray:
     """Lays labels into an array: classes are int32, numbers float32."""
     found = np.asarray(labels)
     # numpy takes an empty list for floats; an empty array has kept what its split is.
@@ -313,15 +315,22 @@ def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarr
     return found.astype(np.float32 if floats else np.int32)
 
 
-def _without(front: Front, row: Encoded) -> Encoded:
-    """Takes out what a row begins with, as arrays. Its positions stay as they are."""
-    count = len(front.ids)
-    pairs = [(getattr(row, name)[:count], x) for name, x in front._asdict().items()]
+def _without(front: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
+    """Takes out what a row begins with, by field. Its positions stay as they are."""
+    count = len(front["ids"])
+    pairs = [(getattr(row, name)[:count], x) for name, x in front.items()]
     if len(row.ids) <= count or not all(np.array_equal(own, x) for own, x in pairs):
         raise ValueError("a row does not begin with what its layout says that all begin with")
-    parts = {name: getattr(row, name)[count:] for name in (*front._fields, "positions")}
+    parts = {name: getattr(row, name)[count:] for name in (*front, "positions")}
     segments = row.segments if row.segments is None else row.segments[count:]
     return row._replace(**parts, label_pos=row.label_pos - count, segments=segments)
+
+
+def _needed(part: Part | None, name: str) -> Part:
+    """Gives a part of a row that the first row has too. Raises ValueError where it is absent."""
+    if part is None:
+        raise ValueError(f"a row has no {name}, and the first row of its batch has")
+    return part
 
 
 def _at_least(name: str, value: int, limit: int) -> None:

@@ -32,8 +32,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
     # Runs are stacked array by array, so what one of them lacks is left out of all.
     told = all(batch.encoder.lengths is not None for batch in batches)
     # States are of every token, or of the positions that are read.
-    keeps = first.kept is not None
-    by_token = keeps and all(b.kept.shape[1] == b.encoder.ids.shape[1] for b in batches)
+    by_token = all(map(_has_state_per_token, batches))
     wide = []
     for batch in batches:
         by = moves * (length - batch.encoder.ids.shape[1])
@@ -44,7 +43,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         )
         if counted and batch.counts is None:  # every class is there
             part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
-        if keeps:
+        if batch.kept is not None:
             size, at = (length, side) if by_token else (reads, "right")
             part = part._replace(kept=_widen(batch.kept, size, 0, at))
         if batch.targets is not None:
@@ -52,7 +51,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         if batch.labels.ndim > 1:  # one a read position
             part = part._replace(labels=_widen(batch.labels, reads, -1))
         if batch.decoder is not None:
-            inner = max(batch.decoder.ids.shape[1] for batch in batches)
+            inner = max(b.decoder.ids.shape[1] for b in batches if b.decoder is not None)
             part = part._replace(decoder=_widen_tokens(batch.decoder, inner, pad_id, "right"))
         wide.append(part)
 
@@ -62,6 +61,10 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         return Tokens(*map(join, *parts)) if isinstance(parts[0], Tokens) else np.stack(parts)
 
     return Batch(*map(join, *wide))
+
+
+def _has_state_per_token(batch: Batch) -> bool:
+    return batch.kept is not None and batch.kept.shape[1] == batch.encoder.ids.shape[1]
 
 
 def empty(batch: Batch) -> Batch:

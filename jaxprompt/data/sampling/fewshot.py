@@ -119,7 +119,8 @@ def _with_grouped_dev(found: SplitRows, groups: Sequence[Hashable], seed: int) -
         return found
     taken = {groups[row] for row in found.train}
     rest = [row for row in range(len(groups)) if groups[row] not in taken]
-    rows, dev = _rows_of_groups(groups, rest), []
+    rows = _rows_of_groups(groups, rest)
+    dev: list[int] = []
     for group in _shuffled(len(rows), seed):
         dev += rows[group] if len(dev) < len(found.dev) else []
     if not dev:
@@ -342,10 +343,11 @@ def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
     shares = {label: size * own // total for label, own in sizes.items()}
     by_remainder = sorted(sizes, key=lambda label: -(size * sizes[label] % total))
     # This ends: `size` is at most what the classes can give with a row left in each.
-    for label in itertools.cycle(by_remainder):
-        if sum(shares.values()) == size:
-            return shares
+    turns = itertools.cycle(by_remainder)
+    while sum(shares.values()) != size:
+        label = next(turns)
         shares[label] += shares[label] < sizes[label] - 1
+    return shares
 
 
 def _split(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:

@@ -143,7 +143,8 @@ def _cells(line: str) -> list[str]:
 
 def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
     """Yields what blank lines and the ends of documents divide."""
-    first, own = 0, []
+    first = 0
+    own: list[list[str]] = []
     # A blank line at the end closes the last sentence.
     for number, line in enumerate([*lines, ""], 1):
         cells = _cells(line)

@@ -5,6 +5,7 @@ Every problem of a file is an InputError that names the file and, where there is
 
 import csv
 import gzip
+import io
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources import conll
@@ -82,7 +83,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def unpacking(path: Path) -> Iterator[IO[bytes]]:
+def unpacking(path: Path) -> Iterator[io.BufferedIOBase]:
     """Opens a file, gunzipped where its name says so.
 
     Raises EOFError for a .gz without a single byte, which gzip takes for an empty one: a download
@@ -248,8 +249,8 @@ def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
     """
     if not len(rows):
         return False
-    opened = [cell for row in (rows[0].keys(), *map(dict.values, rows)) for cell in row]
-    opened = [cell for cell in opened if cell.startswith('"')]
+    cells = [*rows[0], *(cell for row in rows for cell in row.values())]
+    opened = [cell for cell in cells if cell.startswith('"')]
     if not opened or not all(map(_QUOTED.fullmatch, opened)):
         return False
     return any('""' in cell[1:-1] for cell in opened) or all(map(_QUOTED.fullmatch, rows[0]))

@@ -99,18 +99,18 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
             found.append(record)
             continue
         for row, error in readable_rows(task, record.row, record.origin):
-            found.append(_with_example(task, record._replace(row=row, error=error)))
+            found.append(_with_example(task, record._replace(row=row, error=error), row))
     return found
 
 
-def _with_example(task: Task, record: Record) -> Record:
+def _with_example(task: Task, record: Record, row: dict[str, Any]) -> Record:
     if record.error:
         return record
     # Of a data set with names for its numbers, which may be of another order than the task's.
     convert = name_labels(task, names_of(record.features, task))
-    row = convert(record.row) if convert else record.row
+    named = convert(row) if convert else row
     try:
-        example = read_example(task, row, record.origin, need_label=False, need_place=False)
+        example = read_example(task, named, record.origin, need_label=False, need_place=False)
     except InputError as error:
         return record._replace(error=str(error))
     return record._replace(example=example)
@@ -129,21 +129,30 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
     """Says how many examples have a label that the task does not know, and the first of them."""
-    read = [record for record in records if record.example]
+    read = [
+        (record.origin, record.row, record.example)
+        for record in records
+        if record.row is not None and record.example is not None
+    ]
     if task.kind == "tags":
-        odd = [r for r in read if not r.example.tags and has_label(task, r.row)]
-        if not odd:
+        places = [at for at, row, example in read if not example.tags and has_label(task, row)]
+        if not places:
             return []
-        count = f"tags unknown to task {task.name}: in {len(odd)} of {len(read)}"
-        return [f"{count}, the first at {odd[0].origin}; these count as without tags"]
+        count = f"tags unknown to task {task.name}: in {len(places)} of {len(read)}"
+        return [f"{count}, the first at {places[0]}; these count as without tags"]
     if task.kind != "classes":
         return []
-    odd = [r for r in read if r.example.label < 0 and has_label(task, r.row)]
+    odd = [
+        (at, row[task.label])
+        for at, row, example in read
+        if example.label < 0 and has_label(task, row)
+    ]
     if not odd:
         return []
+    origin, label = odd[0]
     return [
         f"labels unknown to task {task.name}: {len(odd)} of {len(read)}, the first "
-        f"{odd[0].row[task.label]!r:.40} at {odd[0].origin}; these count as without a label"
+        f"{label!r:.40} at {origin}; these count as without a label"
     ]
 
 

@@ -97,7 +97,8 @@ def _those_of(rows: Rows, only: str) -> Rows:
     column, is_given, value = only.partition("=")
     if not (column and is_given):
         raise InputError(f"data.only={only!r} must be COLUMN=VALUE, as in predicate_id=P36")
-    kept, seen = [], {}
+    kept: list[int] = []
+    seen: dict[str, None] = {}
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
@@ -241,7 +242,7 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
 
 def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     parts = _load_hub(task, name, cache_dir)
-    wanted = _names(split) if name else {task.splits.get(split)}
+    wanted = _names(split) if name else {own for ours, own in task.splits.items() if ours == split}
     found = wanted & set(parts)
     if not found:
         raise InputError(

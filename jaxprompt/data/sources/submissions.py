@@ -67,12 +67,13 @@ def check(name: str, task: Task, records: Sequence[Record]) -> None:
     parts = {"multirc": _PARTS, "record": ("query",)}.get(task.name, ())
     seen: dict[Any, str] = {}
     for record in records:
+        number: str | int | tuple[Any, ...]
         if name == "squad":
             number = str(_number(record, "id"))
         elif parts and name == "superglue":
             number = tuple(_whole(record, part) for part in parts)
             if task.name == "record":  # a query has a record for each of its candidates
-                number += (record.row[task.candidate],)
+                number += (_row(record)[task.candidate],)
         else:
             number = _index(record) if name == "glue" else _whole(record)
         if number in seen:
@@ -87,7 +88,7 @@ def write(name: str, task: Task, records: Sequence[Record], answers: Answers) ->
     """Writes the file of a format, of records that have an example each and were checked."""
     pairs = list(zip(records, answers, strict=True))
     if name == "squad":
-        found = {str(record.row["id"]): answer["prediction"] for record, answer in pairs}
+        found = {str(_row(record)["id"]): answer["prediction"] for record, answer in pairs}
         return json.dumps(found, ensure_ascii=False) + "\n"
     if name == "glue":
         lines = ["index\tprediction"] + [
@@ -134,23 +135,29 @@ def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[st
         query, chance = _whole(record, "query"), answer["scores"][task.labels[1]]
         # The class behind "false" is "true": how likely the candidate is the right one.
         if query not in best or chance > best[query][0]:
-            best[query] = chance, record.row[task.candidate]
+            best[query] = chance, _row(record)[task.candidate]
     for query, (_, candidate) in best.items():
         yield {"idx": query, "label": candidate}
 
 
+def _row(record: Record) -> Mapping[str, Any]:
+    """Gives the row of a record, {} where it has none."""
+    return record.row or {}
+
+
 def _number(record: Record, column: str) -> Any:
-    if record.row is None or record.row.get(column) is None:
+    value = _row(record).get(column)
+    if value is None:
         raise InputError(
             f"{record.origin}: no column {column!r}, by which the benchmark knows its rows; take "
             "the benchmark's own file, or leave --format out"
         )
-    return record.row[column]
+    return value
 
 
 def _index(record: Record) -> int:
     """Reads the number of a row of GLUE, from the column that its file has for it."""
-    row = record.row or {}
+    row = _row(record)
     return _whole(record, column=next((name for name in _INDICES if name in row), "idx"))
 
 

@@ -10,6 +10,7 @@ from jaxprompt.data.tasks.cells import is_number, spelling, whole
 from jaxprompt.errors import InputError
 
 BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
+Definitions = dict[str, dict[str, Any]]  # task -> the fields of its Task
 PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
 
 

@@ -3,9 +3,8 @@
 import datetime
 import json
 import re
-from typing import Any
 
-from jaxprompt.data.text.tokenizer import spaced_sections
+from jaxprompt.data.text.tokenizer import Tokenizer, spaced_sections
 from jaxprompt.errors import InputError
 
 # A control character, which chat templates neither write nor change.
@@ -17,7 +16,7 @@ _CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdDefFHIjmMpRSTxXyY"))
 _AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
-def in_chat(tokenizer: Any, template: str) -> str:
+def in_chat(tokenizer: Tokenizer, template: str) -> str:
     """Makes what stands before [mask], or all of a template without one, the user's turn.
 
     What the tokenizer's chat template writes around it becomes text as it is, `["..."]`; the answer
@@ -65,7 +64,7 @@ def in_chat(tokenizer: Any, template: str) -> str:
     return f"{_as_is(front)}{space}{turn}{_as_is(_spaced(tokenizer, back, False))}{blank}"
 
 
-def _spaced(tokenizer: Any, text: str, leads: bool) -> str:
+def _spaced(tokenizer: Tokenizer, text: str, leads: bool) -> str:
     """Writes out the spaces that a tokenizer, as released, puts before sections of a text.
 
     These are what stands between its added tokens. `leads`: whether the first section has one.

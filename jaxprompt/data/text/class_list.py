@@ -84,7 +84,8 @@ def make_tree(
     `order` is that of the classes in the lists. `hierarchy` names the parents of each class, "/"
     between levels, the top first: then a list holds the children of one parent.
     """
-    names, inner = list(labels), {(): -1}
+    names = list(labels)
+    inner: dict[tuple[str, ...], int] = {(): -1}  # numbers of parents, by their path
     children: dict[int, list[int]] = {-1: []}
     paths: list[tuple[int, ...]] = [()] * len(labels)
     for label in order:

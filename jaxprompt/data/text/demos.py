@@ -210,11 +210,11 @@ def lay(
     if how.whole:
         needed = fixed + sum(ours) + sum(theirs)
     if needed > room:
-        kept = "whole" if how.whole else "with one of each text"
+        held = "whole" if how.whole else "with one of each text"
         cure = "take fewer demonstrations"
         cure += ", or cut texts by demos.limit and demos.own_limit" * how.whole
         raise InputError(
-            f"{where} with {len(demos)} demonstrations takes {needed} tokens {kept}, over the "
+            f"{where} with {len(demos)} demonstrations takes {needed} tokens {held}, over the "
             f"{room} that data.max_len leaves; raise it by {needed - room} or more, or {cure}"
         )
     # The example's own texts come first, with a token kept back for each text of a demonstration.

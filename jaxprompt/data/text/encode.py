@@ -4,7 +4,7 @@ import copy
 import string
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from jaxprompt.data.text.template import (
 )
 from jaxprompt.data.text.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.text.tokenizer import (
+    Tokenizer,
     encode_exact,
     encode_texts,
     starts_with_space,
@@ -56,7 +57,7 @@ class ExampleEncoder:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         template: Template,
         specials: Specials,
         *,
@@ -156,7 +157,7 @@ class ExampleEncoder:
         """
         filled = [self._fill(example, "", window) for example in examples]
         runs = (run for parts in filled for run in parts if run.field != window)
-        texts = list({run.text: 0 for run in runs if run.ids is None})
+        texts = list({run.text: 0 for run in runs if run.pending})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         for parts in filled:
             at = [run.field for run in parts].index(window)
@@ -167,7 +168,7 @@ class ExampleEncoder:
 
     def place(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
         """Puts tokens into a gap. -> the row, where the first of these tokens stands"""
-        runs = [*gap.before, gap.field._replace(ids=ids), *gap.after]
+        runs = [*gap.before, gap.field._replace(ids=ids, pending=False), *gap.after]
         return self._assemble(runs, {}, None), sum(len(run.ids) for run in gap.before)
 
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
@@ -185,15 +186,19 @@ class ExampleEncoder:
         return self._markers if any(part.mark for part in self._template.parts) else ()
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
         return self._tokenizer
 
     def shared_front(self) -> Front | None:
         """Gives what every row begins with, in front of its first text; None = nothing."""
-        runs = takewhile(lambda run: isinstance(run, TokenRun), self._layout(1))
+        layout, runs = self._layout(1), []
+        for run in layout if self._beside is None else ():
+            if not isinstance(run, TokenRun):
+                break
+            runs.append(run)
         # A token is left to each row: where its text is empty, that is what is read.
-        row = join_runs([] if self._beside else list(runs))
+        row = join_runs(runs)
         parts = (row.ids, row.slot, row.types, row.roles)
         return Front(*(tuple(x[:-1].tolist()) for x in parts)) if len(row.ids) > 1 else None
 
@@ -207,21 +212,27 @@ class ExampleEncoder:
         counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
         demos = [[self._demonstrate(demo) for demo in own] for own in shown]
         every = (run for rows in [*filled, *demos] for runs in rows for run in runs)
-        texts = list({run.text: 0 for run in every if run.ids is None})
+        texts = list({run.text: 0 for run in every if run.pending})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         said = self._targets(examples) if targets else [None] * len(examples)
         return [
-            [self._assemble(runs, tokens, target, own)._replace(count=count) for runs in rows]
+            [self._assemble(runs, tokens, target, own)._replace(num_choices=count) for runs in rows]
             for rows, target, own, count in zip(filled, said, demos, counts, strict=True)
         ]
 
     def _demonstrate(self, demo: Example) -> list[TokenRun]:
         """Lays a demonstration out like an example, with its label word in the mask's place."""
-        word = self._beside.words[demo.label]
+        word = self._demonstrations().words[demo.label]
         return [
             run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
             for run in self._fill(demo, "")[self._front : -1]
         ]
+
+    def _demonstrations(self) -> Beside:
+        """Says how demonstrations are laid."""
+        if self._beside is None:
+            raise ValueError("demonstrations are given to an encoder that was made without")
+        return self._beside
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
@@ -295,21 +306,22 @@ class ExampleEncoder:
                 count = {"masked": num_masks, "causal": 0}.get(sp.style, 1)
                 layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
-                count = part.count or num_slots - marks
+                count = part.number or num_slots - marks
                 slots = range(next_slot, next_slot + count)
                 layout.append(TokenRun([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
             elif part.kind == "classes":
-                for ids, role, row in self._lists[0].pieces():
-                    slots = range(num_slots + row, num_slots + row + len(ids)) if row >= 0 else None
-                    ids = [*ids] if slots is None else [sp.pad] * len(ids)
-                    layout.append(TokenRun(ids, role, segment, slots))
+                for tokens, role, row in self._lists[0].pieces():
+                    first, count = num_slots + row, len(tokens)
+                    placed = range(first, first + count) if row >= 0 else None
+                    ids = [*tokens] if placed is None else [sp.pad] * count
+                    layout.append(TokenRun(ids, role, segment, placed))
             elif part.kind == "cls":
                 layout.append(TokenRun([*sp.cls], Role.SPECIAL, segment))
             else:
                 last = closed and i + 1 == len(parts)
-                ids = (sp.end or sp.sep[:1]) if last else sp.sep
-                layout.append(TokenRun([*ids], Role.SPECIAL, segment))
+                end = (sp.end or sp.sep[:1]) if last else sp.sep
+                layout.append(TokenRun([*end], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
@@ -331,7 +343,7 @@ class ExampleEncoder:
                 text = take_field(self._template, example.fields, part.text)
                 cut = "whole" not in part.modifiers
             else:
-                text, cut = example.choices[part.count] if part.kind == "option" else choice, False
+                text, cut = example.choices[part.number] if part.kind == "option" else choice, False
             name = part.text if part.kind == "field" else ""
             if part.mark and name != window:
                 runs += self._mark(example, text, item, cut)
@@ -344,7 +356,7 @@ class ExampleEncoder:
         """Divides a field at its entities, which are never cut."""
         words = self._markers if item.part.mark == "marked" else ()
         for piece in divide(text, example.entities, words=words, space=item.space):
-            run = TokenRun(None, Role.TEXT, item.segment, text=piece.text)
+            run = TokenRun([], Role.TEXT, item.segment, text=piece.text, pending=True)
             if piece.kind == "context":
                 yield run._replace(cut=cut, side=piece.number)
             elif piece.kind == "entity":
@@ -353,7 +365,7 @@ class ExampleEncoder:
                 yield run._replace(role=Role.HARD)
             else:
                 slots = range(item.first + piece.number, item.first + piece.number + 1)
-                yield run._replace(ids=[self._specials.pad], role=Role.SOFT, slots=slots)
+                yield TokenRun([self._specials.pad], Role.SOFT, item.segment, slots, piece.text)
 
     def _check_room(self, fixed: list[TokenRun]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind
@@ -386,13 +398,13 @@ class ExampleEncoder:
         if demos:
             room, where = self._max_len - self._room_behind, f"template {self._template.source!r}"
             shown = [with_ids(demo, tokens) for demo in demos]
-            runs, cut = lay(runs, shown, self._beside, self._front, room, where)
+            runs, cut = lay(runs, shown, self._demonstrations(), self._front, room, where)
         else:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)
         if self._specials.style == "masked":
-            label_pos = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
-            label_pos = np.array(label_pos, np.int32)
+            read = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
+            label_pos = np.array(read, np.int32)
             order = self._lists[0].order if self._lists else slice(None)
             return Encoded(**row._asdict(), label_pos=label_pos[order], cut=cut)
         if self._specials.style == "causal":

@@ -2,9 +2,12 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+
+Item = TypeVar("Item")
+Ints = Sequence[int] | np.ndarray
 
 
 class Row(NamedTuple):
@@ -19,15 +22,17 @@ class Row(NamedTuple):
 
 
 def make_row(
-    ids: Sequence[int],
-    slots: Sequence[int],
-    types: Sequence[int],
-    roles: Sequence[int],
-    positions: Sequence[int],
+    ids: Ints,
+    slots: Ints,
+    types: Ints,
+    roles: Ints,
+    positions: Ints,
 ) -> Row:
     """Makes a row of lists of equal length."""
-    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
-    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
+    whole = lambda values: np.array(values, np.int32)
+    return Row(
+        whole(ids), whole(slots), whole(types), np.array(roles, np.int8), whole(positions)
+    )  # fmt: skip
 
 
 class Encoded(NamedTuple):
@@ -42,7 +47,7 @@ class Encoded(NamedTuple):
     decoder: Row | None = None
     targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
     segments: np.ndarray | None = None  # int32, see Tokens
-    count: int = 0  # choices that the example has, of which one is the class; 0 = all classes
+    num_choices: int = 0  # that the example has, of which one is the class; 0 = all classes
     cut: bool = False  # whether some of the text did not fit into max_len
 
 
@@ -51,21 +56,28 @@ class Judged(NamedTuple):
 
     names: tuple[str, ...]  # of the classes
     negative: int  # the class that is no relation, -1 = there is none
-    right: list[tuple[int, ...]]  # all classes that are right
-    told: list[tuple[int, ...]]  # of a dialogue up to some turn: those of them that it tells
-    pairs: list[int]  # and the number of its pair of entities
+    right: Sequence[tuple[int, ...]]  # all classes that are right
+    told: Sequence[tuple[int, ...]]  # of a dialogue up to some turn: those of them that it tells
+    pairs: Sequence[int]  # and the number of its pair of entities
     unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
     questions: Sequence[str] = ()  # which question each is an answer of
     candidates: Sequence[str] = ()  # and the text of that answer
     positive: int = 1  # index of the positive class of binary metrics
 
-    def take(self, chosen: Sequence[bool]) -> "Judged":
+    def take(self, chosen: Sequence[bool] | np.ndarray) -> "Judged":
         """Takes some examples."""
-        pick = lambda own: [own[row] for row, is_in in enumerate(chosen) if is_in] if own else own
-        known = (self.right, self.told, self.pairs, self.questions, self.candidates)
-        right, told, pairs, *asked = map(pick, known)
-        more = *asked, self.positive
-        return Judged(self.names, self.negative, right, told, pairs, self.unmarked, *more)
+        return self._replace(
+            right=_taken(self.right, chosen),
+            told=_taken(self.told, chosen),
+            pairs=_taken(self.pairs, chosen),
+            questions=_taken(self.questions, chosen),
+            candidates=_taken(self.candidates, chosen),
+        )
+
+
+def _taken(values: Sequence[Item], chosen: Sequence[bool] | np.ndarray) -> Sequence[Item]:
+    """Takes some values; of none there is nothing to take."""
+    return [values[row] for row, is_in in enumerate(chosen) if is_in] if values else values
 
 
 class Split(NamedTuple):
@@ -99,7 +111,7 @@ class Split(NamedTuple):
             rows=self.rows[step], labels=self.labels[step], counts=self.counts[step], samples=1
         )
 
-    def average(self, found: Any) -> Any:
+    def average(self, found: np.ndarray) -> np.ndarray:
         """Averages scores over the samples of an example. [units, ...] -> [examples, ...]
 
         Scores are log-probabilities, so the best class is that of the averaged logits.
@@ -115,7 +127,7 @@ class Split(NamedTuple):
         for row in (row for unit in self.rows for row in unit):
             parts = (row.ids, row.slot, row.label_pos) + ((row.decoder.ids,) if row.decoder else ())
             for part in parts:
-                total = zlib.crc32(np.ascontiguousarray(part), total)
+                total = zlib.crc32(np.ascontiguousarray(part).data, total)
         return f"{len(self.rows)} examples, CRC {total:08x}"
 
 

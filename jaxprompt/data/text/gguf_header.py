@@ -28,7 +28,7 @@ class Array(NamedTuple):
     """Many values of the metadata, not read yet."""
 
     kind: int
-    count: int
+    size: int
     start: int  # bytes into the file
     end: int
 
@@ -63,7 +63,7 @@ class Header(NamedTuple):
             raise InputError(f"{self.path} has {key}={brief(found)}, which is to be a list")
         with _opened(self.path) as file:
             reader = _Reader(file, self.path, self.size, found.start)
-            return list(reader.values(found.kind, found.count))
+            return list(reader.values(found.kind, found.size))
 
     def part(self, start: int, end: int) -> bytes:
         """Reads bytes of the file."""

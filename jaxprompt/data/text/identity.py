@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.data.text.encoded import Encoded
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 
 # How layers run, what a run sets, and what is known once weights are read, whose fingerprint tells.
@@ -26,7 +27,7 @@ def identity_of(scorer: Any) -> dict[str, str]:
     return identify(scorer.tokenizer, scorer.model.backbone.cfg)
 
 
-def identify(tokenizer: Any, cfg: Any) -> dict[str, str]:
+def identify(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
     """Sums up how the tokenizer numbers words, and what the layers of a config compute."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
     own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
@@ -34,7 +35,7 @@ def identify(tokenizer: Any, cfg: Any) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _of_tokenizer(tokenizer: Any) -> str:
+def _of_tokenizer(tokenizer: Tokenizer) -> str:
     # Not of its files: one tokenizer is saved in several ways.
     words = sorted(tokenizer.get_vocab().items())
     return _digest([words, [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]])
@@ -56,7 +57,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Any) -> None:
+def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Tokenizer) -> None:
     """Raises InputError for a token of some rows that no row of the embedding is for."""
     parts = (part for row in rows for part in row)
     highest = (int(ids.max()) for part in parts for ids in _ids_of(part) if len(ids))
@@ -71,7 +72,7 @@ def _ids_of(part: Encoded) -> Iterator[np.ndarray]:
         yield part.targets
 
 
-def check_id(highest: int, vocab: int, tokenizer: Any) -> None:
+def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:
     """Raises InputError where the highest of several token ids has no row in the embedding."""
     if highest >= vocab:
         token = tokenizer.convert_ids_to_tokens(highest)

@@ -1,7 +1,8 @@
 """The special tokens that a kind of model puts around and into its input."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 
 STYLES = ("masked", "seq2seq", "causal", "infilling")  # BERT and its kin; T5; GPT-2; GLM
@@ -23,7 +24,9 @@ class Specials(NamedTuple):
     stop: int = -1  # what it ends with
 
 
-def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks: int) -> Specials:
+def read_specials(
+    tokenizer: Tokenizer, style: str, *, eos: bool, sentinel: str, masks: int
+) -> Specials:
     """Reads the specials of a tokenizer; `masks` of them are needed where a template has [mask].
 
     T5's input ends with </s> where `eos`; its [mask] is the sentinel written by the pattern
@@ -48,8 +51,8 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
         first = tokenizer.cls_token_id if first is None else first
         # By what it does: many tokenizers have a <s> and do not write it.
         begins = first is not None and tokenizer("a")["input_ids"][:1] == [first]
-        cls = (first,) if begins else ()
-        return Specials(style, cls, (), (last,), (), pad, stop=last)
+        front = (first,) if first is not None and begins else ()
+        return Specials(style, front, (), (last,), (), pad, stop=last)
     if style == "infilling":
         cls, word, text, start, stop = (_find(tokenizer, name) for name in INFILLING)
         blank = word if masks else text
@@ -63,7 +66,7 @@ def start_of(specials: Specials, own: int) -> int:
     return own if specials.start < 0 else specials.start
 
 
-def _need(tokenizer: Any, name: str) -> int:
+def _need(tokenizer: Tokenizer, name: str) -> int:
     number = getattr(tokenizer, f"{name}_token_id")
     if number is None:
         raise InputError(
@@ -73,7 +76,7 @@ def _need(tokenizer: Any, name: str) -> int:
     return number
 
 
-def _find(tokenizer: Any, name: str) -> int:
+def _find(tokenizer: Tokenizer, name: str) -> int:
     vocab = tokenizer.get_vocab()
     if name not in vocab:
         raise InputError(
@@ -83,7 +86,7 @@ def _find(tokenizer: Any, name: str) -> int:
     return vocab[name]
 
 
-def _sentinel(tokenizer: Any, pattern: str, number: int) -> int:
+def _sentinel(tokenizer: Tokenizer, pattern: str, number: int) -> int:
     name = pattern.format(number)
     vocab = tokenizer.get_vocab()
     for spelling in (name, f"▁{name}"):  # mT5's have the space in them

@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.text.encoded import Row, make_row
+from jaxprompt.data.text.encoded import Ints, Row, make_row
 from jaxprompt.data.text.specials import Specials
 from jaxprompt.data.text.template import Template, parse
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
+
+# By class and word: each token, and the place at which it is read.
+_Said = dict[tuple[int, int], list[tuple[int, int]]]
 
 
 class Frame(NamedTuple):
@@ -111,7 +114,8 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     branch: list[int] = []
     depth: list[int] = []
     stem = [(token, i - len(around.stem)) for i, token in enumerate(around.stem)]
-    inner, outer = {}, {}
+    inner: _Said = {}
+    outer: _Said = {}
     number = 0
     for c, w in np.ndindex(words.shape[:2]):
         word = [int(token) for token in words[c, w] if token >= 0]
@@ -131,16 +135,24 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
         inner[c, w], outer[c, w] = pairs[: len(word)], stem + pairs
     reads = sorted({place for pairs in (outer if whole else inner).values() for _, place in pairs})
     return Branches(
-        *(np.array(x, np.int32) for x in (fed, branch, depth, reads)),
+        np.array(fed, np.int32),
+        np.array(branch, np.int32),
+        np.array(depth, np.int32),
+        np.array(reads, np.int32),
         words=_tabulate(inner, words.shape[:2], reads),
         whole=_tabulate(outer if whole else inner, words.shape[:2], reads),
     )
 
 
-def say(row: Row, plan: Branches | None, target: list[int] | None):
+def say(
+    row: Row, plan: Branches | None, target: list[int] | None
+) -> tuple[Row, np.ndarray, np.ndarray | None]:
     """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
     last = len(row.ids) - 1
-    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
+    fed: Ints = ()
+    branch: Ints = ()
+    depth: Ints = ()
+    targets, reads = None, np.zeros(1, np.int32)
     if target is not None:
         # Shifted by one: the row's last token predicts the first of the target.
         fed, targets = target[:-1], np.array(target, np.int32)
@@ -158,7 +170,7 @@ def say(row: Row, plan: Branches | None, target: list[int] | None):
     return row, (last + reads).astype(np.int32), targets
 
 
-def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+def _tabulate(pairs: _Said, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
     longest = max(map(len, pairs.values()))
     ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
     for (c, w), own in pairs.items():

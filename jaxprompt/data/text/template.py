@@ -64,7 +64,7 @@ class Part(NamedTuple):
     kind: str  # words exact field choice choices option mask soft classes cls sep
     text: str = ""  # the hard words, the text as it is, or the name of a field
     modifiers: tuple[str, ...] = ()
-    count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
+    number: int = 0  # of slots of a soft part, 0 = all; of the choice an option is, from 0
     space: bool = False  # white space stands before it
 
     @property
@@ -156,7 +156,8 @@ def parse(text: str) -> Template:
     parts: list[Part] = []
     words = ""  # hard words read since the last part, white space around them included
     for match in _LEXER.finditer(text):
-        kind, value = match.lastgroup, match.group(match.lastgroup)
+        kind = match.lastgroup or ""  # all alternatives have names
+        value = match.group(kind)
         if kind in ("escape", "literal"):
             words += value
         elif kind == "stray":
@@ -199,7 +200,7 @@ def with_options(template: Template, option: Template, names: Sequence[str]) -> 
         for number, name in enumerate(names):
             made = {
                 "name": Part("words", name),
-                "text": Part("option", modifiers=part.modifiers, count=number),
+                "text": Part("option", modifiers=part.modifiers, number=number),
             }
             for own in option.parts:
                 new = made[own.text] if own.kind == "field" else own
@@ -292,7 +293,7 @@ def _hard_words(words: str) -> list[Part]:
 
 def _check_slots(template: Template, num_slots: int, entities: int) -> None:
     where = f"template {template.source!r}"
-    soft = [p.count for p in template.parts if p.kind == "soft"]
+    soft = [p.number for p in template.parts if p.kind == "soft"]
     marks = template.slots_around(entities)
     if marks > num_slots:
         raise InputError(
@@ -334,7 +335,7 @@ def _read_bracket(value: str, source: str) -> Part:
     if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):
             raise InputError(f"template {source!r}: [{value}] places no slot; write 1 or more")
-        return Part("soft", count=int(match[1]))
+        return Part("soft", number=int(match[1]))
     raise InputError(
         f"template {source!r}: unknown [{value}]; {nearest(word[:80], BRACKETS)}; "
         "write \\[ \\] for literal brackets"

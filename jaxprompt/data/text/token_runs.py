@@ -11,9 +11,9 @@ from jaxprompt.types import Role
 
 
 class TokenRun(NamedTuple):
-    """Tokens in a row that share role and segment; `text` is tokenised where `ids` is None."""
+    """Tokens in a row that share role and segment."""
 
-    ids: list[int] | None
+    ids: list[int]
     role: Role
     segment: int
     slots: range | None = None
@@ -21,6 +21,7 @@ class TokenRun(NamedTuple):
     cut: bool = False
     field: str = ""  # whose text it is
     side: int = -1  # where it stands among the entities of the field, see `fit`; -1 = it has none
+    pending: bool = False  # its tokens are those of `text`, which `with_ids` gives it
 
 
 class Gap(NamedTuple):
@@ -46,7 +47,7 @@ class OpenPart(NamedTuple):
         if self.space:
             text = text.lstrip()
             text = f" {text}" if text else ""
-        return TokenRun(None, Role.TEXT, self.segment, text=text, cut=cut)
+        return TokenRun([], Role.TEXT, self.segment, text=text, cut=cut, pending=True)
 
 
 def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]:
@@ -67,12 +68,17 @@ def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]
 
 def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[TokenRun]:
     """Gives the runs that are texts their tokens."""
-    return [run._replace(ids=tokens[run.text]) if run.ids is None else run for run in runs]
+    return [
+        run._replace(ids=tokens[run.text], pending=False) if run.pending else run for run in runs
+    ]
 
 
 def join_runs(runs: Sequence[TokenRun]) -> Row:
     """Joins runs that have their tokens."""
-    ids, slots, types, roles = ([] for _ in range(4))
+    ids: list[int] = []
+    slots: list[int] = []
+    types: list[int] = []
+    roles: list[int] = []
     for run in runs:
         count = len(run.ids)
         ids += run.ids

@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -20,7 +20,73 @@ _CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
 
 
-def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Any:
+class AddedToken(Protocol):
+    """A token that a text is cut at before all others are found."""
+
+    content: str
+    special: bool
+    rstrip: bool  # white space behind it is a part of it
+
+
+class Tokenizer(Protocol):
+    """What is used of transformers' tokenizers, the fast ones and the slow."""
+
+    name_or_path: str
+    bos_token: str | None
+    bos_token_id: int | None
+    cls_token_id: int | None
+    eos_token_id: int | None
+    mask_token_id: int | None
+    pad_token_id: int | None
+    sep_token_id: int | None
+    unk_token_id: int | None
+    all_special_ids: list[int]
+    added_tokens_decoder: Mapping[int, AddedToken]
+
+    def __hash__(self) -> int:
+        """By identity."""
+
+    def __len__(self) -> int:
+        """Number of tokens, added ones included."""
+
+    def __call__(self, *texts: str | Sequence[str], **options: bool) -> Mapping[str, list[Any]]:
+        """Encodes a text, a pair or a list of texts: `input_ids` and what `options` ask for."""
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        """Encodes a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Writes tokens as text."""
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **options: bool) -> list[str]:
+        """Writes several lists of tokens as texts."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Maps every token to its id."""
+
+    def num_special_tokens_to_add(self, pair: bool = ...) -> int:
+        """Counts the special tokens around a text or a pair."""
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+
+    @overload
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Joins tokens to a text."""
+
+    def get_chat_template(self) -> str:
+        """Returns the template of chats, in Jinja."""
+
+    def apply_chat_template(self, turns: list[dict[str, str]], **options: bool | str) -> str:
+        """Lays a chat out as text."""
+
+    def save_pretrained(self, folder: str) -> object:
+        """Writes the files of the tokenizer."""
+
+
+def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Tokenizer:
     """Loads a transformers tokenizer: from a folder (tokenizer.json, or the vocabulary files with
     a config.json that names the family), from a .gguf file, else as a hub id. Never runs code that
     comes with it.
@@ -84,7 +150,7 @@ def _custom_class(folder: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _is_empty(tokenizer: Any) -> bool:
+def _is_empty(tokenizer: Tokenizer) -> bool:
     return len(tokenizer) <= len(tokenizer.all_special_ids)
 
 
@@ -96,7 +162,7 @@ def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
     another kind, such as a file without byte-level BPE under GPT-2, only the file and its config
     count. Where there is SentencePiece's file alone, DeBERTa's class forgets its character map.
     """
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
@@ -110,9 +176,9 @@ def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
     if path is None:
         _restore_charsmap(backend, Path(where) / "spm.model")
         return tokenizer
-    written = Tokenizer.from_file(path)
+    written = Backend.from_file(path)
     if _kind(backend) != _kind(written):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(where, revision=revision)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(where, revision=revision or "main")
     added = {token.content: token for token in written.get_added_tokens_decoder().values()}
     for _, token in sorted(tokenizer.added_tokens_decoder.items()):
         # What the class or config calls special is, so that a text's words never become it.
@@ -133,17 +199,22 @@ def _restore_charsmap(backend: Any, pieces: Path) -> None:
 
     if _REPLACES in str(backend.normalizer) or not pieces.is_file():
         return
-    from sentencepiece import sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto()
-    model.ParseFromString(pieces.read_bytes())
-    charsmap = model.normalizer_spec.precompiled_charsmap
+    charsmap = parse_pieces(pieces.read_bytes()).normalizer_spec.precompiled_charsmap
     if charsmap:
         steps = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), *steps])
 
 
-def _check_case(tokenizer: Any, where: str) -> None:
+def parse_pieces(data: bytes) -> Any:
+    """Parses SentencePiece's file. -> its ModelProto, a message of protobuf"""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made when imported
+    model.ParseFromString(data)
+    return model
+
+
+def _check_case(tokenizer: Tokenizer, where: str) -> None:
     """Raises InputError for words with capitals in a vocabulary that nothing says to lower-case."""
     path = Path(where) / "tokenizer_config.json"
     if (Path(where) / _WHOLE).is_file() or not getattr(tokenizer, "do_lower_case", False):
@@ -160,7 +231,7 @@ def _check_case(tokenizer: Any, where: str) -> None:
         )
 
 
-def segments(tokenizer: Any, types: int) -> int:
+def segments(tokenizer: Tokenizer, types: int) -> int:
     """Tells how many segments texts have: one where a tokenizer, as XLM-R's, knows of no second.
 
     A BERT with such a tokenizer, as multilingual E5, was trained on one.
@@ -171,24 +242,24 @@ def segments(tokenizer: Any, types: int) -> int:
     return types if any(tokenizer("a", "a", return_token_type_ids=True)[name]) else 1
 
 
-def starts_with_space(tokenizer: Any) -> bool:
+def starts_with_space(tokenizer: Tokenizer) -> bool:
     """Tells whether the first word of an input carries a space too, as most of SentencePiece's."""
     return spaced_sections(tokenizer) != "never"
 
 
-def keeps_spaces(tokenizer: Any) -> bool:
+def keeps_spaces(tokenizer: Tokenizer) -> bool:
     """Tells whether a word behind a space has other ids than one that begins a text."""
     begins, behind = encode_texts(tokenizer, ["a", " a"])
     return begins != behind
 
 
-def takes_one_space(tokenizer: Any) -> bool:
+def takes_one_space(tokenizer: Tokenizer) -> bool:
     """Tells whether white space of any length is one space, or none, as T5's and BERT's have it."""
     once, twice = encode_texts(tokenizer, ["a b", "a  b"])
     return once == twice
 
 
-def spaced_sections(tokenizer: Any) -> str:
+def spaced_sections(tokenizer: Tokenizer) -> str:
     """Tells which sections of a text, between special tokens, began with a space as released.
 
     "always" each of them, "first" the one that begins the text, "never" none.
@@ -196,7 +267,7 @@ def spaced_sections(tokenizer: Any) -> str:
     return getattr(tokenizer, _SECTIONS, "never")
 
 
-def _take_spaces_as_written(tokenizer: Any) -> None:
+def _take_spaces_as_written(tokenizer: Tokenizer) -> None:
     """Makes a tokenizer take spaces as written, so that texts can be glued.
 
     As released, SentencePiece's and some of byte-level BPE put one before every text, also before
@@ -262,7 +333,7 @@ def _made(stage: Any, state: dict[str, Any]) -> Any:
 
 
 def encode_with_offsets(
-    tokenizer: Any, texts: Sequence[str]
+    tokenizer: Tokenizer, texts: Sequence[str]
 ) -> dict[str, tuple[list[int], np.ndarray]]:
     """Encodes texts alone, white space in front included.
 
@@ -299,7 +370,7 @@ def _past_spaces(text: str, places: np.ndarray) -> np.ndarray:
     return np.stack([np.minimum(begin[places[:, 0]], places[:, 1]), places[:, 1]], 1)
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Lists the ids that no text may have: in their place stands the unknown token, if any.
 
     Vocabularies of Unigram kind, as T5's, have names of special tokens as subwords like others.
@@ -309,15 +380,17 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
-def _without_specials(tokenizer: Any, found: list[list[int]]) -> list[list[int]]:
+def _without_specials(tokenizer: Tokenizer, found: list[list[int]]) -> list[list[int]]:
     specials, unknown = special_ids(tokenizer), tokenizer.unk_token_id
+    if unknown is None:  # nothing could stand in place of a special
+        return found
     return [
         ids if specials.isdisjoint(ids) else [unknown if i in specials else i for i in ids]
         for ids in found
     ]
 
 
-def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """Encodes texts alone: no specials around, and no name of a special inside becomes one.
 
     Raises InputError where the tokenizer cannot, as one without its own unknown token.
@@ -344,12 +417,12 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return _without_specials(tokenizer, found)
 
 
-def encode_exact(tokenizer: Any, text: str) -> list[int]:
+def encode_exact(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encodes a text as it is; names of special tokens in it are these tokens."""
     return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 
 
-def unused_ids(tokenizer: Any, count: int) -> list[int]:
+def unused_ids(tokenizer: Tokenizer, count: int) -> list[int]:
     """Finds the ids of BERT's [unused1] to [unusedN]. Raises InputError where there are fewer."""
     vocab = tokenizer.get_vocab()
     names = [f"[unused{i}]" for i in range(1, count + 1)]

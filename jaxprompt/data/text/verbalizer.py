@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.errors import InputError
 
 
@@ -23,7 +23,7 @@ class Verbalizer(NamedTuple):
 
 
 def make_verbalizer(
-    tokenizer: Any, words: Sequence[str | Sequence[str]], *, leading_space: bool = True
+    tokenizer: Tokenizer, words: Sequence[str | Sequence[str]], *, leading_space: bool = True
 ) -> Verbalizer:
     """Encodes the words of each class, one word or several a class.
 
@@ -56,13 +56,13 @@ def make_verbalizer(
         max(len(ids) for entry in pieces for ids in entry),
     )
     table = np.full(shape, -1, np.int32)  # [C, W, M]
-    for c, entry in enumerate(pieces):
-        for w, ids in enumerate(entry):
-            table[c, w, : len(ids)] = ids
+    for c, encodings in enumerate(pieces):
+        for w, encoding in enumerate(encodings):
+            table[c, w, : len(encoding)] = encoding
     return Verbalizer(classes, table)
 
 
-def check_word(tokenizer: Any, word: str, ids: Sequence[int], what: str) -> None:
+def check_word(tokenizer: Tokenizer, word: str, ids: Sequence[int], what: str) -> None:
     """Raises InputError for a word of no tokens, or of unknown ones; `what` names it."""
     if not word.strip() or not ids:
         raise InputError(f"{what} is empty; give a word")

@@ -6,12 +6,11 @@ Each function returns P lists of token ids: row i starts at the mean of the embe
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxprompt.data.text.encoded import Encoded
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 
@@ -24,7 +23,7 @@ TOP = 1000  # tokens that "frequent" draws from, unless told
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 
 
-def ids_of_no_word(tokenizer: Any) -> set[int]:
+def ids_of_no_word(tokenizer: Tokenizer) -> set[int]:
     """Ids that are no words: specials, and rows that pre-training never used."""
     unused = {i for token, i in tokenizer.get_vocab().items() if _UNUSED.fullmatch(token)}
     return unused | set(tokenizer.all_special_ids)
@@ -95,7 +94,7 @@ def class_labels(
     return found + fallback(length - len(found))
 
 
-def given_text(tokenizer: Any, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
+def given_text(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Gives row i token i of a text, cut to `length`; the rest by fallback, as in class_labels."""
     ids = starting_ids(tokenizer, text.strip())
     if not ids:
@@ -103,7 +102,7 @@ def given_text(tokenizer: Any, text: str, length: int, fallback: Callable[[int],
     return [[i] for i in ids[:length]] + fallback(max(length - len(ids), 0))
 
 
-def starting_ids(tokenizer: Any, text: str) -> list[int]:
+def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encodes a text that rows start from. Raises InputError for words that are unknown."""
     (ids,) = encode_texts(tokenizer, [text])
     if tokenizer.unk_token_id in ids:
@@ -114,7 +113,7 @@ def starting_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def template_ids(tokenizer: Any, text: str) -> list[int]:
+def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encodes the words of a template as they stand inside of it.
 
     A space stands in front of a word and none in front of punctuation, even where `text` sets it
@@ -127,7 +126,7 @@ def template_ids(tokenizer: Any, text: str) -> list[int]:
 
 def choose_rows(
     kind: str,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     length: int,
     seed: int,

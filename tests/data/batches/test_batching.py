@@ -104,7 +104,7 @@ def test_what_a_decoder_is_fed_is_counted_from_its_own_shift(given, shift):
 
 def test_choices_are_counted():
     """An example's, 0 for filling; not where each row is a choice, or all have all classes."""
-    of = lambda count: [encoded(4)._replace(count=count)]
+    of = lambda count: [encoded(4)._replace(num_choices=count)]
     pad = dict(length=8, pad_id=9, label_width=1)
     batch = collate([of(3), of(2)], [0, 0], [0, 1], batch=3, **pad)
     assert batch.counts.tolist() == [3, 2, 0] and batch.counts.dtype == np.int32

@@ -169,7 +169,7 @@ def test_choice_gives_a_row_each(roberta):
         "<s> The Ġwater Ġgot Ġcold </s> </s> It Ġboiled </s>",
     ]
     assert roles(rows[0]) == "*TTTT**TT*"
-    assert [row.count for row in rows] == [0, 0]  # each row is one choice
+    assert [row.num_choices for row in rows] == [0, 0]  # each row is one choice
 
 
 def test_choices_are_lettered(bert, roberta):

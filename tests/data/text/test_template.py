@@ -23,7 +23,7 @@ def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS
 def test_every_element_is_read():
     template = parse("[soft*2] [cls]{premise|chop|lower} ? [MASK], {choice} [sep]{choices}[soft]")
     assert template.parts == (
-        Part("soft", count=2),
+        Part("soft", number=2),
         Part("cls", space=True),
         Part("field", "premise", ("chop", "lower")),
         Part("words", "?", space=True),
@@ -120,7 +120,7 @@ def test_choices_written_out_are_the_text_written_out(option, text, names):
     typed = parse(text.replace("{choices}", "".join(typed))).parts
     written = with_options(parse(text), read_option(option), names).parts
     shown = [
-        part._replace(kind="field", text=f"option{part.count}", count=0)
+        part._replace(kind="field", text=f"option{part.number}", number=0)
         if part.kind == "option" else part
         for part in written
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def test_choices_written_out_are_the_text_written_out(option, text, names):
 def test_modifiers_of_choices_are_those_of_each():
     written = with_options(parse("{a} {choices|lower}"), read_option("{name} {text}"), "AB")
     options = [part for part in written.parts if part.kind == "option"]
-    assert [(part.count, part.modifiers) for part in options] == [(0, ("lower",)), (1, ("lower",))]
+    assert [(part.number, part.modifiers) for part in options] == [(0, ("lower",)), (1, ("lower",))]
 
 
 def test_templates_that_fit():

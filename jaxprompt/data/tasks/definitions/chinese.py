@@ -1,5 +1,7 @@
 """The Chinese tasks. CLUE hides the labels of its test sets; its validation sets stand in."""
 
+from jaxprompt.data.tasks.task import Definitions
+
 _CLUE = {
     "hub": "clue/clue",
     "splits": {"train": "train", "test": "validation"},
@@ -91,7 +93,7 @@ def _without(left: str) -> dict:
     }
 
 
-CHINESE = {
+CHINESE: Definitions = {
     "chnsenticorp": {
         "fields": ("text",),
         "labels": ("negative", "positive"),

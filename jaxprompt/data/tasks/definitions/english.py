@@ -10,6 +10,7 @@ inference for left-to-right models are worded as those of GPT-3 (Brown et al. 20
 """
 
 from jaxprompt.data.tasks.definitions.superglue import NLI, NO_TEST, SUPERGLUE
+from jaxprompt.data.tasks.task import Definitions
 
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _POLARITY = {
@@ -70,7 +71,7 @@ def _review(field: str) -> dict:
     }
 
 
-ENGLISH = SUPERGLUE | {
+ENGLISH: Definitions = SUPERGLUE | {
     "sst2": _review("sentence") | {"hub": "stanfordnlp/sst2", "splits": NO_TEST},
     "sst5": _review("text")
     | _LM_BFF

@@ -6,6 +6,7 @@ et al. 2022, appendix A.2), and label words are the names of the relations.
 """
 
 from jaxprompt.data.tasks.readers.entities import relation_words
+from jaxprompt.data.tasks.task import Definitions
 
 
 def _relations(field: str, labels: tuple[str, ...], **own) -> dict:
@@ -82,7 +83,7 @@ _SUBJECT_OBJECT = {
     "offsets": "last_word",
     "negative": "no_relation",
 }
-RELATIONS = {
+RELATIONS: Definitions = {
     "sem_eval_2010_task_8": _relations(
         "sentence", (*_DIRECTED, "Other"), label="relation",
         entities=("<e1>|</e1>", "<e2>|</e2>"), offsets="tags", negative="Other",

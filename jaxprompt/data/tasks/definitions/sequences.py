@@ -5,6 +5,8 @@ Named entities of CoNLL-2004 and OntoNotes 5, and the semantic roles of the shar
 input of a role is that of P-tuning v2 (Liu et al. 2022): the sentence, a separator, the predicate.
 """
 
+from jaxprompt.data.tasks.task import Definitions
+
 _ENTITIES = {
     "fields": ("tokens",),
     "tags": "tags",
@@ -21,4 +23,9 @@ _ROLES = {
     "metric": "role_f1",
 }
 
-SEQUENCES = {"conll04": _ENTITIES, "ontonotes5": _ENTITIES, "conll05": _ROLES, "conll12": _ROLES}
+SEQUENCES: Definitions = {
+    "conll04": _ENTITIES,
+    "ontonotes5": _ENTITIES,
+    "conll05": _ROLES,
+    "conll12": _ROLES,
+}

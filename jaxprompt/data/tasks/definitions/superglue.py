@@ -1,5 +1,7 @@
 """The tasks of SuperGLUE (Wang et al. 2019). Texts as told in english.py."""
 
+from jaxprompt.data.tasks.task import Definitions
+
 NO_TEST = {"train": "train", "test": "validation"}  # the hub hides the labels of its test rows
 NLI = {
     "fields": ("premise", "hypothesis"),
@@ -10,7 +12,7 @@ NLI = {
     "query": "{hypothesis}? {premise}.",
 }
 
-SUPERGLUE = {
+SUPERGLUE: Definitions = {
     "boolq": {
         "fields": ("question", "passage"),
         "labels": ("false", "true"),

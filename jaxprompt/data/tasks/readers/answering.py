@@ -59,15 +59,16 @@ def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[i
     """Reads {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}."""
     if isinstance(value, (list, tuple)) and all(isinstance(own, Mapping) for own in value):
         value = {name: [own.get(name) for own in value] for name in ("text", "answer_start")}
-    parts = [value.get(n) for n in ("text", "answer_start")] if isinstance(value, Mapping) else [0]
-    if not all(isinstance(part, (list, tuple)) for part in parts) or len(set(map(len, parts))) > 1:
+    parts = [value.get(n) for n in ("text", "answer_start")] if isinstance(value, Mapping) else []
+    columns = [part for part in parts if isinstance(part, (list, tuple))]
+    if len(columns) != 2 or len(columns[0]) != len(columns[1]):
         raise InputError(
             f"{where}: column {task.answers!r} must hold "
             f'{{"text": [...], "answer_start": [...]}} of equal length, not {value!r:.60}'
         )
-    texts = tuple(read_text(text, task.answers, where) for text in parts[0])
-    if not all(isinstance(start, int) and not isinstance(start, bool) for start in parts[1]):
-        raise InputError(f"{where}: answer_start {parts[1]!r:.40} must be whole numbers")
+    texts = tuple(read_text(text, task.answers, where) for text in columns[0])
+    if not all(isinstance(start, int) and not isinstance(start, bool) for start in columns[1]):
+        raise InputError(f"{where}: answer_start {columns[1]!r:.40} must be whole numbers")
     if not all(text.strip() for text in texts):
         raise InputError(f"{where}: column {task.answers!r} has an answer without letters")
-    return texts, tuple(parts[1])
+    return texts, tuple(columns[1])

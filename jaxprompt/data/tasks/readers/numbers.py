@@ -21,7 +21,7 @@ def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) ->
         raise InputError(f"{where}: no column {task.number!r}; {show_columns(row)}")
     try:
         # float() takes true and false for 1 and 0.
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

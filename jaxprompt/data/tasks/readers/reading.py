@@ -1,6 +1,7 @@
 """Rows of tasks as examples, read and checked."""
 
 import dataclasses
+import functools
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ def labels_from_rows(
                 "task.label to one of them"
             )
         for value in _several(row[column], many):
-            check_label(value, column, lambda number=number: where(number))
+            check_label(value, column, functools.partial(where, number))
             seen.add(spelling(value))
     return class_names(seen)
 
@@ -127,7 +128,8 @@ def read_example(
     """
     if task.kind == "tags":
         return read_tagged(task, row, where, need_label)
-    fields, spans = {}, ()
+    fields: dict[str, str] = {}
+    spans: tuple[tuple[int, int], ...] = ()
     if task.entities:
         marked = read_entities(task, row, where)
         fields, spans = {task.fields[0]: marked.text} | marked.names(), marked.spans
@@ -157,7 +159,7 @@ def read_example(
         return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
     for value in row_labels(task, row):
-        found.append(_label(task, row | {task.label: value}, own, where))
+        found.append(_label(task, {**row, task.label: value}, own, where))
         if found[-1] < 0 and need_label:
             check_label(value, task.label, lambda: where)
             raise _no_label(task, value, own or task.labels, where)
