@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
-import torch
+import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS
 
 from jaxprompt.convert.folder import read_config
+
+torch = pytest.importorskip("torch")
 
 ENCODER = CONFIGS["bert"] | dict(num_attention_heads=4)
 NARROW = ENCODER | dict(embedding_size=12)

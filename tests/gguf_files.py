@@ -1,9 +1,11 @@
 """Tiny GGUF files, written as llama.cpp's convert_hf_to_gguf.py writes transformers' models."""
 
-import gguf
 import numpy as np
-import torch
+import pytest
 import transformers
+
+torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
 
 _SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,

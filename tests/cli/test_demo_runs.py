@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCausalLM
 
@@ -14,6 +13,8 @@ from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.config.load import resolved
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.runs.restore import restore
+
+torch = pytest.importorskip("torch")
 
 NAMES = list(TOPICS)
 ABOUT = {
