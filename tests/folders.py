@@ -10,8 +10,6 @@ from tiny import CONFIGS
 
 from jaxprompt.convert.folder import read_config
 
-torch = pytest.importorskip("torch")
-
 ENCODER = CONFIGS["bert"] | dict(num_attention_heads=4)
 NARROW = ENCODER | dict(embedding_size=12)
 T5 = CONFIGS["t5"] | dict(num_heads=4, decoder_start_token_id=0)
@@ -61,6 +59,7 @@ def save_model(folder, kind):
     """Saves a random transformers model whose every number counts, and a tokenizer's file."""
     family, name, config = KINDS[kind]
     model_class = getattr(transformers, name)
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**config))
     with torch.no_grad():

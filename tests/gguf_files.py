@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import transformers
 
-torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
 _SIZES = dict(
@@ -40,6 +39,7 @@ def make_model(kind, **changes):
     """Makes a tiny torch model of random weights, none of them trivial."""
     name, _, settings = KINDS[kind]
     cls = getattr(transformers, name)
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = cls(cls.config_class(**settings | changes)).eval()
     with torch.no_grad():
