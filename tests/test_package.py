@@ -29,7 +29,12 @@ def extras() -> set[str]:
 
 def required() -> dict[str, str]:
     """Reads requirements.txt. -> {name, as it is normalised: bounds}"""
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return read_bounds(ROOT / "requirements.txt")
+
+
+def read_bounds(path: Path) -> dict[str, str]:
+    """Reads a file of requirements or constraints. -> {name, as it is normalised: bounds}"""
+    lines = path.read_text().splitlines()
     pairs = [re.match(r"([\w.-]+)(.*)", line).groups() for line in lines if line[:1].isalpha()]
     return {name.lower().replace("_", "-"): bounds for name, bounds in pairs}
 
@@ -61,6 +66,12 @@ def test_requirements_are_bounded():
     assert all(">=" in bounds for bounds in required().values())
     assert required()["orbax-checkpoint"].endswith("<1.0")
     assert required()["transformers"].endswith("<6")
+
+
+def test_the_oldest_versions_of_the_tests_are_the_lower_bounds():
+    pinned = read_bounds(ROOT / "tests/constraints-oldest.txt")
+    lower = {name: bounds.split(",")[0] for name, bounds in required().items()}
+    assert pinned == {name: bound.replace(">=", "==") for name, bound in lower.items()}
 
 
 def test_every_package_is_named():

@@ -6,9 +6,10 @@ section 2.1, figure 2).
 
 import math
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
 
 
 class Layer(nn.Module):

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from reference_peft import peft
 from safetensors.numpy import load_file, save_file
 from tiny_run import make_backbone
 
 import jaxprompt as jp
 
 torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 

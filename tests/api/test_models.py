@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference_peft import peft
 from tiny_run import ROOT, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
@@ -185,7 +186,6 @@ def test_scores_map_over_prompts(model, rows):
 # -- prompts of others ----------------------------------------------------------------------------
 
 torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
 LABELS = ("beast", "food", "tool")
 
 

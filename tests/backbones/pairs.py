@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-from safetensors.torch import save_file
+import pytest
 from tiny import jit
 
 from jaxprompt.backbones import make_backbone
@@ -18,6 +17,9 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.types import Batch, Injection, Tokens
+
+torch = pytest.importorskip("torch")
+save_file = pytest.importorskip("safetensors.torch").save_file
 
 
 class Pair(NamedTuple):

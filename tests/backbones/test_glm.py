@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from pairs import (
     assert_near,
     make_batch,
@@ -27,6 +26,8 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.prompt_attention import attend_prompt
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Injection, Prefix, Role, Stream
+
+torch = pytest.importorskip("torch")
 
 HF = dict(
     model_type="glm", vocab_size=60, hidden_size=32, num_layers=3, num_attention_heads=4,

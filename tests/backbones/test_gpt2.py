@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from pairs import (
     assert_near,
@@ -29,6 +28,8 @@ from jaxprompt.layers.attention import Attention, seen_before
 from jaxprompt.layers.mlp import Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.types import Injection, Prefix, Stream
+
+torch = pytest.importorskip("torch")
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.

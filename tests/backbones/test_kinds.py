@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from folders import CARD
 from pairs import assert_near, compiled, make_batch, make_tokens, read_ours, read_pair
@@ -21,6 +20,8 @@ from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 SIZES = BERT | dict(vocab_size=60)
 # Texts of more tokens than are told apart one by one.

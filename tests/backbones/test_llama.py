@@ -4,12 +4,13 @@ import functools
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from pairs import assert_near, draw_tokens, make_batch, make_tokens, randomise, read_pair, run
 
 from jaxprompt.errors import InputError
 from jaxprompt.types import Injection, Prefix, Stream
+
+torch = pytest.importorskip("torch")
 
 MODEL = 1e-4  # max abs, float32
 SIZES = dict(

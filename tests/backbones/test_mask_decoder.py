@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from pairs import assert_near
-from safetensors.torch import load_file, save_file
 from test_kinds import KINDS, draw_batch
 from tiny import jit
 
@@ -17,6 +15,9 @@ from jaxprompt.backbones import for_words, make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.types import Injection, Prefix, Stream
+
+torch = pytest.importorskip("torch")
+files = pytest.importorskip("safetensors.torch")
 
 POSITIONS = "deberta.embeddings.position_embeddings.weight"
 READS = np.array([[4, 2], [0, 6], [0, 0]], np.int32)
@@ -35,7 +36,7 @@ def make(tmp_path, kind):
     file = tmp_path / "model.safetensors"
     table = torch.randn(sizes["max_position_embeddings"], sizes["hidden_size"])
     # An input with positions has its own.
-    save_file({POSITIONS: table} | load_file(file), file, metadata={"format": "pt"})
+    files.save_file({POSITIONS: table} | files.load_file(file), file, metadata={"format": "pt"})
     return model, table
 
 
@@ -146,5 +147,5 @@ def test_a_model_of_replaced_tokens_has_no_head_of_words(tmp_path):
     config, path = read_config(tmp_path), tmp_path / "model.safetensors"
     assert set(present_heads(tmp_path, "deberta_v2", config)) == {"mlm", "mask_decoder"}
     trained = {"mask_predictions.dense.weight": torch.zeros(2, 2)}
-    save_file(load_file(path) | trained, path)
+    files.save_file(files.load_file(path) | trained, path)
     assert set(present_heads(tmp_path, "deberta_v2", config)) == set()

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import exact_jit, make_tiny
 
@@ -18,6 +17,8 @@ from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.types import Batch, Injection, Prefix, Seen, Stream, Tokens
+
+torch = pytest.importorskip("torch")
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits: hidden states of size 1 to 4 move by hundredths over a few layers.

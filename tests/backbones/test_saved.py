@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from folders import CARD, KINDS, save_model
 from pairs import assert_near, compiled, draw_tokens, make_batch, read_ours
@@ -13,6 +12,8 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 MODEL = 1e-4  # max abs, float32
 AUTO = {

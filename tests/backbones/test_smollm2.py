@@ -4,7 +4,7 @@ import gzip
 import json
 
 import numpy as np
-import torch
+import pytest
 import transformers
 from pairs import compiled, make_batch, make_tokens, states_and_logits
 
@@ -13,6 +13,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 COUNT, BATCH, WIDTH = 200, 8, 64
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from flax import linen as nn
 from pairs import (
@@ -32,6 +31,8 @@ from jaxprompt.layers.attention import seen_before
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.types import Injection, Prefix, Seen, Stream
+
+torch = pytest.importorskip("torch")
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.

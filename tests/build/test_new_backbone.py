@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from folders import CARD, ENCODER
 from tiny import make_batch
@@ -19,6 +18,8 @@ from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 CONFIG = ENCODER | dict(model_type="bert")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(48))]

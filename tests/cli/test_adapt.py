@@ -118,7 +118,7 @@ def test_the_tokenizer_goes_along(case, tmp_path_factory):
 
 def read_torch(folder, name):
     """Reads a folder; all of its tensors have a place, and every place a tensor."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def read_torch(folder, name):
 
 def run_torch(model, batch, **changes):
     """Runs a torch model on a batch, whose positions are torch's own. -> logits"""
-    import torch
+    torch = pytest.importorskip("torch")
 
     tokens = batch.encoder
     given = dict(input_ids=tokens.ids, attention_mask=tokens.mask) | changes
@@ -141,7 +141,7 @@ def run_torch(model, batch, **changes):
 
 def of_targets(logits, batch) -> tuple[float, int, int]:
     """Sums the loss over the targets of a batch. -> (sum, targets, hits)"""
-    import torch
+    torch = pytest.importorskip("torch")
 
     there = batch.targets >= 0
     found = logits[np.nonzero(there)[0], batch.label_pos[there]]
@@ -180,7 +180,7 @@ def load_pair(workdir):
 
 def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     """The same draws: the discriminator reads what the generator put in."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     workdir = adapted(tmp_path_factory, "rtd-electra")
     pair, params = load_pair(workdir)

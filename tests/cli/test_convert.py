@@ -56,7 +56,7 @@ def test_a_folder_is_written_again(backbone, tmp_path, capsys):
 
 def test_a_gguf_file_becomes_a_folder(tmp_path, capsys):
     pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
     from gguf_files import make_model, write_model
 

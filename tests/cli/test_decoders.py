@@ -172,11 +172,12 @@ def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     rows = tmp_path / "rows.npy"
     assert jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'a'}", f"--npy={rows}")[0] == 0
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    peft = pytest.importorskip("peft")
+
     auto = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
-    model = PeftModel.from_pretrained(auto.from_pretrained(folders[family]), tmp_path / "a")
+    model = peft.PeftModel.from_pretrained(auto.from_pretrained(folders[family]), tmp_path / "a")
     assert model.peft_config["default"].task_type == kind
     found = model.prompt_encoder["default"].embedding.weight.detach().numpy()
     np.testing.assert_array_equal(found, np.load(rows))

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from spoil import BASE, write_card
 from tiny_run import (
     TOPICS,
@@ -23,6 +22,8 @@ from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.build.sentence_encoder import SentenceEncoder, cosine
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.runs.restore import restore
+
+torch = pytest.importorskip("torch")
 
 NAMES = list(TOPICS)
 ABOUT = {

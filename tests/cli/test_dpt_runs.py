@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export, with_part
 
 from jaxprompt.config.load import with_overrides
 from jaxprompt.prompts import methods
 from jaxprompt.runs.train import run
+
+torch = pytest.importorskip("torch")
 
 HEAD = {"head.name": "discriminator"}
 # Of each method that learns: the function of configs/parts/methods.py, and its fields.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from exports import make_metadata
+from reference_peft import peft
 from spoil import files
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
 
@@ -27,7 +28,6 @@ from jaxprompt.serving.adapters import as_peft
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
 
 
 def _train(capsys, tmp_path, backbone, data, **fields):

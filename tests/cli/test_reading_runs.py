@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
 
@@ -18,6 +17,8 @@ from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.runs.restore import restore
 from jaxprompt.runs.train import run
 from jaxprompt.scoring.losses import make_loss
+
+torch = pytest.importorskip("torch")
 
 FIELDS = {
     "head.name": "verbalizer", "task.fields": "article,question", "task.label": "answer",

@@ -128,7 +128,7 @@ def first_numbers(c) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
     """A Gemma's folder, its embeddings as torch computes them, and the rows of its table."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     folder = make_backbone(tmp_path_factory.mktemp("gemma") / "gemma", "gemma")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from ml_collections import ConfigDict
 
 from jaxprompt.__main__ import main
@@ -67,7 +68,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0, **changes: 
 
     `changes` are other sizes, of encoders and of a Llama.
     """
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     torch.manual_seed(seed)

@@ -7,7 +7,6 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
@@ -15,6 +14,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
+
+torch = pytest.importorskip("torch")
 
 SIZES = dict(
     vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,

@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from load_job import hashes
 from processes import Processes
@@ -18,6 +17,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, restore
 from jaxprompt.parallel.sharding import check_divides, make_placement
 from jaxprompt.tree import count, flatten
+
+torch = pytest.importorskip("torch")
 
 JOB = Path(__file__).with_name("load_job.py")
 VOCAB = 53  # two devices do not divide it

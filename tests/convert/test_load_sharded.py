@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from jax.sharding import PartitionSpec as P
 from load_job import hashes
@@ -21,6 +20,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
+
+torch = pytest.importorskip("torch")
 
 JOB = Path(__file__).with_name("load_job.py")
 VOCAB = 53  # divides neither 2 nor 4

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
@@ -13,6 +12,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
+
+torch = pytest.importorskip("torch")
 
 T5 = dict(
     vocab_size=30, d_model=12, d_kv=5, d_ff=14, num_layers=2, num_decoder_layers=3, num_heads=2,

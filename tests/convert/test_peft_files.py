@@ -3,10 +3,9 @@
 import json
 
 import numpy as np
-import peft
 import pytest
-import torch
 import transformers
+from reference_peft import peft
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.peft import (
@@ -17,6 +16,8 @@ from jaxprompt.convert.peft import (
     write_peft,
 )
 from jaxprompt.errors import InputError
+
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 

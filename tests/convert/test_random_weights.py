@@ -8,7 +8,6 @@ import os
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from folders import ENCODER, KINDS, NARROW, UNTIED
 from processes import Processes
@@ -21,6 +20,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
+
+torch = pytest.importorskip("torch")
 
 WIDE = dict(
     vocab_size=203, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,

@@ -320,7 +320,7 @@ def test_a_killed_write_leaves_nothing_that_looks_finished(saved, tmp_path, monk
 
 def test_the_host_holds_a_tensor_at_a_time(tmp_path):
     config = ENCODER | dict(
-        model_type="bert", hidden_size=96, intermediate_size=384, num_hidden_layers=12
+        model_type="bert", hidden_size=192, intermediate_size=768, num_hidden_layers=12
     )
     transformers.BertModel(transformers.BertConfig(**config)).save_pretrained(tmp_path / "big")
     (tmp_path / "big" / "tokenizer.json").write_text("{}")
@@ -331,9 +331,9 @@ def test_the_host_holds_a_tensor_at_a_time(tmp_path):
     write(tmp_path / "out", tmp_path / "big", loaded)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    largest = 96 * 384 * 4
+    largest = 192 * 768 * 4
     assert loaded.report.bytes > 30 * largest
-    assert peak <= 4 * largest
+    assert peak <= 3 * largest
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5-gated"])

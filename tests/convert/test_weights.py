@@ -10,11 +10,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.errors import InputError
+
+torch = pytest.importorskip("torch")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny_run import make_backbone, sentences
 from transformers import AutoTokenizer
@@ -22,6 +21,8 @@ from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Asks, Dims, Role
+
+torch = pytest.importorskip("torch")
 
 LABELS = ("beast", "food", "tool")
 TASK = custom_task(

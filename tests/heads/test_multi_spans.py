@@ -8,7 +8,6 @@ import unicodedata
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from test_tags import make_encoder
 from tiny import assert_close, make_batch, make_tiny
@@ -20,6 +19,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, make_head
 from jaxprompt.heads.multi_spans import JudgedTokens
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 CONTEXT = "Anna-Lena and Xqzwvb, both of Gansu, met Big Ralph. Ralph bought 1,095 rats for Xqzwvb!"
 TASK = custom_task(fields=("question", "context"), answers="answers")

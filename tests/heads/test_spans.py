@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from test_tags import make_encoder
 from tiny import assert_close, make_batch, make_tiny
@@ -20,6 +19,8 @@ from jaxprompt.heads.spans import SpanScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 CONTEXT = "Jiuquan, a city of Gansu, lies west. It has 1,095,947 people and (of late) 2 airports."
 TASK = custom_task(fields=("question", "context"), answers="answers")

@@ -5,7 +5,6 @@ import copy
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import assert_close, make_batch, make_tiny
 
@@ -21,6 +20,8 @@ from jaxprompt.heads.tags import TagScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
 from jaxprompt.types import Injection
+
+torch = pytest.importorskip("torch")
 
 TEXT = "The President of the United States , Jiuquan Zhao , went to Uppsala on Xqzwvb ."
 TAGS = "O O O O B-LOC I-LOC O B-PER I-PER O O O B-LOC O B-X O"

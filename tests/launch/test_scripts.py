@@ -35,7 +35,7 @@ def test_hadolint():
     assert done.returncode == 0 and len(files) == 2, done.stdout
 
 
-NEEDED = "bash basename cat dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
+NEEDED = "bash basename cat cksum dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +188,24 @@ def tool(tmp_path):
     return write
 
 
+@pytest.mark.parametrize("constraints", ["", "oldest.txt"])
+def test_an_environment_installs_a_file_once_for_each_version_of_it(tool, tmp_path, constraints):
+    tool("python", "exit 0")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bin").symlink_to(tmp_path / "bin")
+    script = tmp_path / "install.sh"
+    script.write_text(f'cd "{tmp_path}"\n. "{LAUNCH}/environment.sh"\nenvironment needed.txt\n')
+    for needed, oldest in [("a", "a==1"), ("a", "a==1"), ("b", "a==1"), ("b", "a==2")]:
+        (tmp_path / "needed.txt").write_text(needed)
+        (tmp_path / "oldest.txt").write_text(oldest)
+        assert call(script, PATH=tool.path, CONSTRAINTS=constraints)[::2] == (0, "")
+    installs = [line for line in tool.calls() if " pip install " in line]
+    flags = " --constraint oldest.txt" if constraints else ""
+    command = "python -m pip install --quiet --disable-pip-version-check --no-compile"
+    assert installs == [f"{command}{flags} -r needed.txt"] * (3 if constraints else 2)
+
+
+@pytest.mark.parametrize("constraints, venv", [("", ".venv"), ("a.txt", ".venv-constrained")])
 @pytest.mark.parametrize(
     "words, selected",
     [
@@ -198,16 +216,17 @@ def tool(tmp_path):
         ("--all", ""),
     ],
 )
-def test_what_the_test_script_runs(tool, tmp_path, words, selected):
+def test_what_the_test_script_runs(tool, tmp_path, words, selected, constraints, venv):
     (tmp_path / "launch").mkdir()
     shutil.copy(LAUNCH / "test.sh", tmp_path / "launch")
-    (tmp_path / "launch/environment.sh").write_text("environment() { :; }\n")
+    (tmp_path / "launch/environment.sh").write_text("VENV=.venv\nenvironment() { :; }\n")
     tool("python", "exit 0")
     tool("ruff", "exit 0")
     tool("mypy", "exit 0")
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/bin").symlink_to(tmp_path / "bin")
-    code, _, err = call(tmp_path / "launch/test.sh", *words.split(), PATH=tool.path, WORKERS="3")
+    (tmp_path / venv).mkdir()
+    (tmp_path / venv / "bin").symlink_to(tmp_path / "bin")
+    env = dict(PATH=tool.path, WORKERS="3", CONSTRAINTS=constraints)
+    code, _, err = call(tmp_path / "launch/test.sh", *words.split(), **env)
     assert code == 0 and err == ""
     files = "--dist loadfile --no-loadscope-reorder"
     assert tool.calls()[3:] == [f"python -m pytest -n 3 {files}{selected}"]
@@ -215,23 +234,35 @@ def test_what_the_test_script_runs(tool, tmp_path, words, selected):
 
 
 def test_the_workflows_differ_in_what_starts_them_and_in_all(tmp_path):
-    """A schedule runs every test; both begin with the same pinned steps and a new environment."""
+    """A schedule runs every test; both begin with the same pinned steps and a new environment.
+
+    A push runs the tests on the oldest versions of packages and on the newest of two Pythons.
+    """
     begins, commands = [], []
     for name in ("tests", "weekly"):
         workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
         assert workflow["permissions"] == {"contents": "read"}
-        *steps, last = workflow["jobs"]["tests"]["steps"]
+        job = workflow["jobs"]["tests"]
+        *steps, last = job["steps"]
+        pythons = [steps[1]["with"].pop("python-version")]
+        if name == "tests":
+            runs = job["strategy"]["matrix"]["include"]
+            pythons = [run["python"] for run in runs]
+            constraints = [run["constraints"] for run in runs]
+            assert constraints == ["tests/constraints-oldest.txt", "", ""]
+            assert pythons[0] == pythons[1] != pythons[2]
+        assert pythons[0] == "3.11"
         begins.append(steps)
         commands.append(last["run"])
         started = {"weekly": ["schedule", "workflow_dispatch"], "tests": ["push", "pull_request"]}
         assert list(workflow[True]) == started[name]  # YAML 1.1 reads `on` as a truth value
     assert begins[0] == begins[1] and commands == [".ci/run", ".ci/run --all"]
-    for folder in (".ci", "launch", ".venv"):
+    for folder in (".ci", "launch", ".venv", ".venv-constrained"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
     (tmp_path / "launch/test.sh").write_text('echo "$*"\n')
     assert call(tmp_path / ".ci/run", "--all", "-k", "one") == (0, "--all -k one\n", "")
-    assert not (tmp_path / ".venv").exists()
+    assert not list(tmp_path.glob(".venv*"))
 
 
 def test_what_is_slow_is_there(request):

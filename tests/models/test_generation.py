@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import peft
 import pytest
-import torch
 import transformers
+from reference_peft import peft
 from tiny import assert_close, assert_equal, jit
 
 from jaxprompt.backbones import make_backbone
@@ -22,6 +21,8 @@ from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens
+
+torch = pytest.importorskip("torch")
 
 V, PAD, START, NEW = 31, 0, 0, 10
 MODEL = 1e-4  # relative, of sharp logits in float32

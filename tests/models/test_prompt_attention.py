@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import CONFIGS, jit, make_batch, make_params, make_tiny
 
@@ -16,6 +15,8 @@ from jaxprompt.heads.linear import Classifier
 from jaxprompt.models.model import Model
 from jaxprompt.models.prompt_attention import attend_prompt
 from jaxprompt.prompts import make_prompt
+
+torch = pytest.importorskip("torch")
 
 LENGTH = 3
 

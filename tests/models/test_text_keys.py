@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import assert_close, jit, make_batch, make_tiny
 
@@ -11,6 +10,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.types import Injection, Prefix, Stream
+
+torch = pytest.importorskip("torch")
 
 IDS = np.array([7, 31, 4, 12, 50], np.int32)
 BERT = dict(

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module")
 def pairs(shared, tmp_path_factory):
     """Tiny models of random weights with real tokenizers."""
-    import torch
+    torch = pytest.importorskip("torch")
     from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -139,7 +139,7 @@ def plain_scores(pair, tokenizer, inputs, stem, end=(), rows=None, average=np.me
 
 def torch_logits(pair, ids, stem, said):
     """Gives the logits that predict each token of `said`, after the input `ids`. -> [*, V]"""
-    import torch
+    torch = pytest.importorskip("torch")
 
     with torch.no_grad():
         if pair.backbone.module.STYLE == "causal":
@@ -214,7 +214,7 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_loss_over_the_whole_target_is_torchs(answer, pairs):
     """PPT's tuning and pre-training loss, and prompt tuning's: the mean over a target's tokens."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     pair, (stem, end) = pairs["seq2seq"], ANSWERS[answer]
     task = custom_task(fields=("text",), labels=CLASSES, words=("good", "unwatchable"))
@@ -266,7 +266,7 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("style", STYLES)
 def test_written_texts_are_those_of_torch(style, beams, pairs):
-    import torch
+    torch = pytest.importorskip("torch")
 
     pair = pairs[style]
     scorer = make_scorer(pair, task=text_task(), head={"name": "text"})

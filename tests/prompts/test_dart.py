@@ -7,7 +7,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import assert_close
 
@@ -24,6 +23,8 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
+
+torch = pytest.importorskip("torch")
 
 MASK, CLASSES, SLOTS, ROWS, LENGTH = 4, 3, 3, 5, 14
 WORDS = (((11, 12),), ((21,), (22, 23)), ((31,),))  # of each class, subwords of each word

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 from jax.sharding import PartitionSpec
 from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_params, make_tiny
 
@@ -31,6 +30,8 @@ from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import count, flatten, split, trainable_mask
 from jaxprompt.types import Dims, Injection, Objective, Prefix, Role, Stream
+
+torch = pytest.importorskip("torch")
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 LARGE = Dims(vocab=50_265, width=1024, embed=1024, layers=24, heads=16, head_dim=64, max_len=514)

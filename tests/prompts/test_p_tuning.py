@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from peft.tuners.p_tuning import PromptEncoder, PromptEncoderConfig
 from tiny import assert_close, assert_equal, make_batch
 
 from configs import base
@@ -18,6 +16,9 @@ from jaxprompt.layers.recurrent import BiLstm
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.optim import decay_mask
 from jaxprompt.types import Dims
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft.tuners.p_tuning")
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 
@@ -75,11 +76,11 @@ def test_the_lstm_is_torchs(layers, lengths):
 @pytest.mark.parametrize("kind", ["LSTM", "MLP"])
 def test_the_encoder_is_pefts(kind):
     torch.manual_seed(0)
-    config = PromptEncoderConfig(
+    config = peft.PromptEncoderConfig(
         encoder_reparameterization_type=kind, encoder_hidden_size=10, encoder_num_layers=2,
         num_virtual_tokens=5, token_dim=12, num_transformer_submodules=1,
     )  # fmt: skip
-    theirs = PromptEncoder(config).eval()
+    theirs = peft.PromptEncoder(config).eval()
     with torch.no_grad():
         expected = theirs(torch.arange(5)[None]).numpy()
     state = theirs.state_dict()

@@ -2,11 +2,9 @@
 
 import jax
 import numpy as np
-import peft
 import pytest
-import torch
 import transformers
-from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
+from reference_peft import peft
 from tiny import jit
 
 from jaxprompt.backbones import make_backbone
@@ -17,6 +15,9 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens
+
+torch = pytest.importorskip("torch")
+cartridge = pytest.importorskip("peft.tuners.cartridge.utils")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
@@ -206,7 +207,7 @@ def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
         past = base(input_ids=torch.tensor(ids)[None], use_cache=True).past_key_values
     config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=P)
     theirs = peft.get_peft_model(base, config)
-    initialize_kv_prefix_from_past_key_values(theirs, past_key_values=past)
+    cartridge.initialize_kv_prefix_from_past_key_values(theirs, past_key_values=past)
     theirs.save_pretrained(tmp_path / "adapter")
     adapter = read_peft(tmp_path / "adapter")
     config = read_config(tmp_path / "base")

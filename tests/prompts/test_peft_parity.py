@@ -2,10 +2,9 @@
 
 import jax
 import numpy as np
-import peft
 import pytest
-import torch
 import transformers
+from reference_peft import peft
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
@@ -17,6 +16,8 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import Batch, Tokens
+
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 

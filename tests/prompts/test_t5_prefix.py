@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from tiny import assert_close, fill, jit
 
@@ -14,6 +13,8 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Dims, Tokens
+
+torch = pytest.importorskip("torch")
 
 TOLERANCE = 1e-4  # max abs, float32
 # heads * d_kv is not d_model, and the depths differ.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 from orbax.checkpoint._src.serialization import serialization
 
 from jaxprompt.errors import InputError
@@ -80,7 +81,7 @@ def test_restores_bit_for_bit(tmp_path, dtype):
 
 
 def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     table = jax.device_put(jnp.arange(16.0).reshape(8, 2), sharding)
     save(tmp_path, 1, {"table": table}, {})
@@ -91,7 +92,7 @@ def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
 
 def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, monkeypatch):
     """A slice is a program to compile, and small arrays would need hundreds."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     divided, slice_in_dim = [], jax.lax.slice_in_dim
 
@@ -328,7 +329,7 @@ def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
         return await write(*args, **kwargs)
 
     monkeypatch.setattr(serialization, "async_serialize_from_host", write_late)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     specs = {"whole": jax.sharding.PartitionSpec(), "cut": jax.sharding.PartitionSpec("data")}
     where = {name: jax.sharding.NamedSharding(mesh, spec) for name, spec in specs.items()}
     make = lambda: jax.device_put(dict.fromkeys(where, jnp.arange(4096.0).reshape(64, 64)), where)

@@ -23,6 +23,8 @@ from jaxprompt.files import (
 _SPECIAL = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
 }  # fmt: skip
+# Fields that transformers' table lacks before 5.23.
+_ADDED = {"ggml.add_bos_token": "add_bos_token", "ggml.add_eos_token": "add_eos_token"}
 _DIGITS = "smollm"  # each digit by itself, which transformers' table lacks
 # As llama.cpp: files of these pre-tokenizers, and of SentencePiece, that say nothing of it begin a
 # text with the beginning-of-sequence token.
@@ -105,7 +107,7 @@ def _make(header: Header) -> Any:
     if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
         raise InputError(f"{header.path} holds no tokenizer; {_CURE}")
     parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
-    settings = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+    settings = _values(header, _ADDED | GGUF_TOKENIZER_MAPPING["tokenizer_config"])
     pre = header.fields.get("tokenizer.ggml.pre")
     is_bytes = parts.get("tokenizer_type") == "gpt2"
     if is_bytes and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, _DIGITS):

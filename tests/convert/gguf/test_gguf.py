@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from jaxprompt.convert.folder import read_config, resolve
@@ -12,6 +11,8 @@ from jaxprompt.convert.gguf.config import _EVERY
 from jaxprompt.convert.save import _tokenizer_files
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.errors import InputError
+
+torch = pytest.importorskip("torch")
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
 
