@@ -86,7 +86,7 @@ def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
     if issubclass(kind, Block):
         return kind.from_dict(values, prefix)
     hints = typing.get_type_hints(kind)
-    fields = {} if issubclass(kind, tuple) else {x.name: x for x in dataclasses.fields(kind)}
+    fields = {x.name: x for x in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
     if not getattr(kind, "OPEN", False):
         for name in values:
             if name not in hints:

@@ -31,7 +31,8 @@ def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
     lacks one of CARD_FIELDS, of TUNED_FIELDS where it names a task, or of CONVERTED_FIELDS where it
     names a source.
     """
-    how, fields = "pre-trained", CARD_FIELDS
+    how = "pre-trained"
+    fields: tuple[str, ...] = CARD_FIELDS
     if "task" in card:
         how, fields = "tuned", TUNED_FIELDS
     elif "source" in card:
