@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxprompt.errors import InputError, nearest
 
 Params = Mapping[str, Any]  # {"prompt": {"table": array}}
+Nested = dict[str, Any]  # Params that may be changed
 Flat = dict[str, Any]  # {"prompt/table": array}
 # The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
 PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")

@@ -36,7 +36,7 @@ def convert_backbone(
     # For what its family refuses: a config that asks for what is not there.
     make_backbone(family, hf, report.heads)
     source = f"{path}@{revision}" if revision else path
-    card = {"source": source, "fingerprint": report.fingerprint}
+    card: dict[str, str | list[str]] = {"source": source, "fingerprint": report.fingerprint}
     if report.unused:
         card["unused"] = list(report.unused)
     # Named by what it converts: the same conversion may replace its folder, another may not.

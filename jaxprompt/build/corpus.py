@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus import (
@@ -14,6 +13,7 @@ from jaxprompt.corpus import (
     train_tokenizer,
 )
 from jaxprompt.corpus.read import root_of
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 
 
@@ -33,7 +33,7 @@ def text_settings(config: RunConfig) -> TextSettings:
 
 def learn_tokenizer(
     config: RunConfig, family: str, folder: str, size: int, *, lowercase: bool
-) -> Any:
+) -> Tokenizer:
     """Learns a tokenizer of `size` tokens from the text of a checked config. -> it, saved"""
     need_corpus(config)
     return train_tokenizer(
@@ -42,7 +42,7 @@ def learn_tokenizer(
     )  # fmt: skip
 
 
-def read_corpus(config: RunConfig, tokenizer: Any, vocab: int, workdir: str | Path) -> Corpus:
+def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str | Path) -> Corpus:
     """Opens the indexed text of a config; indexes it where that was not done yet, and says so."""
     check_vocabulary(tokenizer, vocab)
     root = root_of(config.corpus.path)

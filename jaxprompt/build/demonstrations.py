@@ -68,7 +68,12 @@ def demos_of(
     """Makes the demonstrations of a config from its training examples, None where it shows none."""
     if not shows_demos(config):
         return None
-    settings = DemoSettings(**config.demos.to_dict(), seed=config.data.seed)
+    block = config.demos
+    settings = DemoSettings(
+        per_class=block.per_class, total=block.total, exact=block.exact, samples=block.samples,
+        similar=block.similar, encoder=block.encoder, limit=block.limit, own_limit=block.own_limit,
+        seed=config.data.seed,
+    )  # fmt: skip
     if not splits.get("train"):
         raise InputError(
             f"{settings.shown} shows training examples, and there are none here; set it to 0"

@@ -18,7 +18,7 @@ from jaxprompt.training.features.cache import FeatureCache
 
 def build_measure(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
-) -> Callable[..., dict[str, float]]:
+) -> Callable[[Split, tree.Flat, tree.Flat], dict[str, float]]:
     """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
     judge = build_judge(config, scorer, placement, kept)
     return lambda *given: judge(*given)[0]
@@ -26,17 +26,20 @@ def build_measure(
 
 def build_judge(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
-) -> Callable[..., tuple[dict[str, float], Any]]:
+) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Any]]:
     """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
 
     A prompt that is computed from other numbers is computed once a pass, not once a batch.
     """
-    kept, steps = kept or FeatureCache(scorer), {}
+    kept = kept or FeatureCache(scorer)
+    steps: dict[bool, Callable[..., Any]] = {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes = scorer.head.WRITES
 
-    def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
+    def judge(
+        split: Split, trainable: tree.Flat, frozen: tree.Flat
+    ) -> tuple[dict[str, float], Any]:
         goes_on = not writes and kept.holds(split)
         model = kept.model if goes_on else scorer.model
         if folds:

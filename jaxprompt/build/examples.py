@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,24 +169,25 @@ class _DataSet:
     """The data set of a config, and what was left out of the splits that were read."""
 
     def __init__(self, config: RunConfig, in_memory: Mapping[str, Rows] | None):
-        files = config.data.files.paths()
-        self.config, self.in_memory, self.left_out = config, in_memory, []
-        self.place = dict(
-            source=config.data.source,
-            files=files,
-            cache_dir=config.data.cache_dir or None,
-            given=in_memory,
-        )
+        self.config, self.in_memory = config, in_memory
+        self.files, self.cache_dir = config.data.files.paths(), config.data.cache_dir or None
+        self.left_out: list[str] = []
 
     def has(self, task: Task, split: str) -> bool:
         """Tells whether it has a split of the run."""
         is_other = source_split(self.config, split, self.in_memory) != split
-        return is_other or sources.has_split(task, split, **self.place)
+        return is_other or sources.has_split(
+            task, split, source=self.config.data.source, files=self.files,
+            cache_dir=self.cache_dir, given=self.in_memory,
+        )  # fmt: skip
 
     def read(self, task: Task, split: str) -> Rows:
         """Reads the rows of a split of the run whose labels are classes."""
         config, name = self.config, source_split(self.config, split, self.in_memory)
-        rows = sources.read_split(task, name, only=config.data.only, **self.place)
+        rows = sources.read_split(
+            task, name, source=config.data.source, files=self.files, cache_dir=self.cache_dir,
+            given=self.in_memory, only=config.data.only,
+        )  # fmt: skip
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if config.task.vocabulary:
@@ -221,7 +222,7 @@ def read_examples(
     drawn = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
-        has_labels = has_labels or task.labels or task.choices
+        has_labels = has_labels or bool(task.labels or task.choices)
     if drawn or "train" in wanted or not has_labels:
         # Dev and test are read by the labels of train.
         rows = data_set.read(task, "train")
@@ -271,7 +272,7 @@ def _train_splits(
     splits = {"train": [examples[i] for i in split.train]}
     if split.dev is not None:
         dev = [examples[i] for i in split.dev]
-        splits["dev"] = scored_examples(task, rows.take(split.dev), dev)
+        splits["dev"] = scored_examples(task, rows.take(split.dev.tolist()), dev)
     return splits, notes
 
 
@@ -310,7 +311,7 @@ def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Exampl
     """Makes the examples by which a split is scored: of dialogues, for f1c, one a turn."""
     if task.metric != "f1c":
         return found
-    made = []
+    made: list[Example] = []
     for pair, example in enumerate(found):
         made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
     return made
@@ -395,7 +396,7 @@ def _draw(
     labels = [example.label for example in examples]
     if task.kind != "classes" or (protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
-    groups: list[Any] | None = None
+    groups: list[Hashable] | None = None
     keeps = fewshot.keeps_groups(data.protocol)
     if task.question and (keeps or task.metric in QUESTION_METRICS):
         if isinstance(data.protocol, KFold) and not keeps:

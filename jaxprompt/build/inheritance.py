@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ def check_init(config: RunConfig, dims: Dims) -> None:
 
 def _check_head(config: RunConfig) -> None:
     """Raises InputError where a head cannot start from the export of the prompt."""
-    init = config.prompt.get("init")
+    init = config.prompt.get("init", "")
     if not init and inherited(config):
         raise InputError(
             "train.init_head=True takes the head of the export that prompt.init names, not that of "
@@ -160,8 +159,8 @@ def read_origin(path: str) -> OriginMetadata:
 
 
 def inherit(
-    config: RunConfig, fingerprint: str, labels: Sequence[str], init: str, drawn: dict[str, Any]
-) -> dict[str, Any]:
+    config: RunConfig, fingerprint: str, labels: Sequence[str], init: str, drawn: tree.Params
+) -> tree.Nested:
     """Gives the numbers of exported prompts, in the place of those that were `drawn`.
 
     Those of several are averaged. Tables of another length are cut, or repeated from their
@@ -195,13 +194,13 @@ def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def inherit_head(
-    config: RunConfig, fingerprint: str, labels: Sequence[str], drawn: dict[str, Any]
-) -> dict[str, Any]:
+    config: RunConfig, fingerprint: str, labels: Sequence[str], drawn: tree.Params
+) -> tree.Nested:
     """Gives the numbers of the head that was exported beside the prompt, for those `drawn`.
 
     Raises InputError for an export on other weights, of other classes or with another form.
     """
-    (path,) = list_paths(config.prompt.get("init"))
+    (path,) = list_paths(config.prompt.get("init", ""))
     tensors, metadata = _open(fingerprint, path)
     if metadata.task.labels != tuple(labels):
         own, other = (", ".join(names)[:60] for names in (metadata.task.labels, labels))
@@ -227,7 +226,7 @@ def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMet
     return tensors, metadata
 
 
-def _read(config: RunConfig, fingerprint: str, path: str) -> dict[str, Any]:
+def _read(config: RunConfig, fingerprint: str, path: str) -> tree.Nested:
     tensors, metadata = _open(fingerprint, path)
     part = "prompt/"
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
@@ -243,7 +242,7 @@ def rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
     return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
 
 
-def _fit(found: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
+def _fit(found: tree.Params, drawn: tree.Params) -> tree.Nested:
     """Cuts or repeats tables whose number of tokens alone is another than that of `drawn`."""
     has, needs = tree.flatten(found), tree.flatten(drawn)
     for name in [name for name in has.keys() & needs.keys() if name.endswith("table")]:
@@ -257,7 +256,7 @@ def _fit(found: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
     return tree.unflatten(has)
 
 
-def _check_shapes(path: str, found: dict[str, Any], drawn: dict[str, Any]) -> None:
+def _check_shapes(path: str, found: tree.Params, drawn: tree.Params) -> None:
     """Raises InputError where an export's numbers are not those that this run trains."""
     has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (found, drawn))
     for name in sorted(has.keys() | needs.keys()):

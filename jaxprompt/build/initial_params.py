@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
 from jaxprompt.prompts import BASE, Method, Source
+
+T = TypeVar("T")
 
 
 class Weights(NamedTuple):
@@ -62,10 +64,8 @@ def start(
     fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
     if not is_made("prompt/"):
         pass
-    elif config.prompt.get("init"):
-        params["prompt"] = inherit(
-            config, fingerprint, labels, config.prompt.get("init"), params["prompt"]
-        )
+    elif init := config.prompt.get("init", ""):
+        params["prompt"] = inherit(config, fingerprint, labels, init, params["prompt"])
     else:
         source = _make_source(
             config, scorer, counts, _read_tables(scorer, params, placement),
@@ -88,7 +88,7 @@ def start(
     return Weights(trainable, frozen, loaded.report)
 
 
-def divide(config: RunConfig, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
+def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree.Flat, tree.Flat]:
     """Splits parameters into what trains and what is frozen."""
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
@@ -116,7 +116,9 @@ class _Tables(NamedTuple):
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-def check_start(config: RunConfig, scorer: Scorer, shapes: Any, counts: np.ndarray | None) -> None:
+def check_start(
+    config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None
+) -> None:
     """Raises InputError for what a prompt cannot start from, without the backbone's numbers.
 
     `shapes` are those of all parameters. What prompt.init names is checked by `check_init`, and a
@@ -139,18 +141,16 @@ def check_start(config: RunConfig, scorer: Scorer, shapes: Any, counts: np.ndarr
 
 
 def check_all(
-    config: RunConfig, scorer: Scorer, shapes: Any, counts: np.ndarray | None, fingerprint: str,
-    placement: Placement,
+    config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None,
+    fingerprint: str, placement: Placement,
 ) -> tree.Flat:  # fmt: skip
     """Raises InputError for what `start` would refuse on these weights. -> shapes of what trains
 
     See `check_start`; exports that numbers start from are read.
     """
     check_init(config, scorer.model.backbone.dims)
-    if config.prompt.get("init"):
-        inherit(
-            config, fingerprint, scorer.task.labels, config.prompt.get("init"), shapes["prompt"]
-        )
+    if init := config.prompt.get("init", ""):
+        inherit(config, fingerprint, scorer.task.labels, init, shapes["prompt"])
     if config.train.init_head:
         inherit_head(config, fingerprint, scorer.task.labels, shapes["head"])
     check_start(config, scorer, shapes, counts)
@@ -159,13 +159,13 @@ def check_all(
     return trainable
 
 
-def _read_tables(scorer: Scorer, params: Any, placement: Placement) -> _Tables:
+def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _Tables:
     backbone = scorer.model.backbone
 
-    def words(params: Any, ids: np.ndarray) -> jax.Array:
+    def words(params: tree.Params, ids: np.ndarray) -> jax.Array:
         return backbone.bind({"params": params}).words()[ids]
 
-    def answers(params: Any, ids: np.ndarray) -> jax.Array:
+    def answers(params: tree.Params, ids: np.ndarray) -> jax.Array:
         bound = backbone.bind({"params": params})
         # Classes that are listed are written into the input, others are scored as words are.
         return (bound.words() if scorer.head.LISTS_CLASSES else bound.lm_table()[0])[ids]
@@ -185,7 +185,7 @@ def _read_tables(scorer: Scorer, params: Any, placement: Placement) -> _Tables:
 
 def _make_source(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
-    take_over: Callable[[str, dict[str, Any]], dict[str, Any]], fingerprint: str = "",
+    take_over: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
 ) -> Source:  # fmt: skip
     """Makes what a method may start from. Without `fingerprint` an export of any backbone is read.
 
@@ -195,7 +195,7 @@ def _make_source(
     def read(method: Method, path: str) -> np.ndarray:
         return read_rows(path, method, config.backbone.rescale)
 
-    def take(path: str) -> tuple[Method, dict[str, Any]]:
+    def take(path: str) -> tuple[Method, tree.Nested]:
         tensors, metadata = read_export(path)
         backbone = metadata.backbone
         if fingerprint and backbone.fingerprint != fingerprint:
@@ -206,25 +206,24 @@ def _make_source(
             )
         return numbers_of(path, tensors, metadata)
 
-    def known_ids(table: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], Any]:
-        def checked(ids: Sequence[int]) -> Any:
+    def known_ids(table: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
+        def checked(ids: Sequence[int]) -> T:
             check_id(max(ids, default=0), scorer.model.backbone.dims.vocab, scorer.tokenizer)
             return table(ids)
 
         return checked
 
-    embed, rows, keys = map(known_ids, tables)
     return Source(
         scorer.tokenizer,
         config.seed,
         functools.partial(_label_ids, scorer),
         counts,
-        embed,
-        rows,
+        known_ids(tables.embed),
+        known_ids(tables.rows),
         read,
         take_over,
         take,
-        keys,
+        known_ids(tables.keys),
     )
 
 
@@ -253,7 +252,7 @@ def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float
     return rows, metadata.backbone.rescale
 
 
-def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
+def read_rows(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
 
     They are divided like the embeddings among which they stand, by `rescale`; those of an export
@@ -276,6 +275,8 @@ def count_tokens(
     """
     starts = starts_of(config)
     if "task" in starts:
+        if train is None:
+            raise ValueError("prompt.start=task counts training examples, and there are none")
         return np.bincount(text_ids(train.rows))
     return count_corpus() if "frequent" in starts else None
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from typing import Any
 
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
@@ -69,9 +70,9 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     Raises InputError for several where a method takes one.
     """
     method = method_of(config, dims)
-    init = config.prompt.get("init")
+    init = config.prompt.get("init", "")
     own = [(init, method)] if init else method.inherits()
-    found = []
+    found: list[tuple[str, Method]] = []
     for init, part in own:
         paths = list_paths(init)
         if len(paths) > 1 and part.INIT != "init":
@@ -99,9 +100,21 @@ def _types(block: OpenBlock) -> tuple[type, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _cached_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
-    return make_prompt(**prompt.to_dict(), dims=dims)
+    return make_method(prompt, dims)
 
 
 @functools.lru_cache(maxsize=256)
 def _cached_head(head: OpenBlock, types: tuple[type, ...]) -> Kind:
-    return make_head(**head.to_dict())
+    return make_kind(head)
+
+
+def make_method(prompt: OpenBlock, dims: Dims) -> Method:
+    """Makes the method that a block names; its fields are checked."""
+    fields: dict[str, Any] = prompt.to_dict()  # of types that `make_prompt` checks
+    return make_prompt(**fields, dims=dims)
+
+
+def make_kind(head: OpenBlock) -> Kind:
+    """Makes the kind of answer that a block names; its fields are checked."""
+    fields: dict[str, Any] = head.to_dict()  # of types that `make_head` checks
+    return make_head(**fields)

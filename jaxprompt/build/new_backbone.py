@@ -5,7 +5,6 @@ What follows goes on from `build.backbone.open_backbone` and `build.backbone.loa
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from jaxprompt.build.backbone import shape_backbone
 from jaxprompt.config.run import BackboneConfig
@@ -53,7 +52,7 @@ def draw_weights(
     cfg = backbone.module.cfg
     drawn = random_weights.draw_backbone(
         backbone.family, backbone.hf, sorted(cfg.model_heads), seed=seed, placement=placement,
-        part=part, **_how(backbone),
+        part=part, dtype=backbone.config.dtype, rescale=backbone.config.rescale,
     )  # fmt: skip
     return _fitted(backbone, drawn, placement), drawn
 
@@ -69,7 +68,7 @@ def with_heads(
     """
     changed = random_weights.with_heads(
         loaded, backbone.family, backbone.hf, heads, seed=seed, placement=placement, part=part,
-        **_how(backbone),
+        dtype=backbone.config.dtype, rescale=backbone.config.rescale,
     )  # fmt: skip
     module = backbone.module
     cfg = dataclasses.replace(module.cfg, model_heads=frozenset(heads))
@@ -96,10 +95,6 @@ def as_electra(backbone: Backbone) -> Backbone:
     shaped = shape_backbone(config, backbone.folder, hf, sorted(old.model_heads))
     cfg = dataclasses.replace(shaped.module.cfg, rows=old.rows, tied=old.tied)
     return shaped._replace(module=shaped.module.clone(cfg=cfg), tokenizer=backbone.tokenizer)
-
-
-def _how(backbone: Backbone) -> dict[str, Any]:
-    return {"dtype": backbone.config.dtype, "rescale": backbone.config.rescale}
 
 
 def _fitted(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:

@@ -2,18 +2,18 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import DataConfig, RunConfig
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import brief
 from jaxprompt.heads import Kind
-from jaxprompt.prompts import idle_fields
+from jaxprompt.prompts import Method, idle_fields
 
 
-def fields_read(config: RunConfig) -> dict[str, Any]:
+def fields_read(config: RunConfig) -> dict[str, Value]:
     """Lists the fields of a run by dotted name, but for those that it did not read."""
     unread = {"task.name"} if config.shared.tasks else set()
     return {name: value for name, value in config.leaves().items() if name not in unread}
@@ -42,8 +42,12 @@ def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
     """
     method = method_of(config)
     parts = [part.method for part in method.components()] or [method]
-    idle = [("prompt", own, *names) for own in parts for names in idle_fields(own)]
-    idle = [found for found in idle if not (config.runs.starts and found[-1] == "start")]
+    idle: list[tuple[str, Method | Kind, str, str]] = [
+        ("prompt", own, *names)
+        for own in parts
+        for names in idle_fields(own)
+        if not (config.runs.starts and names[-1] == "start")
+    ]
     idle += [("head", head, *names) for names in idle_fields(head)]
     shown = lambda value: "empty" if value == "" else value
     return [

@@ -1,7 +1,8 @@
 """The optimizer of a config, and how many steps its run has."""
 
 import math
-from typing import Any
+
+import optax
 
 from jaxprompt import tree
 from jaxprompt.config.run import Exponential, OptimConfig, RunConfig, TrainConfig
@@ -30,7 +31,7 @@ def counts_epochs(config: RunConfig) -> bool:
 
 def build_optimizer(
     config: RunConfig, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int
-) -> Any:
+) -> optax.GradientTransformation:
     """Makes the optax chain of a config."""
     o = config.optim
     schedule = optim.make_schedule(o.schedule, total=plan.total, epoch=steps_per_epoch)

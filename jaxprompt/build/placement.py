@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
@@ -12,9 +14,12 @@ from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 
 
-def build_placement(config: RunConfig, devices: Sequence[Any] | None = None) -> Placement:
+def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Placement:
     """Makes the mesh of a config; its batches must divide over it."""
-    placement = make_placement(**config.mesh.to_dict(), devices=devices)
+    mesh = config.mesh
+    placement = make_placement(
+        mesh.data, mesh.model, fsdp=mesh.fsdp, slices=mesh.slices, devices=devices
+    )
     size = placement.mesh.shape["data"]
     share = config.data.batch // config.optim.accumulate
     if share % size:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.build.demonstrations import demos_from_metadata, demos_metadata, with_encoder
+from jaxprompt.build.method import make_kind, make_method
 from jaxprompt.build.scorer import build_scorer
 from jaxprompt.build.tuned_backbone import without_delta
 from jaxprompt.config.block import OpenBlock
@@ -28,11 +29,11 @@ from jaxprompt.convert.prompt_metadata import (
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.identity import check_identity, identity_of
 from jaxprompt.errors import InputError
-from jaxprompt.heads import Kind, make_head
+from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.sharding import Placement, put
-from jaxprompt.prompts import BASE, Method, Take, make_prompt
+from jaxprompt.prompts import BASE, Method, Take
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
@@ -135,7 +136,7 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
     check_plugins(path, metadata.plugins or {})
     try:
-        make_head(**metadata.head.to_dict())
+        make_kind(metadata.head)
         _method_of(metadata)
     except (InputError, TypeError) as error:  # the second for a field that is an argument too
         raise InputError(f"{path}: {error}; export the prompt again") from error
@@ -168,7 +169,7 @@ def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
 
 
 def _method_of(metadata: PromptMetadata) -> Method:
-    return make_prompt(**metadata.prompt.to_dict(), dims=metadata.backbone.dims)
+    return make_method(metadata.prompt, metadata.backbone.dims)
 
 
 def unpack(
@@ -233,7 +234,7 @@ def scorer_from_metadata(
 
 def numbers_of(
     path: str, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
-) -> tuple[Method, dict[str, Any]]:
+) -> tuple[Method, tree.Nested]:
     """Gives what others start from of an export that was read. -> method, its numbers, nested
 
     Raises InputError where the export that it depends on is another now.
@@ -248,7 +249,7 @@ def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Tak
     """Makes what reads the exports that a prompt started from, one of which may have moved."""
     digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 
-    def take(named: str) -> tuple[Method, dict[str, Any]]:
+    def take(named: str) -> tuple[Method, tree.Nested]:
         # Its digest is compared below, wherever it was moved to.
         where = moved or named
         if named not in digests:
@@ -292,7 +293,7 @@ def with_base(
 
 def join(
     path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, whole: LoadedBackbone
-) -> dict[str, Any]:
+) -> tree.Nested:
     """Puts the tensors of a prompt beside the backbone's. -> params, nested, on the device
 
     `path` names the prompt in messages. Raises InputError where a tensor is missing, unknown or of

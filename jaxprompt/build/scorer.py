@@ -13,7 +13,7 @@ from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.specials import FED, Specials, start_of
 from jaxprompt.data.text.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.text.token_runs import TokenRun
-from jaxprompt.data.text.tokenizer import encode_exact, load_tokenizer, segments
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head
@@ -189,13 +189,18 @@ def check_computed(
         )
 
 
-def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:
+def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> Beside:
     """Says how demonstrations are laid for a kind of backbone, each with its class's first word.
 
     A left-to-right model reads them in front of the example; a line break ends each. On a masked
     model the token that ends an input does, and T5's stand behind a space.
     """
     specials, settings = laid.specials, demos.settings
+    if laid.verbalizer is None:
+        raise InputError(
+            f"{settings.shown} shows label words, which head.name={laid.head.name} does not read; "
+            "take head.name=verbalizer, or set it to 0"
+        )
     words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
     between = [*specials.end] if specials.style == "masked" else []
     if specials.style == "causal":

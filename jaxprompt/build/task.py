@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.demonstrations import demos_of, fingerprint_of
@@ -13,6 +13,7 @@ from jaxprompt.build.placement import check_mesh
 from jaxprompt.build.scorer import build_scorer, check_fit, choose_template
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
@@ -162,7 +163,10 @@ class Prepared(NamedTuple):
 
 
 def prepare_task(
-    config: RunConfig, placement: Placement, backbone: Backbone, rows: Any = None
+    config: RunConfig,
+    placement: Placement,
+    backbone: Backbone,
+    rows: Mapping[str, Rows] | None = None,
 ) -> Prepared:
     """Prepares the task of a checked config; `rows` by split take the place of its files.
 

@@ -1,9 +1,10 @@
 """What a run changed of its backbone: as differences in an export, or as a folder of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxprompt import tree
@@ -25,7 +26,7 @@ class Delta(NamedTuple):
     error: float  # the largest difference of a weight that is read back
 
 
-def tuned_names(tensors: Mapping[str, Any]) -> list[str]:
+def tuned_names(tensors: Iterable[str]) -> list[str]:
     """Lists the weights of the backbone that an export holds, whole or as differences."""
     own = [name for name in tensors if name.startswith((_TUNED, _DELTA + _TUNED))]
     return sorted(name.removeprefix(_DELTA) for name in own)
@@ -55,7 +56,7 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
         if np.abs(moved).max(initial=0.0) > _LARGEST:
             raise InputError(f"{flag}: {name} moved by more than {_LARGEST:g}; export without it")
         rows = np.flatnonzero(moved.reshape(len(moved), -1).any(axis=1)).astype(np.int32)
-        parts = {_DELTA + name: moved.astype(np.float16)}
+        parts: dict[str, np.ndarray] = {_DELTA + name: moved.astype(np.float16)}
         if moved.ndim > 1 and 2 * len(rows) < len(moved):
             parts = {_DELTA + name: moved[rows].astype(np.float16), _ROWS + name: rows}
         # What a reader will get, to tell how far the rounding moves it.
@@ -67,7 +68,7 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
 
 
 def without_delta(
-    path: str, tensors: Mapping[str, np.ndarray], base: Mapping[str, Any], vocab: int
+    path: str, tensors: Mapping[str, np.ndarray], base: tree.Flat, vocab: int
 ) -> dict[str, np.ndarray]:
     """Puts tuned weights, float32, in the place of differences. The inverse of `as_delta`.
 
@@ -102,7 +103,7 @@ def without_delta(
     return {name: _filled_up(x, base.get(name), vocab) for name, x in found.items()}
 
 
-def _filled_up(x: np.ndarray, leaf: Any, vocab: int) -> np.ndarray:
+def _filled_up(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
     """Adds zero rows to a table of the vocabulary, up to those that the backbone has there."""
     if leaf is None or x.shape[:1] != (vocab,) or len(leaf) <= vocab:
         return x

@@ -3,16 +3,16 @@
 Petroni et al. 2019 rank the words of a list that the vocabularies of all compared models share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.cells import is_blank, spelling, unreadable
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -50,7 +50,9 @@ def read_words(path: str | Path) -> list[str]:
     return words
 
 
-def choose_classes(words: Sequence[str], tokenizer: Any, *, spaced: bool, path: str) -> WordList:
+def choose_classes(
+    words: Sequence[str], tokenizer: Tokenizer, *, spaced: bool, path: str
+) -> WordList:
     """Makes a class of each word that is one token; words of the same token are one class.
 
     `spaced` encodes them behind a space. Raises InputError where fewer than two are one token.
@@ -87,7 +89,7 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
     """
     known = {*task.labels, *(word for value in task.values for word in value.split("|"))}
 
-    def is_known(row: Any) -> bool:
+    def is_known(row: Mapping[str, object]) -> bool:
         value = row.get(task.label)
         return unreadable(value) != "" or is_blank(value) or spelling(value) in known
 

@@ -7,8 +7,10 @@ import pytest
 from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.build.scorer import how_beside
+from jaxprompt.data.text.demos import DemoSettings
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,3 +24,10 @@ def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     beside = how_beside(SimpleNamespace(settings=settings), laid, tokenizer)
     assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
     assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
+
+
+def test_a_head_without_label_words_shows_none():
+    settings = DemoSettings(1, 0, 0, 1, 1.0, "", 0, 0, 0)
+    laid = SimpleNamespace(specials=None, verbalizer=None, head=SimpleNamespace(name="linear"))
+    with pytest.raises(InputError, match="linear"):
+        how_beside(SimpleNamespace(settings=settings), laid, None)
