@@ -84,6 +84,7 @@ def adopt(path: str) -> Adopted:
             )
         block["slots"] = len(adapter.soft)
         return Adopted({"prompt/slots": adapter.soft}, block, {})
+    assert adapter.k is not None and adapter.v is not None  # as there are no soft tokens
     layers, length = adapter.k.shape[:2]
     part = "decoder_" if adapter.stream == "decoder" else ""
     block |= {f"{part}length": length, f"{part}first": 0, f"{part}last": layers}

@@ -1,8 +1,9 @@
 """Answers of a prompt on its backbone, for examples that are there at once."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from jaxprompt import tree
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.sources.records import Record
@@ -13,9 +14,6 @@ from jaxprompt.models.generation import check_writing
 from jaxprompt.models.scorer import Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
-
-if TYPE_CHECKING:
-    from jaxprompt.models.scorer import Scorer
 
 
 class Answered(NamedTuple):
@@ -30,16 +28,16 @@ class Answered(NamedTuple):
 
 def make_answers(
     scorer: Scorer, *, generation: GenerateConfig, placement: Placement
-) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
+) -> Callable[[tree.Params, Sequence[Example]], Answered]:
     """Makes (params, examples) -> their answers in order, compiled once per shape of a batch."""
     scorer = with_front(scorer)
     head, at = scorer.head, scorer.layout
     answering = make_answering(head, placement, scorer.model, generation, scorer.tokenizer, at)
 
-    def answer(params: Mapping[str, Any], examples: Sequence[Example]) -> Answered:
+    def answer(params: tree.Params, examples: Sequence[Example]) -> Answered:
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
-        found = answering({}, params, batches, len(split.rows))
+        found = answering({}, dict(params), batches, len(split.rows))
         head.check_found(split.average(found))
         measured, known = scorer.measure_known(split, found)
         columns = list(scorer.answers(examples, split, found))
@@ -50,7 +48,7 @@ def make_answers(
 
 
 def mark_errors(
-    scorer: "Scorer", records: Sequence[Record], generation: GenerateConfig | None = None
+    scorer: Scorer, records: Sequence[Record], generation: GenerateConfig | None = None
 ) -> list[Record]:
     """Replaces each example that cannot be encoded by itself with the reason.
 

@@ -213,7 +213,7 @@ def read_asked(
 
 def mark_asked(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
     """Replaces each example that its prompt cannot encode with the reason."""
-    return [(n, *mark_errors(bank.scorers[n], [record])) for n, record in asked]
+    return [(n, mark_errors(bank.scorers[n], [record])[0]) for n, record in asked]
 
 
 def in_order(
@@ -235,7 +235,8 @@ def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, A
     for number, record in asked:
         if record.example is not None:
             records.setdefault(number, []).append(record)
-    splits, found = {}, {}
+    splits: dict[int, Split] = {}
+    found: dict[int, np.ndarray] = {}
     for number, scorer in enumerate(bank.scorers):
         if own := records.get(number):
             splits[number] = _encode(scorer, own)
@@ -245,10 +246,10 @@ def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, A
             found |= _score(bank, shelf, {number: splits[number] for number in here})
     answers = {}
     for number, split in splits.items():
-        scorer, own = bank.scorers[number], found[number]
-        scorer.head.check_found(split.average(own))
-        measured, known = scorer.measure_known(split, own)
-        columns = list(scorer.answers(_examples(records[number]), split, own))
+        scorer, scores = bank.scorers[number], found[number]
+        scorer.head.check_found(split.average(scores))
+        measured, known = scorer.measure_known(split, scores)
+        columns = list(scorer.answers(_examples(records[number]), split, scores))
         unmarked = split.judged.unmarked if split.judged else 0
         answers[number] = Answered(
             columns, measured, known, count_cut(split.by_example()), unmarked
@@ -293,12 +294,12 @@ def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[
     # By unit, in the order of `rows`; a batch picks its own by index.
     prompts = np.array(owners, np.int32)
     given = shelf.added, shelf.held
-    every: list[np.ndarray | None] = [None] * len(shelf.bank.heads)
+    every: dict[int, np.ndarray] = {}  # by kind of head
     for index, scored in _each(shelf.step, given, bank.backbone, batches, prompts):
         # Rows that only fill the batch have no place among the units.
         there = index >= 0
         for kind, value in enumerate(scored):
-            if every[kind] is None:
+            if kind not in every:
                 every[kind] = np.full((len(rows), *value.shape[1:]), np.nan, np.float32)
             every[kind][index[there]] = value[there]
     parts = {}

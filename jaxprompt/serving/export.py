@@ -1,7 +1,7 @@
 """The best prompt of a workdir as what an export holds."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from jaxprompt.build.prompt_artifact import pack
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
+from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs import ppt
 from jaxprompt.runs.restore import restore
 from jaxprompt.training.checkpoint import Checkpoints
@@ -19,7 +20,7 @@ from jaxprompt.training.run_folder import read_result
 class Packed(NamedTuple):
     """A prompt on its way out."""
 
-    scorer: Any
+    scorer: Scorer
     tensors: dict[str, np.ndarray]  # by flat name
     metadata: PromptMetadata
 
