@@ -85,14 +85,23 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
 
 def head_of(config: RunConfig) -> Kind:
     """Returns the kind of answer of a config; it is made once."""
-    return _make_head(config.head)
+    return _cached_head(config.head, _types(config.head))
+
+
+def _make_method(prompt: OpenBlock, dims: Dims) -> Method:
+    return _cached_method(prompt, _types(prompt), dims)
+
+
+def _types(block: OpenBlock) -> tuple[type, ...]:
+    """Returns the types of a block's values: 1 and True are equal, and one of them is refused."""
+    return tuple(map(type, block.fields.values()))
 
 
 @functools.lru_cache(maxsize=256)
-def _make_method(prompt: OpenBlock, dims: Dims) -> Method:
+def _cached_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
     return make_prompt(**prompt.to_dict(), dims=dims)
 
 
 @functools.lru_cache(maxsize=256)
-def _make_head(head: OpenBlock) -> Kind:
+def _cached_head(head: OpenBlock, types: tuple[type, ...]) -> Kind:
     return make_head(**head.to_dict())

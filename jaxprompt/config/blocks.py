@@ -26,8 +26,9 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
         *parents, last = block.split(".")
         owner = config
         for parent in parents:
-            owner = owner[parent]
-        name, held = given.get(f"{block}.name"), owner.get(last)
+            owner = owner.get(parent) if isinstance(owner, ConfigDict) else None
+        name = given.get(f"{block}.name")
+        held = owner.get(last) if isinstance(owner, ConfigDict) else None
         if name is not None and isinstance(held, ConfigDict) and name != held.get("name"):
             if name not in names(block):
                 called = _PARTS.get(block, ("", "option"))[1]

@@ -8,7 +8,7 @@ from jaxprompt.build.backbone import NOTHING, Given
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.examples import check_tunes, read_examples
-from jaxprompt.build.initial_params import Weights, start
+from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import encode_splits, make_task_data, open_fitting, scorer_from_config
@@ -97,11 +97,6 @@ def restore(
     counts = None
     if from_text:
         check_start(config, record, data, workdir)
-        from jaxprompt.build.initial_params import (  # which imports this module
-            count_corpus,
-            count_tokens,
-        )
-
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )

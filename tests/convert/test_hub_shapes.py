@@ -4,14 +4,11 @@ import math
 
 import pytest
 
+from jaxprompt.config.run import BackboneConfig
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.planning.abstract_run import find_backbone
 from jaxprompt.planning.published import published
 
-BLOCK = dict(
-    revision="", family="", dtype="float32", stack="scan", remat="none", attention="auto",
-    dropout=None, sentinel="<extra_id_{}>", rescale=1.0,
-)  # fmt: skip
 # Of AutoModelForPreTraining, or ForConditionalGeneration; each table once.
 COUNTS = {
     "google-t5/t5-small": 60_506_624,
@@ -43,7 +40,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_those_of_the_checkpoints(name):
-    backbone, notes = find_backbone(BLOCK | {"path": name})
+    backbone, notes = find_backbone(BackboneConfig(path=name))
     shapes = backbone_shapes(backbone.module).values()
     assert sum(math.prod(leaf.shape) for leaf in shapes) == COUNTS[name]
     assert name in notes[0]
@@ -51,6 +48,6 @@ def test_counts_are_those_of_the_checkpoints(name):
 
 @pytest.mark.parametrize("name", sorted(published()))
 def test_every_shape_makes_a_backbone(name):
-    backbone, _ = find_backbone(BLOCK | {"path": name})
+    backbone, _ = find_backbone(BackboneConfig(path=name))
     dims = backbone.module.dims
     assert dims.layers and dims.vocab == published()[name].hf["vocab_size"]

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
 
+from jaxprompt.config.run import Schedule
 from jaxprompt.errors import InputError
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model, backbone_shapes
@@ -362,7 +363,7 @@ def test_slices_divide_the_data_axis_alone():
 def test_the_state_of_adafactor_lies_where_it_divides(name, shape, scaled):
     """Of moments that are not kept there are arrays of 1, which no axis divides."""
     placement = make_placement(1, 2)
-    schedule = make_schedule("constant", total=10, warmup=0, gamma=1.0, epoch=1)
+    schedule = make_schedule(Schedule(), total=10, epoch=1)
     tx = make_optimizer("adafactor", schedule, {"backbone": 0.1}, scaled=scaled)
     own = put({name: jnp.zeros(shape)}, placement.parameters({name: jnp.zeros(shape)}))
     state = place_state(placement, own, tx, jax.random.key(0))
