@@ -21,6 +21,7 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.overview import MANY, tell_labels
 from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article
 from jaxprompt.registry import HEADS
@@ -158,12 +159,12 @@ class Kind:
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template that this kind cannot read."""
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Lays itself out for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
 
     def specials(
-        self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any, sentinels: int = 0
+        self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
     ) -> Specials:
         """Reads the special tokens that its input and its answer are made with."""
         return read_specials(

@@ -26,7 +26,7 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.overview import tell_labels
 from jaxprompt.data.text.template import Template
-from jaxprompt.data.text.tokenizer import encode_texts
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
@@ -124,7 +124,7 @@ class Head(Kind):
         """Writes the classes behind the task's own layout (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each class at its first subword."""
         task = asked.task
         if len(task.labels) < 2:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from jaxprompt.data.text.target import (
     masked_plan,
     read_answer,
 )
-from jaxprompt.data.text.tokenizer import takes_one_space
+from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
@@ -56,7 +55,7 @@ class Head(ByWords):
                 f"head.name={self.name} reads one position, task.form=text several; take cloze"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the one position where a label would stand."""
         style = facts.style
         said, sentinels = read_answer(asked.answer or default_answer(style))

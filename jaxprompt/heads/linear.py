@@ -1,13 +1,13 @@
 """Classes by a linear layer on a pooled hidden state."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.data.text.specials import FED
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, check_share, choose, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
@@ -44,7 +44,7 @@ class Head(Kind):
                 f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS], the end of a left-to-right model's input, or a decoder's first state."""
         task, choice = asked.task, asked.template.uses_choice
         if not (choice or task.labels):

@@ -20,6 +20,7 @@ from flax import linen as nn
 from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
@@ -109,7 +110,7 @@ class Head(InText):
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the text."""
         self.check_layout(asked)
         module = JudgedTokens(self.layer, self.score == "original")

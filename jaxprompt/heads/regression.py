@@ -10,6 +10,7 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup, linear
 from jaxprompt.scoring import metrics
@@ -32,7 +33,7 @@ class Head(linear.Head):
                 "take it out"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads what head.name=linear reads."""
         head, module = self.classifier(facts, 1)
         return HeadLayout(head, {"main": module}, self.specials(facts, asked, tokenizer))

@@ -18,7 +18,7 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
-from jaxprompt.data.text.tokenizer import encode_with_offsets
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
 from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -176,7 +176,7 @@ class Head(InText):
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "token")
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
         self.check_layout(asked)
         specials = self.specials(facts, asked, tokenizer)

@@ -20,6 +20,7 @@ from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError, at_least, brief, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -103,7 +104,7 @@ class Head(Kind):
                 f"'{{{name}}}'"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every word at its first subword."""
         specials = self.specials(facts, asked, tokenizer)
         return HeadLayout(self, {"main": TagScores(len(asked.task.labels), self.dropout)}, specials)
@@ -294,7 +295,7 @@ def _predicate(example: Example, task: Task) -> int:
     return spans.index((first, last))
 
 
-def _unknown(tokenizer: Any, word: str) -> list[int]:
+def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
     """Gives a word whose characters the tokenizer drops a token to be read at."""
     if tokenizer.unk_token_id is None:
         raise InputError(

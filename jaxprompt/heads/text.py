@@ -9,6 +9,7 @@ import numpy as np
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import TargetScores
@@ -37,7 +38,7 @@ class Head(Kind):
         """Picks the task's layout for a text-to-text model."""
         return task.text
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
         specials = self.specials(facts, asked, tokenizer)
         return HeadLayout(self, {"main": TargetScores()}, specials, Answer(text=asked.max_target))

@@ -5,11 +5,11 @@ A topic classifier, whose rows of words and whose encoder then start the prompts
 """
 
 import dataclasses
-from typing import Any
 
 from flax import linen as nn
 
 from jaxprompt.data.tasks.task import Task
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.instance import mean_vectors
@@ -41,7 +41,7 @@ class Head(Kind):
                 f"prompt.name={name} is not; take prompt.name=ipt"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Lays itself out for a task."""
         specials = self.specials(facts, asked, tokenizer)
         return HeadLayout(self, {"main": Topics(len(asked.task.labels))}, specials)

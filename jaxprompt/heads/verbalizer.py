@@ -22,7 +22,7 @@ from jaxprompt.data.text.target import (
     read_answer,
 )
 from jaxprompt.data.text.template import Template
-from jaxprompt.data.text.tokenizer import takes_one_space
+from jaxprompt.data.text.tokenizer import Tokenizer, takes_one_space
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -89,7 +89,7 @@ class Head(ByWords):
         choose("head.pieces", self.pieces, PIECES)
         choose("head.span", self.span, SPANS)
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
         task, style = asked.task, facts.style
         said, sentinels = read_answer(asked.answer or default_answer(style, asked.form))

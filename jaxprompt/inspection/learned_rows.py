@@ -14,6 +14,7 @@ from jaxprompt.build.initial_params import count_tokens, start
 from jaxprompt.build.method import starts_of
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.models.scorer import Scorer
@@ -172,7 +173,7 @@ def _search(words, rows, vocab: int, top: int):
     return cosines, ids, table[ids]
 
 
-def show_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def show_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Writes tokens for people: a piece of WordPiece keeps its ##, a word loses its space's mark.
 
     An id that the tokenizer does not know is [id N].

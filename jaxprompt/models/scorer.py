@@ -17,6 +17,7 @@ from jaxprompt.data.text.demos import Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.data.text.identity import check_ids
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.data.text.words import text_ids
 from jaxprompt.errors import InputError, brief
@@ -62,7 +63,7 @@ class Backbone(NamedTuple):
     family: str
     hf: dict[str, Any]
     module: Any  # a flax module, whose `apply` has no one type
-    tokenizer: Any = None  # None = the one in `folder`
+    tokenizer: Tokenizer | None = None  # None = the one in `folder`
 
 
 class Scorer(NamedTuple):
@@ -75,7 +76,7 @@ class Scorer(NamedTuple):
     encoder: ExampleEncoder
     layout: Layout  # of evaluation batches
     model: Model
-    tokenizer: Any
+    tokenizer: Tokenizer
     demos: Demonstrations | None = None
 
     @property

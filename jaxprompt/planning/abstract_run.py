@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import linen as nn
@@ -25,6 +25,7 @@ from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.gguf_header import is_gguf
 from jaxprompt.data.text.specials import INFILLING
 from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers import kernels
 from jaxprompt.layers.cache import copies_layers
@@ -105,7 +106,8 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
     if not has_file and not is_gguf(backbone.folder):
-        backbone = backbone._replace(tokenizer=OnePiece(config.backbone.sentinel))
+        pieces = OnePiece(config.backbone.sentinel)  # it has what a plan calls of a tokenizer
+        backbone = backbone._replace(tokenizer=cast(Tokenizer, pieces))
         if head_of(config).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)
     if config.mesh.slices > 1:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.registry import METHODS
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
@@ -22,7 +23,7 @@ Take = Callable[[str], tuple["Method", dict[str, Any]]]
 class Source(NamedTuple):
     """What the numbers of a prompt may start from."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     seed: int
     labels: Callable[[], Sequence[Sequence[int]]]  # -> token ids of the label words of each class
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model
@@ -147,8 +148,8 @@ def predict_scores(
 
 
 def make_answering(
-    head: Kind, placement: Placement, model: Model, generation: GenerateConfig, tokenizer: Any,
-    layout: Layout,
+    head: Kind, placement: Placement, model: Model, generation: GenerateConfig,
+    tokenizer: Tokenizer, layout: Layout,
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
     """Makes (trainable, frozen, batches, units) -> scores or texts, compiled once a shape."""
     if head.WRITES:
