@@ -266,7 +266,7 @@ def read_rows(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
 
 
 def count_tokens(
-    config: RunConfig, train: Split | None, count_corpus: Callable[[], np.ndarray]
+    config: RunConfig, train: Split | None, count_corpus: Callable[[], np.ndarray | None]
 ) -> np.ndarray | None:
     """Counts the tokens of the text that prompt.start draws from. int64 [ids]
 

@@ -22,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:
+        scores: dict[str, object] | None
         if args.score:
             scores = adapt.score(config, args.workdir)
         else:

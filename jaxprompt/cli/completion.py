@@ -9,7 +9,8 @@ import argparse
 import importlib
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from jaxprompt import cli
 from jaxprompt.cli.options import Parser
@@ -56,17 +57,18 @@ def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParse
 def parser_of(command: str) -> Parser:
     """Gives the parser of a command, as it stands when its flags are read."""
 
-    def catch(self: Parser, argv: list[str]) -> None:
+    def catch(self: Parser, argv: Sequence[str]) -> NoReturn:
         raise _Caught(self)
 
     # A command makes its parser in main, which is run up to the reading of flags and no further.
-    read, Parser.read = Parser.read, catch
+    read = Parser.read
+    Parser.read = catch  # type: ignore[method-assign]  # main makes the parser, none can be given
     try:
         importlib.import_module(f"{cli.__name__}.{command}").main([])
     except _Caught as caught:
         return caught.args[0]
     finally:
-        Parser.read = read
+        Parser.read = read  # type: ignore[method-assign]  # as above
     raise TypeError(f"{command} reads no flags")
 
 
@@ -74,7 +76,9 @@ def add_fields(parser: argparse.ArgumentParser) -> None:
     """Adds every field of a config as a flag, with the words that it may hold."""
     from jaxprompt.data.tasks.registry import task_names
 
-    words = {name: field.words for name, field in declared_leaves(RunConfig)}
+    words: dict[str, Sequence[str]] = {
+        name: field.words for name, field in declared_leaves(RunConfig)
+    }
     words |= {f"{block}.name": registry.names() for block, registry in OPEN.items()}
     words["task.name"] = [*task_names(), "custom"]
     for name in load_config("base").leaves():

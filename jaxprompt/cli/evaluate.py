@@ -16,8 +16,10 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps
 
-_OF_RUNS = ("config", "workdir", "split", "majority", "output", "prefix")
-_OF_RUNS += ("coordinator", "processes", "process", "cluster", "timeout")
+_OF_RUNS = (
+    "config", "workdir", "split", "majority", "output", "prefix",
+    "coordinator", "processes", "process", "cluster", "timeout",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +71,7 @@ def evaluate(
         raise InputError("--workdir is missing; see --help")
     place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
     keep_programs(config.train.compilation_cache)
-    trained = restore(config, workdir, [split])
+    trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"

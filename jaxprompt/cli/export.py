@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.delta:
         prompt = _with_differences(prompt)
     paths = _write_prompt(folder, prompt)
-    if args.npy:
+    if tokens is not None:
         write_npy(args.npy, tokens)
         paths = (*paths, Path(args.npy))
     if args.peft:

@@ -35,13 +35,13 @@ def choose_name(what: str, name: str, names: Iterable[str]) -> str:
 
 def columns(rows: Iterable[Sequence[object]]) -> str:
     """Lays rows of cells out in columns; the last one takes what it needs."""
-    rows = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False))
-        for row in rows
+        for row in texts
     ]
-    return "\n".join(f"{line}  {row[-1]}".strip() for line, row in zip(lines, rows, strict=True))
+    return "\n".join(f"{line}  {row[-1]}".strip() for line, row in zip(lines, texts, strict=True))
 
 
 def pairs(values: Mapping[str, Any]) -> str:

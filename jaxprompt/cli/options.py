@@ -14,8 +14,10 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
 UNREAD = "not read; it may stay in a command of `train`"
-_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone")
-_PATHS += ("npy", "peft", "stablehlo", "tuned")
+_PATHS = (
+    "config", "workdir", "output", "input", "prompt", "backbone",
+    "npy", "peft", "stablehlo", "tuned",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     config = load_config(args.config, overrides)
     if max(count, args.limit) > MOST:
         raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
-    if args.compiler:
+    if args.compiler and device is not None:
         from jaxprompt.planning import compilers
 
         compilers.check(args.compiler, device)
@@ -70,10 +70,10 @@ def find_plans(
     # Imported here: what they import may start JAX, and then its number of devices is fixed.
     from jaxprompt.planning.abstract_run import open_run
     from jaxprompt.planning.report import describe
-    from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
+    from jaxprompt.planning.search import Plan, compiled, fastest, plan_as_configured, smallest
 
     run = open_run(config, device)
-    plans = {"as configured": plan_as_configured(run, device, count)}
+    plans: dict[str, Plan | None] = {"as configured": plan_as_configured(run, device, count)}
     if device is not None:
         best = fastest(run, device, count)
         plans["fastest"] = best

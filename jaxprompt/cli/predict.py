@@ -148,7 +148,7 @@ def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind,
     """Returns the head that answers, and how it writes texts, with --max-new."""
     from jaxprompt.heads import make_head, writer
 
-    head = writer() if args.generate else make_head(**metadata.head.to_dict())
+    head = writer() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
     if args.max_new is not None and not head.WRITES:
         raise InputError(f"--max-new={args.max_new} is of texts; {path} answers {head.OF}")
     generation = metadata.generate

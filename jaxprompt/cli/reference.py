@@ -67,7 +67,8 @@ def describe(field: Field) -> str:
     """Says what a field may hold, in words."""
     kind = " | ".join(filter(None, field.words))
     if not kind:
-        kind = ", ".join([_KINDS[field.kind], *([field.limit] if field.limit else [])])
+        limits = [field.limit] if isinstance(field.limit, str) and field.limit else []
+        kind = ", ".join([_KINDS[field.kind], *limits])
     return f"several of: {kind}" if field.many else kind
 
 
@@ -78,19 +79,19 @@ def _sections() -> Iterator[tuple[str, list[Line]]]:
     for name, block in blocks.items():
         yield f"{name}: {block.note()}", [x for x in leaves if x.name.startswith(f"{name}.")]
     base = read_config("base")
-    for block in (*CHOICES, *OPEN):
-        for name in (name for name in names(block) if name != _CONSTANTS):
-            title = f"{block}, with {block}.name={name}"
+    for named in (*CHOICES, *OPEN):
+        for name in (name for name in names(named) if name != _CONSTANTS):
+            title = f"{named}, with {named}.name={name}"
             try:
-                fields, values = declared(block, name), make_block(block, name, base)
+                fields, values = declared(named, name), make_block(named, name, base)
             except InputError as error:  # of a package that cannot be used
                 yield f"{title}: unusable: {error}", []
                 continue
             lines = [
-                _line(f"{block}.{part}", field._replace(default=values[part]))
+                _line(f"{named}.{part}", field._replace(default=values[part]))
                 for part, field in fields.items()
             ]
-            if lines or block in OPEN:
+            if lines or named in OPEN:
                 yield title, lines
 
 
@@ -105,8 +106,9 @@ def _shown(value: object) -> str:
 def _unsaid(note: str, kind: str) -> str:
     """Takes the words that a field may hold off a note that begins with them."""
     words = re.match(r"(\w+(?: \| \w+)+)(?:[,:;] |$)", note)
-    said = words and set(words[1].split(" | ")) <= set(kind.split(" | "))
-    return note[words.end() :] if said else note
+    if words is None or not set(words[1].split(" | ")) <= set(kind.split(" | ")):
+        return note
+    return note[words.end() :]
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def read_folder(folder: str) -> list[SweepRun]:
     leaves = [fields_read(load_config(str(path / _CONFIG))) for path in found]
     # Free within one workdir, the backbone does tell runs apart.
     free = tuple(name for name in FREE if name != "backbone.path")
-    names = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
-    names = [name for name in names if not name.startswith((*free, "runs."))]
+    fields = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
+    names = [name for name in fields if not name.startswith((*free, "runs."))]
     differing = [name for name in names if len({str(own.get(name)) for own in leaves}) > 1]
     telling = _fewest([name for name in differing if name not in (*SEEDS, *SEARCHED)], leaves)
     searched = [name for name in differing if name in SEARCHED]
@@ -132,8 +132,8 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
     """Names a run by its method, what it trains in place of a prompt, and the `telling` fields."""
     method, trainable = own.get("prompt.name"), own.get("trainable", ())
     parts = [str(method), *(trainable if method == "none" else ())]
-    told = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
-    told = [name for name in telling if name not in told and own.get(name) not in (None, "", ())]
+    shown = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
+    told = [name for name in telling if name not in shown and own.get(name) not in (None, "", ())]
     return " ".join([*parts, *(f"{name}={own[name]}" for name in told)])
 
 
@@ -204,11 +204,9 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     return rows
 
 
-def add_best(
-    rows: Mapping[str, Sequence["TableRun"]], best: int
-) -> dict[str, Sequence["TableRun"]]:
+def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list["TableRun"]]:
     """Puts behind each row of more than `best` runs one of those that are best on dev."""
-    found: dict[str, Sequence[TableRun]] = {}
+    found: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
         found[row] = runs
         if len(runs) > best and all(run.result.dev is not None for run in runs):

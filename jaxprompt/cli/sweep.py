@@ -111,7 +111,7 @@ def execute(
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
     together, single = divide(runs, loaded)
-    failed = {}
+    failed: dict[str, str] = {}
     if together:
         others = bool(single)
         outcome = runner.train(together, workdir, heard=signals.heard, size=size, others=others)
@@ -123,14 +123,14 @@ def execute(
         for run, c in single
         if run_folder.read_result(run.workdir) is not None
     ]
-    for run in over:
+    for done in over:
         try:
-            run_folder.check_workdir(run.folder, run.config.to_dict(), FREE)
+            run_folder.check_workdir(done.folder, done.config.to_dict(), FREE)
         except InputError as error:
-            failed[run.name] = str(error)
+            failed[done.name] = str(error)
     # Finished runs are not trained again, and still must be of this config and data.
-    failed |= runner.verify([run for run in over if run.name not in failed], workdir)
-    finished = {run.name for run in over}
+    failed |= runner.verify([done for done in over if done.name not in failed], workdir)
+    finished = {done.name for done in over}
     for run, config in single:
         if run.workdir.name not in finished:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)

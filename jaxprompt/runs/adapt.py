@@ -1,5 +1,6 @@
 """A run that goes on with a backbone's own pre-training on a corpus."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -147,14 +148,16 @@ class Adapting(CorpusWork[AdaptationRecord]):
         # Named by what it learned from: a workdir may be moved, or be called otherwise.
         text = json.dumps(self.record.to_json(), sort_keys=True)
         run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        given = dict(tokenizer=self.folder, card=card, run=run)
-        given |= {"rescale": config.backbone.rescale}
+        save = functools.partial(
+            save_backbone, tokenizer=self.folder, card=card, run=run,
+            rescale=config.backbone.rescale,
+        )  # fmt: skip
         own, folder = adapted.backbone, Path(self.workdir)
-        save_backbone(folder / "backbone", own.family, own.hf, params["backbone"], **given)
+        save(folder / "backbone", own.family, own.hf, params["backbone"])
         if adapted.generator is not None:
             # The embeddings that it shares are the discriminator's, and its file needs them too.
             own, both = adapted.generator, tie(params["generator"], params["backbone"])
-            save_backbone(folder / "generator", own.family, own.hf, both, **given)
+            save(folder / "generator", own.family, own.hf, both)
         if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(

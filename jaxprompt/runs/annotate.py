@@ -6,8 +6,9 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
@@ -31,6 +32,7 @@ from jaxprompt.corpus.ppt import (
 from jaxprompt.corpus.ppt.reading import CUT
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.text.demos import COUNTS
+from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -49,6 +51,8 @@ from jaxprompt.training.run_folder import check_workdir, lock, read_result
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
+
+_T = TypeVar("_T")
 
 
 class Annotator(NamedTuple):
@@ -159,7 +163,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
     step = scoring_step(trained.placement, scorer.model)
     size, classes = _BATCHES * scorer.layout.batch, len(annotator.classes)
 
-    def lay_out(start: int) -> tuple[range, list[int], list[Any]]:
+    def lay_out(start: int) -> tuple[range, list[int], list[list[Encoded]]]:
         units = range(start, min(start + size, corpus.num_units))
         return units, *reader.rows(units)
 
@@ -178,10 +182,10 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
     return label
 
 
-def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
+def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
     """Makes something of each, in a thread, before it is asked for."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = deque()
+        waiting: deque[Future[_T]] = deque()
         for one in given:
             waiting.append(pool.submit(make, one))
             if len(waiting) == _AHEAD:
@@ -240,14 +244,19 @@ def run(
             f"corpus {config.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} "
             "done"
         )
+
+        def append(part: np.ndarray) -> None:
+            assert writer is not None  # on the first process
+            writer.append(part)
+
         start, pace = time.monotonic(), Pace(say, "labelled", total, "units", done)
         for part in label(done):
-            processes.on_first(lambda part=part: writer.append(part))
+            processes.on_first(partial(append, part))
             done += len(part)
             signals.note(_kept(done, total))
             pace.add(len(part))
         seconds = time.monotonic() - start
-        found = processes.on_first(lambda: writer.seal())
+        found = processes.on_first(lambda: writer.seal() if writer else None)
     if found is None:
         return None
     labelled, kept = found.counts([0] * len(thresholds)), found.counts(thresholds)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ from jaxprompt.corpus import (
 )
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
-from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.corpus.denoise.rows import Objective as Denoiser
+from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
@@ -63,7 +64,7 @@ class Adapted(NamedTuple):
 
     backbone: Backbone
     generator: Backbone | None  # rtd
-    model: Any  # a Model, or a Pair
+    model: Model | Pair
     objectives: list[Objective]
     trainable: tree.Flat  # float32
     frozen: tree.Flat
@@ -106,13 +107,14 @@ def objective_of(config: RunConfig) -> OnText:
 
 
 def read_rows(
-    config: RunConfig, corpus: Corpus, objective: Any, tokenizer: Any
+    config: RunConfig, corpus: Corpus, objective: Denoiser, tokenizer: Tokenizer
 ) -> tuple[DenoisingRows, DenoisingRows]:
     """Cuts the documents into rows. -> those to train on, those of held-out documents"""
     shares = divide(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
     # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
+    assert pad is not None
     train, held = (
         DenoisingRows(corpus, share, objective, packed=objective_of(config).packed, pad_id=pad)
         for share in shares
@@ -120,7 +122,7 @@ def read_rows(
     return train, held
 
 
-def make_denoiser(config: RunConfig, tokenizer: Any, backbone: Backbone) -> Any:
+def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -> Denoiser:
     """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
     objective, length = objective_of(config), config.data.max_len
     if isinstance(objective, CausalLM):
@@ -190,9 +192,11 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
         # A checkpoint without a mask decoder gets none.
-        own = {head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads}
+        own = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
         backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, config.seed)
-    params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
+    params: dict[str, tree.Params] = {"backbone": loaded.params}
+    generator, mark = None, loaded.report.fingerprint
+    model: Model | Pair
     if isinstance(config.objective, ReplacedTokens):
         generator, drawn = _load_generator(config, backbone, placement)
         params["generator"] = untie(drawn.params)
@@ -275,15 +279,35 @@ def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> 
     return 3 * count_flops(within(placement, count), *given)
 
 
-def spelt_out(model: Any) -> Any:
+def spelt_out(model: Model | Pair) -> Model | Pair:
     """Takes fused kernels out of a model, whose products cannot be seen, and recomputation."""
     if isinstance(model, Pair):
-        return Pair(spelt_out(model.generator), spelt_out(model.discriminator))
+        return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
+    return _spelt_out(model)
+
+
+def _spelt_out(model: Model) -> Model:
     cfg = dataclasses.replace(model.backbone.cfg, attention="einsum", remat="none")
     return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
 
 
 # -- scores ---------------------------------------------------------------------------------------
+
+
+class Learned(Protocol):
+    """What held-out rows are scored by, beside what trains."""
+
+    @property
+    def model(self) -> Model | Pair:
+        """What scores them."""
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """What is counted."""
+
+    @property
+    def frozen(self) -> tree.Flat:
+        """Parameters that do not train."""
 
 
 def score_sums(sums: Sums) -> dict[str, float]:
@@ -296,14 +320,11 @@ def score_sums(sums: Sums) -> dict[str, float]:
 
 
 def build_scores(
-    placement: Placement, adapted: Any, held: Pass, seed: int,
+    placement: Placement, learned: Learned, held: Pass, seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
 ) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
-    """Makes trainable -> the scores of held-out rows, with the same draws in every pass.
-
-    `adapted` has a model, objectives, and what is frozen.
-    """
-    count = make_count_step(adapted.model, adapted.objectives)
+    """Makes trainable -> the scores of held-out rows, with the same draws in every pass."""
+    count = make_count_step(learned.model, learned.objectives)
     step = jit(within(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
 
@@ -311,7 +332,7 @@ def build_scores(
         total: dict[str, dict[str, np.float64]] = {}
         found = (
             step(
-                trainable, adapted.frozen, put_batch(placement, batch),
+                trainable, learned.frozen, put_batch(placement, batch),
                 jax.random.fold_in(key, number),
             )
             for number, batch in enumerate(held)
@@ -332,7 +353,7 @@ def fill(
     adapted: Adapted,
     trainable: tree.Flat,
     held: DenoisingRows,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
 ) -> str:
     """Fills the first of the held-out rows, and writes them out."""
     devices = placement.mesh.shape[DATA]

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads.pretraining import LikeliestHead
+from jaxprompt.models.model import Model
 from jaxprompt.runs.replaced_tokens import Pair, replace
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
@@ -22,7 +23,7 @@ LEGENDS = {
 }
 
 
-def make_fill_step(model: Any):
+def make_fill_step(model: Model | Pair):
     """Makes (trainable, frozen, batch, key) -> tokens [B, M], and whether a Pair told [B, T] right.
 
     The tokens are the likeliest at each target, those of a Pair what its generator drew.
@@ -45,14 +46,15 @@ def make_fill_step(model: Any):
 
 
 def render(
-    objective: str, tokenizer: Any, batch: Batch, tokens: np.ndarray, hits: np.ndarray | None
+    objective: str, tokenizer: Tokenizer, batch: Batch, tokens: np.ndarray, hits: np.ndarray | None
 ) -> Iterator[str]:
     """Yields the legend, then each row of a batch as text."""
-    inline = objective in ("mlm", "rtd")
+    inline, targets = objective in ("mlm", "rtd"), batch.targets
+    assert targets is not None
     yield LEGENDS[objective if inline else "causal" if batch.decoder is None else "seq2seq"]
     for row in np.flatnonzero(batch.weights):
-        asked = batch.targets[row] >= 0
-        truth, said = batch.targets[row][asked], tokens[row][asked]
+        asked = targets[row] >= 0
+        truth, said = targets[row][asked], tokens[row][asked]
         ids = batch.encoder.ids[row][batch.encoder.mask[row]]
         if inline:
             places = batch.label_pos[row][asked]
@@ -67,8 +69,9 @@ def render(
 
 
 def _inline(
-    tokenizer: Any, ids: np.ndarray, places: dict[int, tuple[int, int]], told: np.ndarray | None
-) -> str:
+    tokenizer: Tokenizer, ids: np.ndarray, places: dict[int, tuple[int, int]],
+    told: np.ndarray | None,
+) -> str:  # fmt: skip
     """Writes a row with marks in it; `places` tells what was put at a position, and the truth."""
     pieces = _pieces(tokenizer, ids.tolist())
     for at in range(len(pieces)):
@@ -88,12 +91,12 @@ def _inline(
     return tokenizer.convert_tokens_to_string(pieces)
 
 
-def _names(tokenizer: Any, ids: Sequence[int]) -> str:
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     clean = lambda piece: tokenizer.convert_tokens_to_string([piece]).strip().removeprefix("##")
     return "|".join(map(clean, _pieces(tokenizer, ids)))
 
 
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Names tokens; a row of the vocabulary that pads it, and has no token, by its number."""
     pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
     return [f"[{one}]" if piece is None else piece for one, piece in zip(ids, pieces, strict=True)]

@@ -1,7 +1,5 @@
 """The majority baseline: every example is given the most frequent class of the training set."""
 
-from typing import Any
-
 import numpy as np
 
 from jaxprompt.build.examples import read_examples
@@ -11,7 +9,7 @@ from jaxprompt.scoring import metrics
 from jaxprompt.scoring.relations import check_relations, judge
 
 
-def measure_majority(config: RunConfig, split: str) -> dict[str, Any]:
+def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     """Scores the most frequent class of the full training set on a split, by the task's metric.
 
     The class is that of all training examples, also where data.protocol takes few of them (Gao et

@@ -5,9 +5,9 @@ its end the run exports the prompt once for each task, with that task's head.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -34,10 +34,11 @@ from jaxprompt.build.task import (
 from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
+from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
-from jaxprompt.models.scorer import Scorer
+from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
@@ -48,7 +49,7 @@ from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
-from jaxprompt.training.steps import make_train_step
+from jaxprompt.training.steps import TrainStep, make_train_step
 from jaxprompt.tree import Flat
 
 _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
@@ -70,7 +71,8 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
     not a task's own.
     """
-    found, paths = {}, {}
+    found: dict[str, RunConfig] = {}
+    paths: dict[str, str] = {}
     for path in config.shared.tasks:
         name = Path(path).name.removesuffix(".json")
         if name in found:
@@ -104,6 +106,7 @@ class SharedTuning(Work[SharedRecord]):
     """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
 
     DONE, RECORD = "trained", SharedRecord
+    backbone: Backbone
 
     def check(self) -> None:
         """Checks the config of each task."""
@@ -146,10 +149,10 @@ class SharedTuning(Work[SharedRecord]):
         config = self.config
         placement = self.placement = build_placement(config)
         self.scorers: dict[str, Scorer] = {}
-        self.splits: dict[str, dict[str, Any]] = {}
+        self.splits: dict[str, dict[str, Split]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
         self.tasks: dict[str, SharedTask] = {}
-        digests = {}
+        digests: dict[str, str] = {}
         fields = {name: _own_fields(own) for name, own in self.configs.items()}
         processes.agree(
             {f"{at} of {name}": x for name, own in fields.items() for at, x in own.items()}
@@ -211,11 +214,13 @@ class SharedTuning(Work[SharedRecord]):
         heads = {name: scorer.model.heads["main"] for name, scorer in self.scorers.items()}
         return first._replace(model=dataclasses.replace(first.model, heads=heads))
 
-    def count_tokens(self, count_corpus: Callable[[Scorer], Any]) -> np.ndarray | None:
+    def count_tokens(
+        self, count_corpus: Callable[[Scorer], np.ndarray | None]
+    ) -> np.ndarray | None:
         """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
         counts = [
             initial_params.count_tokens(
-                self.config, self.splits[name]["train"], lambda scorer=scorer: count_corpus(scorer)
+                self.config, self.splits[name]["train"], functools.partial(count_corpus, scorer)
             )
             for name, scorer in self.scorers.items()
         ]
@@ -238,7 +243,7 @@ class SharedTuning(Work[SharedRecord]):
         steps = {name: self._step_of(scorer.model, name) for name in self.scorers}
         self.step = make_shared_step(steps)
 
-    def _step_of(self, model: Model, name: str) -> Callable[..., Any]:
+    def _step_of(self, model: Model, name: str) -> TrainStep:
         """Makes the train step of a task."""
         own = self.configs[name]
         terms = build_objectives(own, self.scorers[name].model)
@@ -253,8 +258,11 @@ class SharedTuning(Work[SharedRecord]):
         """Scores dev of every task, with the mean of their own metrics."""
         return self._score("dev", trainable, self.scores)
 
-    def _score(self, split: str, trainable: Flat, scores: Mapping[str, Any]) -> dict[str, float]:
-        found, own = {}, []
+    def _score(
+        self, split: str, trainable: Flat, scores: Mapping[str, Callable[..., dict[str, float]]]
+    ) -> dict[str, float]:
+        found: dict[str, float] = {}
+        own: list[float] = []
         for name, score in scores.items():
             if split not in self.splits[name]:
                 continue

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+import optax
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights
@@ -41,6 +42,7 @@ from jaxprompt.data.text.identity import identity_of
 from jaxprompt.data.text.overview import tell_words
 from jaxprompt.data.text.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
+from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
@@ -52,8 +54,11 @@ from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.progress import Evaluation
 from jaxprompt.training.run_record import CorpusInfo, PretrainingData, PretrainingRecord
+from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.types import Batch, Objective
+
+Examples: TypeAlias = cls.Classification | nsp.NextSentence | selection.Selection
 
 
 class PptTask(NamedTuple):
@@ -139,7 +144,7 @@ def check_learner(config: RunConfig) -> None:
         )
     if config.trainable:
         raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
-    if not head_of(config).READS_WORDS:
+    if not isinstance(head_of(config), verbalizer.Head):
         raise InputError(
             f"head.name={config.head.name} reads no label words; set head.name=verbalizer"
         )
@@ -244,7 +249,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
 class Text(NamedTuple):
     """The examples of a corpus, of the documents to learn from and of those held out."""
 
-    tasks: tuple[Any, Any]
+    tasks: tuple[Examples, Examples]
     rows: PptRows  # to learn from
     held: Pass
     data: PretrainingData
@@ -258,10 +263,10 @@ def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[in
     """
     labels = open_annotations(config)
     parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
-    tasks = tuple(_make(config, corpus, part, asked.forms, labels) for part in parts)
-    rows, held = (PptRows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    train, dev = (_make(config, corpus, part, asked.forms, labels) for part in parts)
+    rows, held_rows = (PptRows(x, asked.forms, asked.scorer.layout) for x in (train, dev))
     held = Pass(
-        held,
+        held_rows,
         batch=config.data.eval_batch,
         seed=config.data.seed,
         limit=config.corpus.dev_rows,
@@ -278,8 +283,8 @@ def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[in
     )
     used: tuple[object, ...] | None = None
     if labels is not None:
-        digests = (task.digest for task in tasks)
-        used = (labels.annotator, *tasks[0].counts.tolist(), *digests)
+        assert isinstance(train, cls.Classification) and isinstance(dev, cls.Classification)
+        used = (labels.annotator, *train.counts.tolist(), train.digest, dev.digest)
     data = PretrainingData(
         corpus=corpus.fingerprint,
         store=corpus.checksums,
@@ -288,11 +293,14 @@ def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[in
         identity=identity_of(asked.scorer),
         template=asked.scorer.template,
     )
-    return Text(tasks, rows, held, data, () if labels is None else labels.classes)
+    return Text((train, dev), rows, held, data, () if labels is None else labels.classes)
 
 
-def _make(config: RunConfig, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
-    if config.ppt.task == "cls":
+def _make(
+    config: RunConfig, corpus: Corpus, documents: Sequence[int], forms: Forms,
+    labels: Annotations | None,
+) -> Examples:  # fmt: skip
+    if labels is not None:
         return cls.make(corpus, documents, forms, labels, thresholds_of(config))
     if config.ppt.task == "nsp":
         return nsp.make(corpus, documents, forms, matched=config.ppt.matched)
@@ -362,14 +370,17 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
     own = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in own}
-    heads, objective = head_of(config).counted(heads, config.optim.smoothing)
+    kind = head_of(config)
+    assert isinstance(kind, verbalizer.Head)  # by `check_learner`
+    heads, objective = kind.counted(heads, config.optim.smoothing)
     model = dataclasses.replace(model, heads=own | heads)
     return model, [objective, *model.prompt.objectives()]
 
 
 def flops_of(
-    learned: Learner, tx: Any, state: Any, like: Batch, rows: int, placement: Placement
-) -> float:
+    learned: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
+    placement: Placement,
+) -> float:  # fmt: skip
     """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
 
     No product of the backward pass is for a frozen weight.
@@ -379,7 +390,7 @@ def flops_of(
     return count_flops(within(placement, step), state, learned.frozen, jax.tree.map(shape, like))
 
 
-def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
+def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
     """Makes sums of objectives -> the scores of a task's rows."""
     return lambda sums: metrics.score_classes(sums["main"], task.majority)
 

@@ -195,6 +195,7 @@ def read_trained(
     step = checkpoints.best() if result is None else result.best_step
     with beside_training(workdir):
         checkpoints.check_best(step)
+    assert step is not None  # else the line above has raised
     if result is None and (saved := checkpoints.latest()) is not None:
         known = checkpoints.position().get("best")
         if known is not None and known["step"] > step:

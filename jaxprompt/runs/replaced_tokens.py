@@ -32,7 +32,7 @@ class Pair:
     generator: Model
     discriminator: Model
 
-    def forward(self, params: Params, batch: Batch, *, head, deterministic=True, key=None):
+    def forward(self, params: Params, batch: Batch, *, head: str, deterministic=True, key=None):
         """Fills the masks (Scored), or tells which tokens were replaced (Detected)."""
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
@@ -59,14 +59,14 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
     )
 
 
-def untie(generator: Params) -> dict[str, Any]:
+def untie(generator: Params) -> Params:
     """Leaves out what a generator's parameters share with the discriminator's."""
     own = {name: x for name, x in generator.get("embed", {}).items() if name == "project"}
     rest = {name: part for name, part in generator.items() if name != "embed"}
     return rest | {"embed": own} if own else rest
 
 
-def tie(generator: Params, backbone: Params) -> dict[str, Any]:
+def tie(generator: Params, backbone: Params) -> Params:
     """Inverts `untie`: puts the discriminator's embeddings in. Nothing is copied."""
     shared = {name: x for name, x in backbone["embed"].items() if name != "project"}
     return {**generator, "embed": {**shared, **generator.get("embed", {})}}
@@ -106,6 +106,7 @@ def replace(batch: Batch, scored: Scored) -> Batch:
 
     Where the original was drawn the token counts as original.
     """
+    assert batch.targets is not None and scored.drawn is not None
     tokens = batch.encoder
     # A place beyond the row is none.
     at = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]

@@ -4,15 +4,17 @@ import abc
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import ClassVar, Generic
 
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
 from jaxprompt.build.optimizer import build_optimizer
-from jaxprompt.config.run import FREE, RunConfig, TrainConfig
+from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
+from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
@@ -27,9 +29,10 @@ from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import place_state
-from jaxprompt.training.steps import make_train_step
+from jaxprompt.training.steps import StepModel, make_train_step
+from jaxprompt.training.throughput import Meter
 from jaxprompt.tree import Flat
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
 
 # A host's own places, which may differ between the processes of a run.
 _PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
@@ -47,11 +50,7 @@ class Work(Job, Generic[Record]):
 
     def __init__(self, config: RunConfig, workdir: str):
         self.config, self.workdir = config, str(workdir)
-
-    @property
-    def settings(self) -> TrainConfig:
-        """What the loop reads of the config."""
-        return self.config.train
+        self.settings = config.train
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -78,8 +77,9 @@ class Work(Job, Generic[Record]):
         """Makes the result, and what else a run leaves."""
 
     def set_training(
-        self, placement: Placement, model: Any, objectives: Any, trainable: Flat, frozen: Flat
-    ) -> None:
+        self, placement: Placement, model: StepModel, objectives: Sequence[Objective],
+        trainable: Flat, frozen: Flat,
+    ) -> None:  # fmt: skip
         """Makes the step and its state."""
         self.set_state(placement, trainable, frozen)
         accumulate = self.config.optim.accumulate
@@ -97,10 +97,13 @@ class Work(Job, Generic[Record]):
 class CorpusWork(Work[Record]):
     """A run on running text: it chooses by the loss of held-out documents.
 
-    `build` sets `meter`, which counts the rows, and `score_held`, trainable -> their scores.
+    `build` sets its attributes.
     """
 
-    def read_corpus(self, tokenizer: Any, vocab: int, started: int | None) -> Corpus:
+    meter: Meter  # counts the rows
+    score_held: Callable[[Flat], dict[str, float]]  # trainable -> the scores of held-out rows
+
+    def read_corpus(self, tokenizer: Tokenizer, vocab: int, started: int | None) -> Corpus:
         """Opens the indexed text of the config; indexes it where that was not done yet."""
         corpus = read_corpus(self.config, tokenizer, vocab, self.workdir)
         if started is None:

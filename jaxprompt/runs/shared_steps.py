@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import optax
 
+from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import RateState
 from jaxprompt.training.state import TrainState
+from jaxprompt.training.steps import TrainStep
 from jaxprompt.tree import Flat
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Tokens
 
 
 @jax.tree_util.register_dataclass
@@ -25,12 +27,14 @@ class TaskBatch:
     task: str = dataclasses.field(metadata={"static": True})
 
     @property
-    def encoder(self) -> Any:
+    def encoder(self) -> Tokens:
         """The input."""
         return self.batch.encoder
 
 
-def make_shared_step(steps: Mapping[str, Callable]) -> Callable:
+def make_shared_step(
+    steps: Mapping[str, TrainStep],
+) -> Callable[[TrainState, Flat, TaskBatch], tuple[TrainState, dict[str, Any]]]:
     """Makes (state, frozen, TaskBatch) -> (state, metrics) of the train step of each task.
 
     A step leaves the heads of other tasks as they are, with what the optimizer holds of them, its
@@ -42,7 +46,7 @@ def make_shared_step(steps: Mapping[str, Callable]) -> Callable:
     def step(state: TrainState, frozen: Flat, given: TaskBatch):
         new, measured = steps[given.task](state, frozen, given.batch)
 
-        def keep(path: Any, moved: Any, old: Any) -> Any:
+        def keep(path: Sequence[object], moved: object, old: object) -> object:
             if goes_on(moved):
                 return moved
             # The optimizer's state holds leaves under the same flat names, so one rule serves both.
@@ -67,7 +71,7 @@ class TaskBatches(Iterator[TaskBatch]):
     """
 
     def __init__(
-        self, streams: Mapping[str, Any], sizes: Sequence[int], rows: Sequence[int], *,
+        self, streams: Mapping[str, BatchStream], sizes: Sequence[int], rows: Sequence[int], *,
         temperature: float, seed: int,
     ):  # fmt: skip
         """Starts at batch 0.

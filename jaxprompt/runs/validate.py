@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
@@ -80,7 +80,9 @@ def _validate_shared(config: RunConfig) -> Iterator[str]:
     yield _tell_plan(work.milestones, batches[max(batches)])
 
 
-def _shapes(config: RunConfig, scorer: Scorer, counts: Any) -> tuple[tree.Flat, tree.Flat]:
+def _shapes(
+    config: RunConfig, scorer: Scorer, counts: np.ndarray | None
+) -> tuple[tree.Flat, tree.Flat]:
     """Makes shapes of what trains and of what does not; refuses what a prompt cannot start from."""
     leaves = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
     shapes = tree.unflatten(leaves)["backbone"]
@@ -110,7 +112,7 @@ def _tell_plan(plan: Milestones, longest: Batch) -> str:
     return f"{plan.total} steps of up to {rows} x {length} tokens, dev every {plan.evaluate} steps"
 
 
-def spell(scorer: Any, encoded: Encoded) -> str:
+def spell(scorer: Scorer, encoded: Encoded) -> str:
     """Writes an encoded example as its tokens; a soft token is [soft]."""
     names = scorer.tokenizer.convert_ids_to_tokens(list(map(int, encoded.ids)))
     return " ".join(

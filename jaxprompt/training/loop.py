@@ -5,7 +5,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_ste
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
-from jaxprompt.types import Batch
+from jaxprompt.types import Tokens
 
 # Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
 # waits for all of them.
@@ -85,11 +85,20 @@ class LookAhead:
         return read, found
 
 
+class StepBatch(Protocol):
+    """What a step takes: a tree of arrays with the input of its rows."""
+
+    @property
+    def encoder(self) -> Tokens:
+        """The input."""
+
+
 class Job(abc.ABC):
     """What a run does. Its attributes are there once it is built and checked."""
 
     placement: Placement
-    step: Callable[[TrainState, Flat, Batch], tuple[TrainState, dict[str, Any]]]
+    # (state, frozen, a batch that `take` gave) -> (state, metrics)
+    step: Callable[..., tuple[TrainState, dict[str, Any]]]
     state: TrainState  # before the first step
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
@@ -98,7 +107,7 @@ class Job(abc.ABC):
     drops = True  # its model has dropout
 
     @abc.abstractmethod
-    def take(self) -> Batch:
+    def take(self) -> StepBatch:
         """Gives the next batch, on the host."""
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
 """Train and eval steps: factories of pure functions; no host callbacks, no closed-over rates."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,20 @@ from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
-from jaxprompt.tree import Flat, merge
+from jaxprompt.tree import Flat, Params, merge
 from jaxprompt.types import Batch, Objective
+
+TrainStep = Callable[[TrainState, Flat, Batch], tuple[TrainState, dict[str, Any]]]
+
+
+class StepModel(Protocol):
+    """What a step runs: a Model, or a pair of them that takes its place."""
+
+    def forward(
+        self, params: Params, batch: Batch, *, head: str, deterministic: bool,
+        key: jax.Array | None,
+    ) -> Any:  # fmt: skip
+        """Scores a batch by one of its heads."""
 
 
 class _Term(NamedTuple):
@@ -25,7 +37,7 @@ class _Term(NamedTuple):
     grads: Flat  # of `total`
 
 
-def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, deterministic):
+def _evaluate(model: StepModel, params, batch: Batch, objective: Objective, key, *, deterministic):
     """Gives an objective's sum, and (normaliser, other sums, the batch of those after it)."""
     seen = objective.view(batch, rng.for_name(key, "view")) if objective.view else batch
     scores = model.forward(params, seen, head=objective.head, deterministic=deterministic, key=key)
@@ -36,12 +48,12 @@ def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, 
 
 
 def make_train_step(
-    model: Model,
+    model: StepModel,
     tx: optax.GradientTransformation,
     objectives: Sequence[Objective],
     *,
     accumulate: int = 1,
-):
+) -> TrainStep:
     """Makes (state, frozen, batch) -> (state, metrics).
 
     Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
@@ -81,7 +93,7 @@ def make_train_step(
     return step
 
 
-def _make_terms(model: Model, objectives: Sequence[Objective]):
+def _make_terms(model: StepModel, objectives: Sequence[Objective]):
     """Makes (trainable, frozen, batch, key) -> (term, other sums) of every objective, two lists."""
 
     def total(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
@@ -215,7 +227,7 @@ def make_eval_step(model: Model, head: str = "main"):
     return step
 
 
-def make_count_step(model: Model, objectives: Sequence[Objective]):
+def make_count_step(model: StepModel, objectives: Sequence[Objective]):
     """Makes (trainable, frozen, batch, key) -> {objective: {"loss", "n", ...}}, without dropout.
 
     These are sums: those of several batches add up. The key is for what objectives draw.

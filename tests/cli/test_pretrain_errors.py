@@ -64,6 +64,7 @@ def forbidden(monkeypatch):
         ({"prompt__start": "task"}, "prompt.start=task takes words of training examples"),
         ({"trainable": "backbone/.*"}, "pretrain learns the prompt alone; empty it"),
         ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
+        ({"head__name": "label_rows"}, "head.name=label_rows reads no label words; set head.nam"),
         ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
         ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options: the unified task has 2 to 1"),
         ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options: the unified task has 2 to 1"),

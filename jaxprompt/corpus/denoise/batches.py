@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +13,19 @@ from jaxprompt.data.batches.batching import collate
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.types import Batch
+
+
+class Rows(Protocol):
+    """Rows of text by number, each made for a visit to it."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def batch(
+        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        share: tuple[int, int] = ...,
+    ) -> Batch:  # fmt: skip
+        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it."""
 
 
 class DenoisingRows:
@@ -68,7 +82,7 @@ class Visits(BatchStream):
     """
 
     def __init__(
-        self, rows: DenoisingRows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
+        self, rows: Rows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
         prefetch: int = 4,
     ):  # fmt: skip
         """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
@@ -95,7 +109,7 @@ class Pass:
 
     def __init__(
         self,
-        rows: DenoisingRows,
+        rows: Rows,
         *,
         batch: int,
         seed: int,

@@ -4,7 +4,6 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +19,10 @@ from jaxprompt.runs.grid.group import Member, Shared, same_batches
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import LookAhead
-from jaxprompt.training.progress import Progress, write_step
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken
 from jaxprompt.types import Batch
 
@@ -51,7 +51,7 @@ class BatchedRuns:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, first: list[Any], resumed: bool, heard: Callable[[], int]) -> bool:
+    def run(self, first: list[TrainState], resumed: bool, heard: Callable[[], int]) -> bool:
         """Trains from the states `first`, or the checkpoint, to the results.
 
         Returns False where a signal ended it early; it is saved then. `first` is emptied, so that
@@ -146,15 +146,15 @@ class BatchedRuns:
             given = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
             return stack(given, layout.pad_id, layout.side)
         # Read once, and once on the device: states are larger than all else in a batch.
-        given = members[0].give(batches[0])
-        plain = stack([given._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
-        return plain._replace(kept=given.kept)
+        one = members[0].give(batches[0])
+        plain = stack([one._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
+        return plain._replace(kept=one.kept)
 
     def _pause(self) -> None:
         """Notes from where a rate counts."""
         self.since = self.step, time.monotonic()
 
-    def _log(self, values: dict[str, Any]) -> None:
+    def _log(self, values: Metrics) -> None:
         step, clock = self.since
         taken = self.step - step, time.monotonic() - clock
         for row in self._live():
@@ -261,7 +261,9 @@ class BatchedRuns:
         self.seconds = position["seconds"]
         template = self.programs.template(len(self.rows))
         (self.state, self.best), _ = self.group.restore(template)
-        self.step = self.group.latest()
+        step = self.group.latest()
+        assert step is not None  # that was restored
+        self.step = step
         for i, data in zip(self.rows, position["data"], strict=True):
             self.feeds[i].batches.set_state(data)
 
@@ -271,20 +273,17 @@ class BatchedRuns:
         for i in set(range(len(self.members))) - set(done):
             self._tell_failed(i, self.stands[i].error)
         # Their room is needed to score with the best numbers of all runs.
-        self.state = self.best = None
+        del self.state, self.best
         if not done:
             return
-        template, tests = self.programs.one_trainable(), [None] * len(done)
+        template, bests = self.programs.one_trainable(), {i: _best_of(self.stands[i]) for i in done}
+        tests: Sequence[dict[str, float] | InputError | None] = [None] * len(done)
         if self.settings.test and self.scorer.has("test"):
-            steps = [self.stands[i].best.step for i in done]
-            best = [
-                self.bests[i].restore_best(template, step)[0]
-                for i, step in zip(done, steps, strict=True)
-            ]
+            best = [self.bests[i].restore_best(template, x.step)[0] for i, x in bests.items()]
             own = self.programs.put_own([self.owns[i] for i in done])
             tests = self.scorer.score(
                 "test", done, self.programs.stack_trained(best), own,
-                devs=[self.stands[i].best.dev for i in done],
+                devs=[x.dev for x in bests.values()],
             )  # fmt: skip
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
@@ -297,14 +296,19 @@ class BatchedRuns:
             result = RunResult(
                 task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
                 trained=self.size, total=self.total, steps=stand.steps, skipped=stand.skipped,
-                best_step=stand.best.step, dev=None if pretrains else stand.best.dev,
-                held_out=stand.best.dev if pretrains else None, test=test,
+                best_step=bests[i].step, dev=None if pretrains else bests[i].dev,
+                held_out=bests[i].dev if pretrains else None, test=test,
                 time={"seconds": share, "compilations": len(self.programs.compiled)},
             )  # fmt: skip
             write_result(member.run.folder, result)
 
     def _tell_failed(self, i: int, error: str) -> None:
         write_atomic(self.members[i].run.folder / "error.txt", error + "\n")
+
+
+def _best_of(stand: Progress) -> Evaluation:
+    assert stand.best is not None  # a run without an error ends at an evaluation
+    return stand.best
 
 
 def _span(values: Sequence[float]) -> str:

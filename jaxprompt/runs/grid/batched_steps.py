@@ -7,11 +7,12 @@ travels over that axis; else every run's batch is divided over it.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxprompt.models.folding import as_constants, replace_prompt
@@ -23,7 +24,9 @@ from jaxprompt.runs.grid.group import Words, with_words
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import Flat, merge
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Objective
+
+_Tree = TypeVar("_Tree")
 
 
 class PerRun(NamedTuple):
@@ -44,8 +47,9 @@ class RunsPlacement(Placement):
 
 
 def make_group_step(
-    model: Model, tx: Any, objectives: Sequence[Any], *, accumulate=1, axis=None, shares=False
-):
+    model: Model, tx: optax.GradientTransformation, objectives: Sequence[Objective], *,
+    accumulate=1, axis=None, shares=False,
+):  # fmt: skip
     """Makes (states, frozen, batches, own) -> (states, metrics): the train step of R runs.
 
     All but `frozen` has a leading axis R, with `shares` all but the states that are kept as well.
@@ -57,7 +61,7 @@ def make_group_step(
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | own.frozen, batch)
 
-    batches = Batch(*[0] * len(Batch._fields))._replace(kept=None if shares else 0)
+    batches = Batch._make([0] * len(Batch._fields))._replace(kept=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
     return jax.vmap(one, in_axes=(0, None, batches, 0), spmd_axis_name=axis)
 
@@ -86,7 +90,7 @@ def make_group_fronts(model: Model, *, axis=None):
     return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
 
-def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: bool, axis=None):
+def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_shared: bool, axis=None):
     """Makes (trainables, frozen, batches, own) -> the sums of objectives [R], without dropout.
 
     A shared batch has no R. Objectives may draw nothing.
@@ -105,7 +109,8 @@ def _is_once(batch: Batch) -> bool:
     return batch.kept is not None and batch.kept.ndim == 3
 
 
-def _join(trees: Sequence[Any], where: Any) -> Any:
+def _join(trees: Sequence[_Tree], where: _Tree) -> _Tree:
+    """Stacks the leaves of trees and puts them where the shardings of the tree `where` say."""
     join = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     return jax.jit(join, out_shardings=where)(*trees)
 
@@ -114,8 +119,9 @@ class Programs:
     """The programs of a group, compiled as they are needed, for any number of runs at once."""
 
     def __init__(
-        self, placement: Placement, model: Model, tx: Any, objectives: Sequence[Any],
-        frozen: Flat, state: TrainState, *, accumulate: int = 1, rest: Model | None = None,
+        self, placement: Placement, model: Model, tx: optax.GradientTransformation,
+        objectives: Sequence[Objective], frozen: Flat, state: TrainState, *, accumulate: int = 1,
+        rest: Model | None = None,
     ):  # fmt: skip
         """Takes the state of one run for its shapes; `tx` holds no number that differs.
 
@@ -151,7 +157,7 @@ class Programs:
 
     # -- where things are ------------------------------------------------------------------------
 
-    def _lay(self, runs: int, *spec: Any) -> NamedSharding:
+    def _lay(self, runs: int, *spec: str | None) -> NamedSharding:
         axis = DATA if self.is_apart(runs) else None
         return NamedSharding(self.placement.mesh, PartitionSpec(axis, *spec))
 
@@ -257,7 +263,7 @@ class Programs:
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
-    def front(self, prompt: Method, trainable: Flat, own: PerRun, runs: int) -> Any:
+    def front(self, prompt: Method, trainable: Flat, own: PerRun, runs: int) -> KeyValues | None:
         """Runs what the rows of every run begin with, once for all batches of a pass.
 
         -> for `scores`; None where they share nothing
@@ -273,7 +279,7 @@ class Programs:
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, own: PerRun, runs: int, *,
-        is_shared: bool, front_kv: Any = None,
+        is_shared: bool, front_kv: KeyValues | None = None,
     ):  # fmt: skip
         """Scores a batch with every run; `front_kv` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)

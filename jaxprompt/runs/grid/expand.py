@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from jaxprompt.build.check import check_config
 from jaxprompt.build.demonstrations import shows_demos
 from jaxprompt.build.method import drop_unread, head_of, starts_of
+from jaxprompt.config.block import Values
+from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.training.progress import rank
@@ -101,9 +103,11 @@ def alike(config: RunConfig) -> str:
     given = config.to_dict()
     for field in VARIES:
         *blocks, last = field.split(".")
-        block = given
+        block: Values = given
         for name in blocks:
-            block = block[name]
+            inner = block[name]
+            assert isinstance(inner, dict)
+            block = inner
         # A method may not have the field at all.
         block.pop(last, None)
     return json.dumps(given, sort_keys=True)
@@ -117,7 +121,7 @@ def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
     return list(groups.values())
 
 
-def select(runs: Sequence[tuple[Mapping[str, Any], RunResult]]) -> list[int]:
+def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
     """Picks of each seed the run that is best on dev; of equal ones the first. Returns positions.
 
     `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed, and each
@@ -146,7 +150,7 @@ def _merit(result: RunResult) -> float:
     return rank(next(iter(result.selection.values())))
 
 
-def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
+def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     if "words" in axes and (config.ppt.task or "tasks" in axes):
         raise InputError(
             "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
@@ -184,16 +188,19 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Any]]) -> None:
         raise InputError("config.runs.texts needs prompt.start=text, and no other start")
 
 
-def _value(field: str, value: Any) -> Any:
+def _value(field: str, value: Value) -> Value:
     """Returns the value of a run's field by an entry of its axis."""
-    return tuple(part.strip() for part in value.split(",")) if field == "task.words" else value
+    if field != "task.words":
+        return value
+    assert isinstance(value, str)
+    return tuple(part.strip() for part in value.split(","))
 
 
 def _short(axis: str) -> str:
     return {"data_seeds": "data_seed"}.get(axis, AXES[axis].rpartition(".")[2])
 
 
-def _show(value: Any, among: Sequence[Any]) -> str:
+def _show(value: Value, among: Sequence[Value]) -> str:
     """Writes a value as a part of a folder's name; a long text is its number.
 
     So is another that would be taken for the number of one.

@@ -4,21 +4,24 @@ What they do, `tune` and `pretrain` say.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from jaxprompt import rng, tree
 from jaxprompt.build import initial_params
 from jaxprompt.build.initial_params import check_all
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.load import Loaded
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.batches.stacking import empty, stack
+from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
@@ -36,7 +39,7 @@ Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores l
 class RunBatches(NamedTuple):
     """A run's training batches, and what is written of its steps."""
 
-    batches: Any  # get_state, set_state, close
+    batches: BatchStream
     take: Callable[[], Batch]  # the next batch, on the host
     # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
     describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
@@ -85,7 +88,7 @@ class Start(NamedTuple):
 
     state: TrainState
     own: tree.Flat  # frozen, yet drawn from the run's seed
-    tx: Any
+    tx: optax.GradientTransformation
 
 
 class Shared(NamedTuple):
@@ -93,7 +96,7 @@ class Shared(NamedTuple):
 
     config: RunConfig  # of the first run
     placement: Placement
-    loaded: Any
+    loaded: Loaded
     objectives: Sequence[Objective]
     make_scorer: Callable[
         [Any, Sequence[Member], Any], Any
@@ -104,7 +107,7 @@ class Shared(NamedTuple):
     fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 
 
-def check_start(shared: Shared, member: Member, shapes: dict[int, Any]) -> None:
+def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) -> None:
     """Raises InputError for what `start` would refuse; nothing is computed.
 
     `shapes` keeps those of the numbers of each model, which several members may have.
@@ -175,8 +178,8 @@ def side_by_side(
     """Yields the batches of passes, and them as one. A pass that ends early gives filling."""
     for each in zip_longest(*passes):
         filling = empty(next(batch for batch in each if batch is not None))
-        each = [filling if batch is None else batch for batch in each]
-        yield each, stack(each, layout.pad_id, layout.side)
+        batches = [filling if batch is None else batch for batch in each]
+        yield batches, stack(batches, layout.pad_id, layout.side)
 
 
 # -- label words ----------------------------------------------------------------------------------
@@ -199,13 +202,13 @@ def varying_words(members: Sequence[Member]) -> dict[str, Words]:
     }
 
 
-def with_words(model: Model, words: Mapping[str, Mapping[str, Any]]) -> Model:
+def with_words(model: Model, words: Words) -> Model:
     """Puts other arrays into the heads that score label words; they may be traced."""
     heads = {name: model.heads[name].with_arrays(arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})
 
 
-def _fill(leaves: Sequence[Any]) -> list[np.ndarray]:
+def _fill(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Fills arrays up to the largest with -1, which stands for no word."""
     size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
     room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]

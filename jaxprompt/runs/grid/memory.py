@@ -2,10 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.tree import Flat
@@ -14,7 +14,7 @@ from jaxprompt.types import Batch
 SHARE = 0.9  # of the memory that is free: evaluation and the allocator need some besides
 
 
-def available(mesh: Any) -> int:
+def available(mesh: Mesh) -> int:
     """Tells the bytes that are free on one device of a mesh; CPU devices share the RAM."""
     devices = mesh.local_mesh.devices.flatten()
     stats = devices[0].memory_stats() or {}  # None of a CPU

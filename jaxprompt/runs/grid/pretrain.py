@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,9 +19,11 @@ from jaxprompt.build.method import method_of
 from jaxprompt.build.optimizer import build_optimizer, counts_epochs, plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.load import Loaded
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
+from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import ppt
@@ -35,6 +37,7 @@ from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
+from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 
@@ -77,10 +80,12 @@ def prepare(
             continue
         ppt.check_same(read_record(run.folder, PretrainingRecord), tasks[key].text.data, config)
         found.append((run, key))
-    if not found:
+    if corpus is None or not found:
         return None, []
     backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
-    models, flops, members, token_counts = {}, {}, [], functools.cache(corpus.token_counts)
+    models: dict[str, Model] = {}
+    flops: dict[str, float] = {}
+    members, token_counts = [], functools.cache(corpus.token_counts)
     for run, key in found:
         prompt = method_of(run.config, backbone.module.dims)
         scorer = tasks[key].asked.scorer.with_backbone(backbone)
@@ -143,14 +148,17 @@ def _feed(config: RunConfig, text: ppt.Text, flops: float, placement: Placement)
 
 
 def _flops(
-    config: RunConfig, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement
+    config: RunConfig, scorer: Scorer, text: ppt.Text, loaded: Loaded, placement: Placement
 ) -> float:
     """Counts what a step of a run asks for, as of one alone."""
     weights = start(config, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = build_optimizer(config, weights.trainable, *_plan(config, text))
     key = rng.key_for(config.seed, "dropout", config.rng)
     state = make_state(weights.trainable, tx, key)
-    learned = ppt.Learner(*ppt.make_objectives(config, scorer.model), *weights)
+    learned = ppt.Learner(
+        *ppt.make_objectives(config, scorer.model), weights.trainable, weights.frozen,
+        weights.report,
+    )  # fmt: skip
     return ppt.flops_of(learned, tx, state, next(iter(text.held)), config.data.batch, placement)
 
 
@@ -170,8 +178,9 @@ class HeldOutScorer:
         return -dev["loss"]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Any, own: PerRun, devs: Any = None
-    ) -> list[dict]:
+        self, split: str, rows: Sequence[int], trainable: Flat, own: PerRun,
+        devs: Sequence[Mapping[str, float]] | None = None,
+    ) -> list[dict[str, float]]:  # fmt: skip
         """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
         del split, devs
         texts = [self._members[i].held for i in rows]

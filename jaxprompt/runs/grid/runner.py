@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -59,7 +59,7 @@ __all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "
 class RunKind(NamedTuple):
     """What runs do."""
 
-    check: Callable[[Any], None]  # of a run's config
+    check: Callable[[RunConfig], None]
     prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
 
 
@@ -67,6 +67,13 @@ KINDS = {  # by command
     "train": RunKind(check_tunes, tune.prepare),
     "pretrain": RunKind(check_ppt, pretrain.prepare),
 }
+
+
+class _Chunks(NamedTuple):
+    """Which runs train together, as chunks.json says."""
+
+    size: int  # config.runs.size
+    chunks: list[list[str]]  # names of runs
 
 
 class Outcome(NamedTuple):
@@ -147,6 +154,8 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
             for run in group:
                 work.fail(run, error)
             continue
+        if shared is None:  # no run can be prepared
+            continue
         members = [member for member in members if work.is_left(member.run)]
         members = work.startable(shared, members)
         if not members:
@@ -160,7 +169,7 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
 class _Work:
     """What is left to train, and how it stands on disk."""
 
-    def __init__(self, runs: Sequence[GridRun], workdir: str, size: int, heard: Any):
+    def __init__(self, runs: Sequence[GridRun], workdir: str, size: int, heard: Callable[[], int]):
         self.runs, self.size, self.heard = runs, size, heard
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
@@ -176,8 +185,8 @@ class _Work:
                 f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
                 "runs; take another workdir, or delete its checkpoints"
             )
-        for run in map(by_name.get, self.started):
-            check_kept(run.folder, workdir)
+        for name in self.started:
+            check_kept(by_name[name].folder, workdir)
         # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()
@@ -211,7 +220,8 @@ class _Work:
 
         Raises InputError where one of those is in the checkpoint, which all its runs resume.
         """
-        found, shapes = [], {}
+        found: list[Member] = []
+        shapes: dict[int, tree.Params] = {}
         for member in members:
             try:
                 check_start(shared, member, shapes)
@@ -285,10 +295,10 @@ class _Work:
             for chunk in self._chunks(members, shared.placement, fit, log):
                 # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
-                newest = self.checkpoints.latest() if resumed else -1
-                where = f"resumed at step {newest}" if resumed else "from the start"
+                newest = self.checkpoints.latest() if resumed else None
+                where = "from the start" if newest is None else f"resumed at step {newest}"
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
-                self.checkpoints.rewind(newest)
+                self.checkpoints.rewind(-1 if newest is None else newest)
                 programs, words = program(chunk)
                 states, owns = [], []
                 for member in chunk:
@@ -311,9 +321,9 @@ class _Work:
     ) -> list[list[Member]]:  # fmt: skip
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
-        saved = _read_chunks(path) if path.exists() else {"size": self.size, "chunks": []}
+        saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
         # With another size only the runs of the checkpoint have to stay together.
-        known = saved["chunks"] if saved["size"] == self.size else [self.started]
+        known = saved.chunks if saved.size == self.size else [self.started]
         chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
         rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
@@ -330,7 +340,7 @@ class _Work:
                     "train at once, others would fill them up; config.runs.size takes more"
                 )
             chunks += [[member.run.name for member in chunk] for chunk in more]
-            others = [chunk for chunk in saved["chunks"] if not set(chunk) & set(names)]
+            others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
             text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
             write_atomic(path, text + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
@@ -355,12 +365,12 @@ class _Work:
         return Outcome(results, self.failed)
 
 
-def _read_chunks(path: Path) -> dict[str, Any]:
+def _read_chunks(path: Path) -> _Chunks:
     expected = "what this grid wrote, or delete it: the same command goes on"
     saved = read_json(path, expected)
     if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
         raise InputError(f"{path} does not hold size and chunks; give {expected}")
-    return saved
+    return _Chunks(saved["size"], saved["chunks"])
 
 
 def _is_over(run: GridRun) -> bool:

@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.examples import examples_key
-from jaxprompt.build.initial_params import count_corpus, count_tokens, start
+from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
 from jaxprompt.build.method import method_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
@@ -29,6 +30,7 @@ from jaxprompt.build.task import (
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -41,8 +43,9 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
-from jaxprompt.training.features.cache import KeepingPlan
+from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
 from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
+from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
@@ -62,7 +65,7 @@ class _TaskData(NamedTuple):
 
 
 def prepare(
-    runs: Sequence[GridRun], workdir: Any, failed: Callable[[GridRun, Exception], None]
+    runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared, list[Member]]:
     """Reads what runs need that differ in fields of `grid.VARIES`.
 
@@ -148,14 +151,18 @@ def _example_lines(inputs: Sequence[_TaskData]) -> list[str]:
 
 
 def _keep(
-    config: RunConfig, members: Sequence[Member], loaded: Any, placement: Placement, workdir: Any
+    config: RunConfig,
+    members: Sequence[Member],
+    loaded: Loaded,
+    placement: Placement,
+    workdir: Path,
 ) -> tuple[list[Member], Callable[..., None]]:
     """Plans which states runs keep, those of the same rows once. -> members with them, fill
 
     Raises InputError where a run cannot keep any, or all need more room than the limit.
     """
     plan = KeepingPlan(config, placement, workdir, several=True)
-    weights: dict[int, Any] = {}  # of equal models, whose numbers do not matter here
+    weights: dict[int, Weights] = {}  # of equal models, whose numbers do not matter here
     found = []
     for member in members:
         own, model = member.run.config, id(member.model)
@@ -169,7 +176,7 @@ def _keep(
 
     def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
         # In the order of the runs; a split that several have stands there once.
-        parts = list(dict.fromkeys(part for m in members for part in m.kept.parts))
+        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.parts))
         plan.open(parts)
         plan.fill(parts, next(iter(weights.values()), None), say)
 
@@ -208,7 +215,7 @@ class SplitScorer:
         """Takes all runs; some of them are scored."""
         self._shared, self._members, self._programs = shared, members, programs
         self._metric = members[0].scorer.task.metric
-        self._texts = None
+        self._texts: Callable[..., dict[str, float]] | None = None
 
     def has(self, split: str) -> bool:
         """Tells whether there is a split."""
@@ -219,8 +226,9 @@ class SplitScorer:
         return dev[self._metric]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Any, own: PerRun, devs: Any = None
-    ) -> list[dict | InputError]:
+        self, split: str, rows: Sequence[int], trainable: Flat, own: PerRun,
+        devs: Sequence[Mapping[str, float]] | None = None,
+    ) -> list[dict[str, float] | InputError]:  # fmt: skip
         """Measures a split with the numbers of the runs `rows`. -> metrics of each, or its error
 
         `devs` are what each had on dev, of which a head may have chosen a threshold.
@@ -233,7 +241,7 @@ class SplitScorer:
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
-        passes = [m.kept.read(part) for m, part in laid]
+        passes = [(m.kept or FeatureCache(m.scorer)).read(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
@@ -256,20 +264,21 @@ class SplitScorer:
         return [_measure(*given) for given in zip(fitted, parts, scores, strict=True)]
 
     def _score_texts(
-        self, split: str, members: Sequence[Member], trainable: Any, own: PerRun
-    ) -> list[dict | InputError]:
+        self, split: str, members: Sequence[Member], trainable: Flat, own: PerRun
+    ) -> list[dict[str, float] | InputError]:
         """Lets each run write its texts, one run after another."""
         if self._texts is None:
             config, scorer = self._shared.config, members[0].scorer
             self._texts = build_measure(config, scorer, self._shared.placement)
-        programs, found = self._programs, []
+        programs = self._programs
+        found: list[dict[str, float] | InputError] = []
         for row, member in enumerate(members):
             frozen = programs.frozen | {name: x[row] for name, x in own.frozen.items()}
             found.append(self._texts(member.held[split], programs.pick(trainable, row), frozen))
         return found
 
 
-def _measure(scorer: Scorer, part: Split, scores: Any) -> dict | InputError:
+def _measure(scorer: Scorer, part: Split, scores: np.ndarray) -> dict[str, float] | InputError:
     """Measures what a run gave. -> metrics, or why there are none: others of its grid go on"""
     try:
         scorer.head.check_found(part.average(scores))

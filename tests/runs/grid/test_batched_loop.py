@@ -31,7 +31,7 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path)
     work = SimpleNamespace(
         stands=stands, members=members, owns=["own 0", "own 1", "own 2"], seconds=9.0, size=5,
         total=50, settings=SimpleNamespace(test=True), shared=SimpleNamespace(pretrains=False),
-        bests=[SimpleNamespace(restore_best=restore(i)) for i in range(3)],
+        state=None, best=None, bests=[SimpleNamespace(restore_best=restore(i)) for i in range(3)],
         scorer=SimpleNamespace(has=lambda split: True, score=score),
         programs=SimpleNamespace(
             one_trainable=lambda: None, put_own=list, stack_trained=list, compiled=[1]
