@@ -188,6 +188,9 @@ def _read(name: str, declared: Declared, value: object) -> object:
         return _read_option(name, declared, value)
     if isinstance(declared, Open):
         check_kind(f"{name}.name", value.get("name"), str)
+        for field, part in value.items():
+            if kinds.holds_block(part):
+                raise InputError(f"config field {name}.{field}={brief(part)} has a block of fields")
         return OpenBlock.from_dict(value)
     return declared.from_dict(value, f"{name}.")
 

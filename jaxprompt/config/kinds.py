@@ -192,3 +192,10 @@ def plain(value: object) -> Value:
     if isinstance(value, list | tuple):
         return tuple(map(plain, value))
     return cast(Value, value)
+
+
+def holds_block(value: object) -> bool:
+    """Tells whether a value is a block of fields, or a list that has one."""
+    if isinstance(value, list | tuple):
+        return any(map(holds_block, value))
+    return hasattr(value, "items")  # a ConfigDict is no Mapping

@@ -65,12 +65,13 @@ def _complete(config: ConfigDict, block: type[Block]) -> None:
                 config[name] = placeholder(declared.kind) if default is None else default
         elif isinstance(declared, Choice):
             if isinstance(config.get(name), str | None):
-                config[name] = ConfigDict(
-                    {"name": config.get(name) or next(iter(declared.options))}
-                )
-            option = declared.options.get(config[name].get("name"))
-            if option is not None:
-                _complete(config[name], option)
+                option_name = config.get(name) or next(iter(declared.options))
+                with config.ignore_type():
+                    config[name] = ConfigDict({"name": option_name})
+            if isinstance(config[name], ConfigDict):
+                option_name = config[name].get("name")
+                if isinstance(option_name, str) and option_name in declared.options:
+                    _complete(config[name], declared.options[option_name])
         elif not isinstance(declared, Open):
             if name not in config:
                 config[name] = ConfigDict()
@@ -210,5 +211,5 @@ def _from_json(value: object) -> object:
                 raise InputError(f"unknown config field {brief(key)}; train --help lists them all")
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(_from_json(part) for part in value)
+        return tuple(part if part is None else _from_json(part) for part in value)
     return placeholder(float) if value is None else value

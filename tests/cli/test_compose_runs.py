@@ -192,7 +192,7 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
     assert f"prompt from {named}\n" in err
     shutil.rmtree(named)
     assert jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[0] == 0
-    c = c.replace({"prompt.init": f"{init},/no/where"})
+    c = c.replace({"prompt.init": f"{init.path},/no/where"})
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True

@@ -56,8 +56,8 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
         "learning rates 0.01,0.1 in place of the paper's",
     ]
     assert settings == (
-        "settings that differ from the paper's (in brackets): data.max_len=40 (512), "
-        "data.protocol.n=8 (32), prompt.length=3 (100), train.total_epochs=4.0 (50.0)"
+        "settings that differ from the paper's (in brackets): data.protocol.n=8 (32), "
+        "data.max_len=40 (512), train.total_epochs=4.0 (50.0), prompt.length=3 (100)"
     )
     head, _, *lines = table.splitlines()
     assert head == "| | sst2 |"
@@ -222,7 +222,7 @@ def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, mon
         ]
         assert not any("test" in result for result in found)
         config = json.loads((work / f"folds/{name},fold=1/config.json").read_text())
-        assert (config["data"]["k"], config["data"]["fold"]) == (2 * 4, 1)
+        assert (config["data"]["protocol"]["k"], config["data"]["protocol"]["fold"]) == (2 * 4, 1)
         devs[name] = np.mean([result["dev"]["accuracy"] for result in found])
     (counted,) = work.glob("*/result.json")
     assert devs[counted.parent.name] == max(devs.values())

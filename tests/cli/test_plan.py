@@ -51,12 +51,15 @@ def test_the_largest_is_planned_over_four_devices():
         "--limit=1",
     ))  # fmt: skip
     own = found["plans"]["as configured"]
-    assert found["batch"] == {"rows": 16, "length": 512, "dtype": "bfloat16"}
+    assert found["batch"] == {
+        "rows": 16, "evaluated": 64, "length": 512, "dtype": "bfloat16",
+    }  # fmt: skip
     assert found["parameters"] == {"total": 11_135_332_352 + 409_600, "trained": 409_600}
     assert own["mesh"] == {"data": 1, "model": 4, "fsdp": False} and own["fits"]
     frozen = own["bytes"]["frozen"]
     assert frozen == pytest.approx(2 * 11_135_332_352 / 4, rel=1e-3)
-    assert own["bytes"]["total"] == sum(own["bytes"].values()) - own["bytes"]["total"]
+    parts = {"frozen", "trained", "optimizer", "activations", "other"}
+    assert own["bytes"]["total"] == sum(own["bytes"][part] for part in parts)
     # Forward and backward through what 16 x 512 tokens meet: 24 layers of the encoder, and the
     # keys and values of its output in as many of the decoder.
     numbers = 24 * (4 * 4096**2 + 3 * 4096 * 10240) + 24 * 2 * 4096**2
@@ -170,7 +173,7 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
 
     def compiled(run, plan):
         asked.append(plan.mesh)
-        return plan._replace(compiled=said[len(asked) - 1])
+        return plan._replace(compiled=said[len(asked) - 1], evaluated=said[0])
 
     monkeypatch.setattr("jaxprompt.planning.search.compiled", compiled)
     monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: True)
@@ -211,7 +214,7 @@ def test_what_fits_nowhere_is_said(capsys):
     large = ("--config.data.batch=4096", "--config.data.max_len=492", "--config.mesh.data=1")
     code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, *large, "--devices=1x v5e", "--limit=1")
     assert code == 0 and "NO" in out
-    assert "up to 1 such devices holds it; lower data.batch or data.max_len" in out
+    assert "up to 1 such devices holds it; lower data.batch, data.eval_batch or data.max_len" in out
 
 
 @pytest.mark.parametrize(

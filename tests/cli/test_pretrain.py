@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -28,6 +29,7 @@ from tiny_pretrain import (
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
 from jaxprompt.build.prompt_artifact import unpack
+from jaxprompt.config.load import load_config
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import run
@@ -120,7 +122,7 @@ def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys)
     workdir = pretrained(tmp_path_factory, "cls-bert")
     _, held = divide(40, 0.2, 0)
     documents = corpus_texts()
-    texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 6]
+    texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 4]
     file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     words = ["predict", f"--workdir={workdir}", f"--input={file}", f"--output={tmp_path / 'out'}"]
     code, _, err = jaxprompt(capsys, *words)
@@ -160,8 +162,9 @@ def test_the_loss_is_over_all_that_is_written(tmp_path_factory):
 
 
 def unpacked(workdir):
-    block = json.loads((workdir / "config.json").read_text())["backbone"] | {"path": ""}
+    block = load_config(str(workdir / "config.json")).backbone
     placement = make_placement(1, 1)
+    block = replace(block, path="")
     return unpack(str(workdir / "export"), backbone=block, batch=16, placement=placement)
 
 
@@ -294,7 +297,7 @@ def test_a_llama_reads_both_texts(tmp_path_factory, tmp_path, capsys, monkeypatc
     monkeypatch.setitem(CASES, f"{task}-llama", case)
     workdir = pretrain(tmp_path_factory, f"{task}-llama", tmp_path / "run")
     found = losses(workdir)
-    assert len(found) == STEPS and np.mean(found[-4:]) < np.mean(found[:2])
+    assert len(found) == STEPS and np.mean(found[-4:]) < np.mean(found[:4])
     assert result_of(workdir)["held_out"]["loss"] < found[0]
     assert result_of(workdir)["method"] == {"causal": "soft"}.get(kind, "prefix")
     changes = dict(ppt__task="nsp", ppt__patterns="en")

@@ -146,7 +146,7 @@ def held_out(workdir: Path) -> Iterator[Batch]:
     c = json.loads((workdir / "config.json").read_text())
     tokenizer = load_tokenizer(workdir / "backbone")
     make, more = {
-        "mlm": (mlm.make, {"whole_words": c["objective"]["whole_words"]}),
+        "mlm": (mlm.make, {"whole_words": c["objective"].get("whole_words")}),
         "rtd": (rtd.make, {}),
         "clm": (clm.make, {}),
         "prefix_lm": (prefix_lm.make, {"start": 0}),

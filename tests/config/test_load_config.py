@@ -56,6 +56,30 @@ def test_what_would_be_read_as_something_else_is_refused(field, value, told):
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [{}, [{}], [["a", {"b": 1}]]])
+def test_a_field_of_a_method_is_no_block(value, tmp_path):
+    config = json.loads(read_config("base").to_json())
+    config["prompt"]["init"] = value
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"prompt.init=(?s:.*) has a block"):
+        load_config(str(tmp_path / "c.json"))
+
+
+def test_an_option_in_json_is_a_name_or_a_block(tmp_path):
+    config = json.loads(read_config("base").to_json())
+    for value in ("kshot", {"name": "kshot"}, None):
+        config["data"]["protocol"] = value
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        assert load_config(str(tmp_path / "c.json")).data.protocol == (
+            KShot() if value else Protocol()
+        )
+    for value in (0.5, [], {"name": {}}, "kshoot"):
+        config["data"]["protocol"] = value
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="data.protocol"):
+            load_config(str(tmp_path / "c.json"))
+
+
 @pytest.mark.parametrize(
     "overrides, protocol",
     [
