@@ -143,11 +143,17 @@ def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
 
 
 def _example_lines(inputs: Sequence[_TaskData]) -> list[str]:
-    """Lists what is printed of the examples of runs, with their names where they differ."""
-    lines = {data.run_name: data.lines for data in inputs}
-    if len(set(map(tuple, lines.values()))) > 1:
-        return [f"{name}: {line}" for name in lines for line in lines[name]]
-    return inputs[0].lines if inputs else []
+    """Lists what is printed of the examples of runs, with a run's name where runs differ."""
+    lines_by_run = {data.run_name: data.lines for data in inputs}
+    common = [
+        line for line in (inputs[0].lines if inputs else [])
+        if all(line in lines for lines in lines_by_run.values())
+    ]  # fmt: skip
+    return common + [
+        f"{name}: {line}"
+        for name, lines in lines_by_run.items()
+        for line in lines if line not in common
+    ]  # fmt: skip
 
 
 def _keep(
