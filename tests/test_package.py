@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
+from wheels import unpack_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
@@ -85,19 +85,13 @@ def test_every_package_is_named():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel of this tree, built without network and unpacked. -> folder"""
-    pytest.importorskip("setuptools", minversion="77")
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    source = tmp_path_factory.mktemp("source")
     skipped = shutil.ignore_patterns("__pycache__")
     for name in ("jaxprompt", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
     for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
-    (file,) = built.glob("jaxprompt-*.whl")
-    with zipfile.ZipFile(file) as archive:
-        archive.extractall(built / "site")
-    return built / "site"
+    return unpack_wheel(source, tmp_path_factory.mktemp("built"))
 
 
 def test_the_wheel_holds_what_the_tree_has(wheel):

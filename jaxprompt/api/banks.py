@@ -18,7 +18,7 @@ from jaxprompt.serving.bank import (
     in_order,
     make_bank,
     name_of,
-    read_asked,
+    read_requests,
 )
 
 _HOW = "a dict, as in {'first': prompt}"
@@ -46,7 +46,7 @@ class BankedModel:
         Raises InputError for the first that is no example of its prompt's task.
         """
         # Rows without names of columns name no prompt either.
-        asked = read_asked(self.bank, from_rows(read_rows(rows, "rows")), self.by)
+        asked = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
         for _, record in asked:
             if record.error:
                 raise InputError(record.error)

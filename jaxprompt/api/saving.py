@@ -66,8 +66,8 @@ def save_prompt(
         whole = backbone or load_own_backbone(prompt)
         # Differences from other weights would add up to other numbers.
         check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
-        own = as_delta(prompt.tensors, whole, "format='delta'").tensors
-        return write_artifact(path, own, metadata)
+        delta = as_delta(prompt.tensors, whole, "format='delta'").tensors
+        return write_artifact(path, delta, metadata)
     if format == "stablehlo":
         # These modules import this one.
         from jaxprompt.api.models import attach
@@ -86,8 +86,8 @@ def save_prompt(
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt names."""
-    known = prompt.metadata.backbone
+    backbone = prompt.metadata.backbone
     return load_backbone(
-        known.id, revision=known.revision, rescale=known.rescale, quantize=known.quantize,
-        dtype=dtype,
+        backbone.id, revision=backbone.revision, rescale=backbone.rescale,
+        quantize=backbone.quantize, dtype=dtype,
     )  # fmt: skip

@@ -40,18 +40,18 @@ def read_task(config: TaskConfig) -> Task:
 
     Raises InputError for a task that does not fit itself.
     """
-    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
+    label_words = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
     _check_vocabulary(config)
     if config.name == "custom":
         names = (*_OF_CUSTOM, "markers", "metric", "option", "positive")
         columns = {name: getattr(config, name) for name in names}
         spaced = config.spaced != "false"
-        return custom_task(fields=config.fields, words=given, spaced=spaced, **columns)
+        return custom_task(fields=config.fields, words=label_words, spaced=spaced, **columns)
     task = get_task(config.name)
     _check_known(config, task)
-    if given and len(given) != len(task.labels):
+    if label_words and len(label_words) != len(task.labels):
         raise InputError(
-            f"task.words has {len(given)} entries for {len(task.labels)} classes of "
+            f"task.words has {len(label_words)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
     if config.positive not in ("", task.positive) and task.positive:
@@ -67,11 +67,11 @@ def read_task(config: TaskConfig) -> Task:
         labels=config.labels if task.kind == "tags" and config.labels else task.labels,
     )
     task = _as_written(check_task(task), config)
-    if not given:
+    if not label_words:
         return task
-    first = tuple(entry[0] for entry in given)
+    first = tuple(entry[0] for entry in label_words)
     # Words that are given serve every kind of backbone: the task's own for causal ones go.
-    return dataclasses.replace(task, words=given, causal_words=(), targets=first)
+    return dataclasses.replace(task, words=label_words, causal_words=(), targets=first)
 
 
 def _check_vocabulary(config: TaskConfig) -> None:
@@ -217,8 +217,8 @@ def read_examples(
     splits: dict[str, list[Example]] = {}
     notes = tell_unread(config)
     if config.task.vocabulary and record is None:
-        known = _read_vocabulary(config, task)
-        task, notes = with_words(task, known), [*notes, known.tell()]
+        vocabulary = _read_vocabulary(config, task)
+        task, notes = with_words(task, vocabulary), [*notes, vocabulary.tell()]
     drawn = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
@@ -307,12 +307,12 @@ def _read_vocabulary(config: RunConfig, task: Task) -> WordList:
     return choose_classes(words, tokenizer, spaced=task.spaced, path=config.task.vocabulary)
 
 
-def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Example]:
+def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Example]:
     """Makes the examples by which a split is scored: of dialogues, for f1c, one a turn."""
     if task.metric != "f1c":
-        return found
+        return examples
     made: list[Example] = []
-    for pair, example in enumerate(found):
+    for pair, example in enumerate(examples):
         made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
     return made
 

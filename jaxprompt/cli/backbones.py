@@ -14,22 +14,25 @@ def main(argv: Sequence[str]) -> int:
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:
-        print(columns((own, registered_line(BACKBONES, own)) for own in families))
+        print(columns((each, registered_line(BACKBONES, each)) for each in families))
         return 0
-    known = published()
-    choose_name("backbone", name, [*families, *known])
-    if name in known:
+    checkpoints = published()
+    choose_name("backbone", name, [*families, *checkpoints])
+    if name in checkpoints:
         print(
             pairs(
                 {"backbone": name}
-                | _sizes(known[name])
+                | _sizes(checkpoints[name])
                 | {"path": f"--config.backbone.path={name}"}
             )
         )
         return 0
     print(f"{name}: {registered_line(BACKBONES, name)}")
-    own = {path: found for path, found in known.items() if "/" in path and family(found) == name}
-    sizes = {path: _sizes(found) for path, found in own.items()}
+    sizes = {
+        path: _sizes(checkpoint)
+        for path, checkpoint in checkpoints.items()
+        if "/" in path and family(checkpoint) == name
+    }
     if sizes:
         names = list(next(iter(sizes.values())))
         print()
@@ -37,15 +40,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def family(found: Any) -> str:
+def family(checkpoint: Any) -> str:
     """Names the family of a published checkpoint."""
     from jaxprompt.build.backbone import family_of
 
-    return family_of(found.hf["model_type"])
+    return family_of(checkpoint.hf["model_type"])
 
 
-def _sizes(found: Any) -> dict[str, object]:
-    hf = found.hf
+def _sizes(checkpoint: Any) -> dict[str, object]:
+    hf = checkpoint.hf
     first = lambda *names: next((hf[name] for name in names if name in hf), "")
     return {
         "width": first("hidden_size", "d_model", "n_embd"),
@@ -54,5 +57,5 @@ def _sizes(found: Any) -> dict[str, object]:
         "vocabulary": hf["vocab_size"],
         "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
         or "relative",
-        "holds": ", ".join(found.heads),
+        "holds": ", ".join(checkpoint.heads),
     }

@@ -123,7 +123,7 @@ def make_mesh(mesh: str, batch: int) -> Any:
 def answer_asked(
     bank: Any, asked: Sequence[tuple[int, Any]]
 ) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
-    """Answers what was read by `read_asked`. -> answers by prompt, and metrics by its name
+    """Answers what was read by `read_requests`. -> answers by prompt, and metrics by its name
 
     How many examples were cut, and which labels are unknown, goes to stderr.
     """

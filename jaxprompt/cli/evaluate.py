@@ -110,10 +110,10 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
 
 
 def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
-    from jaxprompt.serving.bank import read_asked
+    from jaxprompt.serving.bank import read_requests
 
     prompts = bank.open_bank(args)
-    asked = read_asked(prompts, given, args.column)
+    asked = read_requests(prompts, given, args.column)
     _refuse([record for _, record in asked])
     measured = bank.answer_asked(prompts, asked)[1]
     return measured if any(own["examples"] for own in measured.values()) else {}

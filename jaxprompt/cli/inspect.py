@@ -41,13 +41,15 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     config = load_run(args, overrides)
 
-    from jaxprompt.inspection.findings import Asked, inspect
+    from jaxprompt.inspection.findings import InspectOptions, inspect
     from jaxprompt.inspection.report import list_instances, list_words, write_report
     from jaxprompt.training.pictures import need_matplotlib
 
     need_matplotlib("inspect")
-    asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples, args.instances)
-    found = inspect(config, args.workdir, asked, _say)
+    options = InspectOptions(
+        args.split, _read_steps(args.steps), args.top, args.examples, args.instances
+    )
+    found = inspect(config, args.workdir, options, _say)
     for remark in found.remarks:
         _say(remark)
     paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")

@@ -206,12 +206,12 @@ def _predict_by_bank(args: Any) -> int:
         raise InputError(f"--format={args.format} is of one task; predict it by itself")
 
     from jaxprompt.data.sources import records
-    from jaxprompt.serving.bank import in_order, mark_asked, read_asked
+    from jaxprompt.serving.bank import in_order, mark_requests, read_requests
 
     place = _check_output(args)
     given = _read_texts(args, ())
     prompts = bank.open_bank(args)
-    asked = read_asked(prompts, given, args.column)
+    asked = read_requests(prompts, given, args.column)
     for number, record in asked:
         columns: tuple[str, ...] = ()
         if number >= 0:
@@ -221,7 +221,7 @@ def _predict_by_bank(args: Any) -> int:
     unreadable.raise_first([record for _, record in asked], args.on_error)
 
     def mark(asked: Sequence[Any]) -> Sequence[Any]:
-        asked = mark_asked(prompts, asked)
+        asked = mark_requests(prompts, asked)
         unreadable.raise_first([record for _, record in asked], args.on_error)
         return asked
 

@@ -36,14 +36,14 @@ class SweepRun(NamedTuple):
 
 def runs_below(folder: str | Path) -> list[Path]:
     """Lists the workdirs that stand in a folder, directly or deeper."""
-    found = []
+    workdirs = []
     # A run that goes on deletes checkpoints meanwhile, which os.walk passes over.
     for path, folders, files in os.walk(folder):
         if _CONFIG in files and _is_run(_read_config(Path(path))):
-            found.append(Path(path))
+            workdirs.append(Path(path))
             # In place, which os.walk heeds: checkpoints have many files and no runs.
             folders[:] = [name for name in folders if name != "checkpoints"]
-    return sorted(found)
+    return sorted(workdirs)
 
 
 def check_single(workdir: str | Path) -> None:
@@ -62,10 +62,10 @@ def check_single(workdir: str | Path) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     """Reads the config of a folder, {} where there is none that can be read."""
     try:
-        found = parse_json((folder / _CONFIG).read_bytes())
+        config = parse_json((folder / _CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _is_run(config: Mapping[str, Any]) -> bool:
@@ -91,34 +91,46 @@ def read_folder(folder: str) -> list[SweepRun]:
     from jaxprompt.training.run_folder import read_result
 
     results = ((path, read_result(path)) for path in runs_below(folder))
-    found = [path for path, result in results if result is not None and result.method is not None]
-    if not found:
+    workdirs = [
+        path for path, result in results if result is not None and result.method is not None
+    ]
+    if not workdirs:
         raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
-    leaves = [fields_read(load_config(str(path / _CONFIG))) for path in found]
+    leaves = [fields_read(load_config(str(path / _CONFIG))) for path in workdirs]
     # Free within one workdir, the backbone does tell runs apart.
     free = tuple(name for name in FREE if name != "backbone.path")
-    fields = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
+    fields = dict.fromkeys(
+        [*_TELLING, *(name for fields_of_run in leaves for name in fields_of_run)]
+    )
     names = [name for name in fields if not name.startswith((*free, "runs."))]
-    differing = [name for name in names if len({str(own.get(name)) for own in leaves}) > 1]
+    differing = [
+        name
+        for name in names
+        if len({str(fields_of_run.get(name)) for fields_of_run in leaves}) > 1
+    ]
     telling = _fewest([name for name in differing if name not in (*SEEDS, *SEARCHED)], leaves)
     searched = [name for name in differing if name in SEARCHED]
-    groups = [_name(own, telling) for own in leaves]
+    groups = [_name(fields_of_run, telling) for fields_of_run in leaves]
     runs = []
-    for path, own, group in zip(found, leaves, groups, strict=True):
+    for path, fields_of_run, group in zip(workdirs, leaves, groups, strict=True):
         # A field that was searched elsewhere only would lengthen the names of these rows.
         alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
-        row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])
-        folds = own.get("data.protocol.name") == "kfold"  # of others the field is not read
+        row = " ".join([group, *(f"{name}={fields_of_run.get(name)}" for name in tried)])
+        folds = (
+            fields_of_run.get("data.protocol.name") == "kfold"
+        )  # of others the field is not read
         seeds = [name for name in SEEDS if name != FOLD or folds]
-        changes = {name: own.get(name) for name in (*seeds, *tried)}
+        changes = {name: fields_of_run.get(name) for name in (*seeds, *tried)}
         runs.append(SweepRun(row, "", changes, path, group))
     return runs
 
 
 def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Picks the first of the fields that tell as many runs apart as all of them do."""
-    kinds = lambda chosen: len({tuple(str(own.get(name)) for name in chosen) for own in leaves})
+    kinds = lambda chosen: len(
+        {tuple(str(fields.get(name)) for name in chosen) for fields in leaves}
+    )
     chosen: list[str] = []
     for name in names:
         if kinds(chosen) == kinds(names):
@@ -128,13 +140,15 @@ def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[s
     return chosen
 
 
-def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
+def _name(fields: Mapping[str, Any], telling: Sequence[str]) -> str:
     """Names a run by its method, what it trains in place of a prompt, and the `telling` fields."""
-    method, trainable = own.get("prompt.name"), own.get("trainable", ())
+    method, trainable = fields.get("prompt.name"), fields.get("trainable", ())
     parts = [str(method), *(trainable if method == "none" else ())]
     shown = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
-    told = [name for name in telling if name not in shown and own.get(name) not in (None, "", ())]
-    return " ".join([*parts, *(f"{name}={own[name]}" for name in told)])
+    named = [
+        name for name in telling if name not in shown and fields.get(name) not in (None, "", ())
+    ]
+    return " ".join([*parts, *(f"{name}={fields[name]}" for name in named)])
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -153,14 +167,16 @@ def tell(
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
-        few = [f"{row} ({len(own)})" for row, own in rows.items() if len(own) <= best]
+        few = [f"{row} ({len(runs)})" for row, runs in rows.items() if len(runs) <= best]
         rows = add_best(rows, best) if best else rows
         print(table(rows))
         if few:
-            told = f"--best={best} adds nothing to rows of as many runs or fewer: {', '.join(few)}"
-            print(escape(told), file=sys.stderr)
+            note = f"--best={best} adds nothing to rows of as many runs or fewer: {', '.join(few)}"
+            print(escape(note), file=sys.stderr)
         if plot:
-            draw_table({row: [run.result for run in own] for row, own in rows.items()}, plot)
+            draw_table(
+                {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
+            )
     if failed:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
@@ -192,30 +208,30 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
     from jaxprompt.runs.grid.expand import select
 
-    found: dict[str, list[tuple[SweepRun, TableRun]]] = {}
+    by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
-            found.setdefault(run.group, []).append((run, read(run.workdir)))
+            by_group.setdefault(run.group, []).append((run, read(run.workdir)))
     rows = {}
-    for group, tried in found.items():
+    for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:
-            chosen = select([(run.changes, own.result) for run, own in tried])
+            chosen = select([(run.changes, table_run.result) for run, table_run in tried])
             rows[f"{group} best on dev".strip()] = [tried[i][1] for i in chosen]
     return rows
 
 
 def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list["TableRun"]]:
     """Puts behind each row of more than `best` runs one of those that are best on dev."""
-    found: dict[str, list[TableRun]] = {}
+    with_best: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
-        found[row] = runs
+        with_best[row] = runs
         if len(runs) > best and all(run.result.dev is not None for run in runs):
             merit = lambda run: next(iter(run.result.dev.values()))
-            found[f"{row}, best {best} on dev"] = sorted(runs, key=merit, reverse=True)[:best]
-    return found
+            with_best[f"{row}, best {best} on dev"] = sorted(runs, key=merit, reverse=True)[:best]
+    return with_best
 
 
 def group_of(argument: str, changes: Mapping[str, Any]) -> str:
     """Names what runs have in common that differ in seeds and in what is searched."""
-    own = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
-    return " ".join([argument, *own]).strip()
+    parts = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
+    return " ".join([argument, *parts]).strip()

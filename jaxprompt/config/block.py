@@ -80,17 +80,17 @@ class Block:
 
     def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
         """Returns the values of all fields by dotted name, those of blocks inside."""
-        found: dict[str, kinds.Value] = {}
+        leaves: dict[str, kinds.Value] = {}
         for name in self.declared():
             value = getattr(self, name)
             if isinstance(value, Block):
-                found |= value.leaves(f"{prefix}{name}.")
+                leaves |= value.leaves(f"{prefix}{name}.")
             elif isinstance(value, OpenBlock):
-                found[f"{prefix}{name}.name"] = value.name
-                found |= {f"{prefix}{name}.{key}": x for key, x in value.fields.items()}
+                leaves[f"{prefix}{name}.name"] = value.name
+                leaves |= {f"{prefix}{name}.{key}": x for key, x in value.fields.items()}
             else:
-                found[prefix + name] = value
-        return found
+                leaves[prefix + name] = value
+        return leaves
 
     def replace(self, changes: Mapping[str, object]) -> Self:
         """Returns a copy with other values of some fields, which are checked.

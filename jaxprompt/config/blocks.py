@@ -21,22 +21,22 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
     The block gets the fields of what is named, with its defaults; a method or head those of
     configs/parts. Raises InputError for an unknown name.
     """
-    given = dict(overrides)  # of several values the last one counts
+    values = dict(overrides)  # of several values the last one counts
     for block in NAMED:
         *parents, last = block.split(".")
         owner = config
         for parent in parents:
             owner = owner.get(parent) if isinstance(owner, ConfigDict) else None
-        name = given.get(f"{block}.name")
-        held = owner.get(last) if isinstance(owner, ConfigDict) else None
-        if name is not None and isinstance(held, ConfigDict) and name != held.get("name"):
+        name = values.get(f"{block}.name")
+        current = owner.get(last) if isinstance(owner, ConfigDict) else None
+        if name is not None and isinstance(current, ConfigDict) and name != current.get("name"):
             if name not in names(block):
-                called = _PARTS.get(block, ("", "option"))[1]
-                known = nearest(name, names(block))
-                raise InputError(f"unknown {called} {block}.name={name!r}; {known}")
-            made = make_block(block, name, config)
+                kind = _PARTS.get(block, ("", "option"))[1]
+                hint = nearest(name, names(block))
+                raise InputError(f"unknown {kind} {block}.name={name!r}; {hint}")
+            replacement = make_block(block, name, config)
             with config.unlocked():
-                owner[last] = made
+                owner[last] = replacement
 
 
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
@@ -69,25 +69,26 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
 
     block, _, last = field.rpartition(".")
     if block in CHOICES:
-        held = config
+        block_values = config
         for part in block.split("."):
-            held = held[part]
-        return other_option(field, held["name"], CHOICES[block])
+            block_values = block_values[part]
+        return other_option(field, block_values["name"], CHOICES[block])
     if block in NAMED:
         loadable = OPEN[block].loadable() if block in OPEN else names(block)
         owners = [name for name in loadable if last in declared(block, name)]
         if owners:
-            name, held = config[block].get("name"), config[block]
-            own = ", ".join(sorted(held)) if len(held) > 1 else "no field but name"
+            name, block_values = config[block].get("name"), config[block]
+            has_fields = len(block_values) > 1
+            its_fields = ", ".join(sorted(block_values)) if has_fields else "no field but name"
             return InputError(
                 f"config field {field!r} is of {block}.name={' or '.join(owners)}; "
-                f"{block}.name={name} has {own}"
+                f"{block}.name={name} has {its_fields}"
             )
     known = [*known, *option_fields()]
     meant = SYNONYMS.get(last.lower().replace("-", "_"))
     alike = [meant] if meant in known else [x for x in known if x.rpartition(".")[2] == last]
-    told = f"nearest: {', '.join(dict.fromkeys(alike))}" if alike else nearest(field, set(known))
-    return InputError(f"unknown config field {field!r}; {told}")
+    hint = f"nearest: {', '.join(dict.fromkeys(alike))}" if alike else nearest(field, set(known))
+    return InputError(f"unknown config field {field!r}; {hint}")
 
 
 def option_fields() -> list[str]:

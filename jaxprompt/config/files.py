@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 def shipped_root() -> Path:
     """Returns the folder above the shipped `configs`: a wheel has its own, else the repository."""
-    own = PACKAGE / "shipped"
-    return own if (own / "configs").is_dir() else PACKAGE.parent
+    folder = PACKAGE / "shipped"
+    return folder if (folder / "configs").is_dir() else PACKAGE.parent
 
 
 def shipped() -> dict[str, Path]:
@@ -92,5 +92,5 @@ def call(module: ModuleType, name: str, file: str, *args: str) -> object:
         where = f"config {file}:{args[0]}: " if args else ""
         raise InputError(f"{where}{error}") from error
     except Exception as error:
-        given = f" with {args[0]!r}" if args else ""
-        raise InputError(f"{file}: {name}(){given}: {type(error).__name__}: {error}") from error
+        argument = f" with {args[0]!r}" if args else ""
+        raise InputError(f"{file}: {name}(){argument}: {type(error).__name__}: {error}") from error

@@ -34,8 +34,8 @@ class Words(NamedTuple):
 
     def read(self) -> tuple[str, ...]:
         """Imports the module. -> its words"""
-        known = getattr(importlib.import_module(f"jaxprompt.{self.module}"), self.name)
-        return tuple(known() if callable(known) else known)
+        words = getattr(importlib.import_module(f"jaxprompt.{self.module}"), self.name)
+        return tuple(words() if callable(words) else words)
 
 
 class Field(NamedTuple):

@@ -121,7 +121,7 @@ def apply(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
 
 def _written(field: str, value: object) -> str:
     """Writes a value as a flag has it."""
-    plain = lambda own: own.tolist() if hasattr(own, "tolist") else own  # of numpy, pandas, JAX
+    plain = lambda x: x.tolist() if hasattr(x, "tolist") else x  # of numpy, pandas, JAX
     value = plain(value)
     if isinstance(value, list | tuple):
         return str(tuple(map(plain, value)))
@@ -193,7 +193,7 @@ def _parse(field: str, text: str, kind: type) -> kinds.Value:
 # What Python's parser raises; the last three for what is nested too deeply or is too large.
 _NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
 _NUMBERS = {
-    name for name, own in declared_leaves(RunConfig) if own.many and own.kind in (int, float)
+    name for name, field in declared_leaves(RunConfig) if field.many and field.kind in (int, float)
 }
 _KINDS = {
     bool: "true or false",

@@ -24,13 +24,13 @@ _INIT = kinds.Field(
 
 def choices(block: type[Block], prefix: str = "") -> dict[str, Choice]:
     """Returns the choices of a block and those inside by dotted name, but for open ones."""
-    found: dict[str, Choice] = {}
+    choices_by_name: dict[str, Choice] = {}
     for name, declared in block.declared().items():
         if isinstance(declared, Choice):
-            found[prefix + name] = declared
+            choices_by_name[prefix + name] = declared
         elif isinstance(declared, type):
-            found |= choices(declared, f"{prefix}{name}.")
-    return found
+            choices_by_name |= choices(declared, f"{prefix}{name}.")
+    return choices_by_name
 
 
 CHOICES = choices(RunConfig)
@@ -51,7 +51,7 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
     """
     if block in CHOICES:
         option = CHOICES[block].options[name]
-        return {x: own for x, own in option.declared().items() if isinstance(own, kinds.Field)}
+        return {x: kind for x, kind in option.declared().items() if isinstance(kind, kinds.Field)}
     fields = {
         part.name: part.metadata[kinds.DECLARED]
         for part in dataclasses.fields(OPEN[block].load(name))
@@ -68,5 +68,5 @@ def make_block(block: str, name: str, **values: kinds.Value) -> ConfigDict:
       name: one of `names(block)`.
       **values: by field.
     """
-    defaults = {field: own.default for field, own in declared(block, name).items()}
+    defaults = {field: declaration.default for field, declaration in declared(block, name).items()}
     return ConfigDict({"name": name} | defaults | values)

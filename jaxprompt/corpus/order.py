@@ -82,11 +82,8 @@ class Share(Sequence[int]):
 
     def __getitem__(self, place: int | slice) -> int | list[int]:
         """The document at `place`, or those of a slice."""
-        if isinstance(place, slice):
-            return [self[at] for at in range(len(self))[place]]
-        if not 0 <= place < len(self):
-            raise IndexError(f"place {place} of {len(self)} documents")
-        return self.order[self.start + place]
+        places = range(self.start, self.stop)[place]
+        return self.order[places] if isinstance(places, int) else [self.order[i] for i in places]
 
 
 def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:

@@ -296,15 +296,15 @@ def make_head(name: str, **fields: Any) -> Kind:
     out of its range.
     """
     choose("head.name", name, kinds())
-    own = HEADS.load(name)
-    types = typing.get_type_hints(own)  # strings, in a module with `annotations` of __future__
-    known = {field.name: types[field.name] for field in dataclasses.fields(own)}
+    head_class = HEADS.load(name)
+    hints = typing.get_type_hints(head_class)  # of a module with `annotations` of __future__ too
+    types = {field.name: hints[field.name] for field in dataclasses.fields(head_class)}
     fields = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}  # of JSON
     for field, value in fields.items():
-        if field not in known:
-            raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, known)}")
-        check_kind(f"head.{field}", value, known[field])
-    head = own(**fields)
+        if field not in types:
+            raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, types)}")
+        check_kind(f"head.{field}", value, types[field])
+    head = head_class(**fields)
     head.check()
     return head
 

@@ -35,7 +35,7 @@ PICTURED = 4  # steps whose states are drawn where none are asked for
 START = 0  # the step before the first
 
 
-class Asked(NamedTuple):
+class InspectOptions(NamedTuple):
     """What is to be looked at."""
 
     split: str = "dev"
@@ -91,77 +91,81 @@ class Findings:
     def to_json(self) -> str:
         """Writes all but the vectors."""
         states = self.states
-        found: dict[str, Any] = {"about": self.about, "step": self.step}
-        found["rows"] = [_row_json(row) for row in self.rows]
-        found["separation"] = [
-            {"step": step, "intra": own.intra, "inter": own.inter, "ratio": own.ratio}
-            for step, own in (states.separations if states else {}).items()
+        values: dict[str, Any] = {"about": self.about, "step": self.step}
+        values["rows"] = [_row_json(row) for row in self.rows]
+        values["separation"] = [
+            {"step": step, "intra": x.intra, "inter": x.inter, "ratio": x.ratio}
+            for step, x in (states.separations if states else {}).items()
         ]
         if self.confusion:
-            found["confusion"] = self.confusion._asdict()
+            values["confusion"] = self.confusion._asdict()
         if self.instances:
-            found["instances"] = [case._asdict() for case in self.instances.shown]
-        found["attention"] = {name: own._asdict() for name, own in self.attention.items()}
-        return dumps(found | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
+            values["instances"] = [case._asdict() for case in self.instances.shown]
+        values["attention"] = {name: x._asdict() for name, x in self.attention.items()}
+        return dumps(values | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
 
 
-def inspect(config: RunConfig, workdir: str, asked: Asked, tell: Callable[[str], None]) -> Findings:
+def inspect(
+    config: RunConfig, workdir: str, options: InspectOptions, tell: Callable[[str], None]
+) -> Findings:
     """Looks at a run of a config with its best numbers, and at its states over training.
 
     `tell` is told what is computed. Raises InputError for a workdir without a run or without a
     checkpoint, and for what is asked of it that is not there.
     """
-    choose("--split", asked.split, SPLITS)
-    at_least("--top", asked.top, 1)
-    at_least("--examples", asked.examples, 4)
-    at_least("--instances", asked.instances, 0)
-    trained = _restore(config, workdir, asked.split)
-    scorer, split = trained.scorer, trained.splits[asked.split]
+    choose("--split", options.split, SPLITS)
+    at_least("--top", options.top, 1)
+    at_least("--examples", options.examples, 4)
+    at_least("--instances", options.instances, 0)
+    trained = _restore(config, workdir, options.split)
+    scorer, split = trained.scorer, trained.splits[options.split]
     first, unknown = starting_numbers(config, trained)
     best = START if trained.best is None else trained.best.step
     steps = [] if first is None else [START]
     if trained.weights.trainable:
         steps += Checkpoints(workdir).steps()
-    pictured = _choose_steps(asked.steps, steps, best, workdir)
-    found = Findings(_about(config, trained, asked.split), best)
-    found.remarks += trained.others
+    pictured = _choose_steps(options.steps, steps, best, workdir)
+    findings = Findings(_about(config, trained, options.split), best)
+    findings.remarks += trained.others
     if first is None:
-        found.remarks.append(f"the numbers before the first step are not known: {unknown}")
+        findings.remarks.append(f"the numbers before the first step are not known: {unknown}")
 
     frozen = trained.weights.frozen
     whole = tree.merge(trained.weights.trainable, frozen)
     begun = None if first is None else tree.merge(first, frozen)
     batch = scorer.one_batch(split.rows[:1])
-    found.rows = find_rows(scorer, whole, begun, batch, asked.top)
-    _note_rows(found, scorer)
+    findings.rows = find_rows(scorer, whole, begun, batch, options.top)
+    _note_rows(findings, scorer)
 
     single = split.without_samples()
-    part = _some(single, asked.examples)
+    part = _some(single, options.examples)
     if split.samples > 1:
-        found.remarks.append(
+        findings.remarks.append(
             "hidden states and attention are of each example with its first demonstrations"
         )
     if len(part.rows) < len(single.rows):
-        found.remarks.append(
+        findings.remarks.append(
             f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
-            f"inputs of {asked.split}, sampled at random"
+            f"inputs of {options.split}, sampled at random"
         )
-    _find_states(found, trained, workdir, part, steps, pictured, first, tell)
+    _find_states(findings, trained, workdir, part, steps, pictured, first, tell)
     prompt = scorer.model.prompt
     if "encoder" in prompt.reads and prompt.components():
-        found.remarks.append("of several prompts side by side those of texts are not shown apart")
-    elif found.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
+        findings.remarks.append(
+            "of several prompts side by side those of texts are not shown apart"
+        )
+    elif findings.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
         tell("the prompts of texts")
         names, labels, there = _classes_of_rows(scorer, part)
-        given = {"shown": asked.instances, "top": asked.top}
-        found.instances = find_instances(
-            trained, part, np.where(there, labels, -1), names, **given
+        findings.instances = find_instances(
+            trained, part, np.where(there, labels, -1), names,
+            shown=options.instances, top=options.top,
         )  # fmt: skip
-    tell(f"answers to {single.size} examples of {asked.split}")
-    _find_confusion(found, config, trained, split)
+    tell(f"answers to {single.size} examples of {options.split}")
+    _find_confusion(findings, config, trained, split)
     tell("attention on the prompt")
-    _find_attention(found, trained, part, whole)
-    return found
+    _find_attention(findings, trained, part, whole)
+    return findings
 
 
 def _has_soft_tokens(prompt: Method) -> bool:
@@ -183,18 +187,18 @@ def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
 
 
 def _choose_steps(
-    asked: Sequence[int], steps: Sequence[int], best: int, workdir: str
+    requested: Sequence[int], steps: Sequence[int], best: int, workdir: str
 ) -> tuple[int, ...]:
     """Picks the steps whose states are drawn: those asked for, else a few with the best."""
-    for step in asked:
+    for step in requested:
         if step not in steps:
             there = ", ".join(map(str, steps)) or "none"
             raise InputError(
                 f"--steps={step}: {workdir} holds no numbers of that step; there are those of "
                 f"{there} (0 = before the first); a run keeps more with train.keep"
             )
-    if asked:
-        return tuple(sorted(set(asked)))
+    if requested:
+        return tuple(sorted(set(requested)))
     # Evenly over the run; then the nearest of them gives way to the best step.
     places = np.linspace(0, len(steps) - 1, min(PICTURED, len(steps))).round().astype(int)
     chosen = [steps[place] for place in dict.fromkeys(places.tolist())]
@@ -204,14 +208,14 @@ def _choose_steps(
 
 
 def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
-    task, own = trained.scorer.task, trained.weights.trainable
+    task, trainable = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
         "template": trained.scorer.template,
         "method": config.prompt.name,
         "head": config.head.name,
         "backbone": f"{config.backbone.path} ({trained.family})",
-        "trained numbers": f"{tree.count(own):,}",
+        "trained numbers": f"{tree.count(trainable):,}",
         "looked at": f"{split}, {trained.splits[split].size} examples",
     }
     if trained.best:
@@ -221,16 +225,18 @@ def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
     return rows
 
 
-def _note_rows(found: Findings, scorer: Scorer) -> None:
+def _note_rows(findings: Findings, scorer: Scorer) -> None:
     """Says what has no rows, and of rows that depend on the text which are shown."""
-    if not found.rows:
-        found.notes["rows"] = (
+    if not findings.rows:
+        findings.notes["rows"] = (
             "This method trains no rows among the word embeddings, so no words are near them."
         )
     elif scorer.model.prompt.reads:
-        found.remarks.append("the method computes its rows from each text; those of one are shown")
-    if not found.label_rows:
-        found.notes["labels"] = "This run trains no label rows, so there is no picture of them."
+        findings.remarks.append(
+            "the method computes its rows from each text; those of one are shown"
+        )
+    if not findings.label_rows:
+        findings.notes["labels"] = "This run trains no label rows, so there is no picture of them."
 
 
 def _some(split: Split, limit: int) -> Split:
@@ -247,26 +253,26 @@ def _some(split: Split, limit: int) -> Split:
 
 
 def _find_states(
-    found: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
+    findings: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
     pictured: Sequence[int], first: tree.Flat | None, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     scorer = trained.scorer
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
-        found.notes["states"] = (
+        findings.notes["states"] = (
             f"The answers of this {kind} task are no classes of examples, so no one state of an "
             "example has a class; R_D and the projections are of classification."
         )
         return
     if part.labels.ndim > 1:
-        found.notes["states"] = (
+        findings.notes["states"] = (
             "An example is read in several inputs, each with a list of classes, so no one state is "
             "that of the example."
         )
         return
     names, labels, there = _classes_of_rows(scorer, part)
     if len(np.unique(labels[there])) < 2:
-        found.notes["states"] = "The examples have fewer than two known classes to tell apart."
+        findings.notes["states"] = "The examples have fewer than two known classes to tell apart."
         return
     choices = scorer.layout.num_rows
     module = scorer.model.heads["main"]
@@ -291,15 +297,15 @@ def _find_states(
             separations[step] = separation
         if step in pictured:
             kept[step] = states
-    found.states = States(names, labels[there], separations, kept)
+    findings.states = States(names, labels[there], separations, kept)
 
 
 def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
     """Reads the trained numbers of a step; the best ones are there already."""
-    own = trained.weights.trainable
+    trainable = trained.weights.trainable
     if trained.best is not None and step == trained.best.step:
-        return own
-    return Checkpoints(workdir).restore_trainable(own, step)
+        return trainable
+    return Checkpoints(workdir).restore_trainable(trainable, step)
 
 
 def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -320,47 +326,49 @@ def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.n
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _find_confusion(found: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
+def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
-        found.notes["confusion"] = (
+        findings.notes["confusion"] = (
             f"The answers of this {kind} task are no classes, so none is confused with another."
         )
         return
     if not names:
-        found.notes["confusion"] = "The classes are choices of each example's own, without names."
+        findings.notes["confusion"] = (
+            "The classes are choices of each example's own, without names."
+        )
         return
     judge = build_judge(config, scorer, trained.placement)
     weights = trained.weights
     try:
         measured, scores = judge(split, weights.trainable, weights.frozen)
     except InputError as error:  # the lists of a hierarchy are those of the right classes in train
-        found.notes["confusion"] = f"There is none: {error}."
+        findings.notes["confusion"] = f"There is none: {error}."
         return
     scores, split = split.average(scores), split.without_samples()
-    said = scorer.head.classes_of(split, scores, scorer.classes)
-    if said is None:
+    answered = scorer.head.classes_of(split, scores, scorer.classes)
+    if answered is None:
         raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
-    right = right_classes(scorer.head.labels_of(split), said, split.judged)
-    counts = count_confusion(right, said, len(names))
-    found.confusion = Confusion(tuple(names), counts)
+    right = right_classes(scorer.head.labels_of(split), answered, split.judged)
+    counts = count_confusion(right, answered, len(names))
+    findings.confusion = Confusion(tuple(names), counts)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-    found.about["scores"] = shown
+    findings.about["scores"] = shown
 
 
 # -- attention ------------------------------------------------------------------------------------
 
 
 def _find_attention(
-    found: Findings, trained: Trained, part: Split, whole: Mapping[str, Any]
+    findings: Findings, trained: Trained, part: Split, whole: Mapping[str, Any]
 ) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows
     batches = list(eval_batches(scorer, part))
     shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), whole, batches[0])
     if not shapes:
-        found.notes["attention"] = (
+        findings.notes["attention"] = (
             "Nothing of this method stands where the model attends, so no attention falls on it."
         )
         return
@@ -385,7 +393,7 @@ def _find_attention(
     for name in streams:
         layers = shapes[name].tokens.shape[1]
         tokens, read, even = np.moveaxis(values[at : at + layers], -1, 0)
-        found.attention[name] = Attended(tokens, read, float(even[0, 0]))
+        findings.attention[name] = Attended(tokens, read, float(even[0, 0]))
         at += layers
 
 

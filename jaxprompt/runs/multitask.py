@@ -71,11 +71,11 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
     not a task's own.
     """
-    found: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     paths: dict[str, str] = {}
     for path in config.shared.tasks:
         name = Path(path).name.removesuffix(".json")
-        if name in found:
+        if name in configs:
             raise InputError(
                 f"shared.tasks: {paths[name]} and {path} are two tasks with one name, {name!r}; "
                 "rename a file"
@@ -85,21 +85,23 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
                 f"shared.tasks: a task is called by its file, and {name!r} has more than letters, "
                 "digits, - and _; rename it"
             )
-        own = read_json(user_path(path), "a JSON file of the task's own fields")
-        odd = next((field for field in own if field.split(".")[0] not in _BLOCKS), None)
+        fields = read_json(user_path(path), "a JSON file of the task's own fields")
+        odd = next((field for field in fields if field.split(".")[0] not in _BLOCKS), None)
         if odd is not None:
             raise InputError(
                 f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
                 'their whole names, as in {"task.name": "conll2003"}'
             )
         try:
-            made = with_overrides(config, [*own.items(), ("shared.tasks", ())])
+            task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-        found[name], paths[name] = made, path
-    if len(found) < 2:
-        raise InputError(f"shared.tasks names {len(found)} task; give 2 or more, or train it alone")
-    return found
+        configs[name], paths[name] = task_config, path
+    if len(configs) < 2:
+        raise InputError(
+            f"shared.tasks names {len(configs)} task; give 2 or more, or train it alone"
+        )
+    return configs
 
 
 class SharedTuning(Work[SharedRecord]):
@@ -117,9 +119,9 @@ class SharedTuning(Work[SharedRecord]):
                 "empty one of the two"
             )
         self.configs = task_configs(config)
-        for name, own in self.configs.items():
+        for name, task_config in self.configs.items():
             try:
-                check_config(own)
+                check_config(task_config)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
         if "labels" in starts_of(config):
@@ -153,15 +155,15 @@ class SharedTuning(Work[SharedRecord]):
         self.notes: dict[str, tuple[str, ...]] = {}
         self.tasks: dict[str, SharedTask] = {}
         digests: dict[str, str] = {}
-        fields = {name: _own_fields(own) for name, own in self.configs.items()}
+        fields = {name: _own_fields(task_config) for name, task_config in self.configs.items()}
         processes.agree(
-            {f"{at} of {name}": x for name, own in fields.items() for at, x in own.items()}
+            {f"{at} of {name}": x for name, values in fields.items() for at, x in values.items()}
         )
-        for name, own in self.configs.items():
-            backbone = open_fitting(own, placement)
+        for name, task_config in self.configs.items():
+            backbone = open_fitting(task_config, placement)
             try:
-                build_placement(own)  # its batches must divide as well
-                examples, scorer, splits = prepare_task(own, placement, backbone)
+                build_placement(task_config)  # its batches must divide as well
+                examples, scorer, splits = prepare_task(task_config, placement, backbone)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name], self.notes[name] = scorer, examples.notes
@@ -172,7 +174,7 @@ class SharedTuning(Work[SharedRecord]):
         # Tasks may not change the block of the backbone, so any of those opened will do.
         self.backbone = backbone
         self._check_prompts()
-        trains = [own["train"] for own in self.splits.values()]
+        trains = [splits["train"] for splits in self.splits.values()]
         self.scorers = {
             name: scorer.with_vocabulary_of(*trains) for name, scorer in self.scorers.items()
         }
@@ -180,12 +182,12 @@ class SharedTuning(Work[SharedRecord]):
             # Every process reads for itself, and takes its share of the same rows.
             processes.agree(digests)
         streams = {
-            name: train_batches(own, self.scorers[name], self.splits[name]["train"])
-            for name, own in self.configs.items()
+            name: train_batches(task_config, self.scorers[name], self.splits[name]["train"])
+            for name, task_config in self.configs.items()
         }
         # Windows and copies of an example count, as they do in a run of one task.
         sizes = [len(self.splits[name]["train"].rows) for name in streams]
-        rows = [own.data.batch for own in self.configs.values()]
+        rows = [task_config.data.batch for task_config in self.configs.values()]
         self.batches = TaskBatches(
             streams, sizes, rows, temperature=config.shared.temperature, seed=config.seed
         )
@@ -230,12 +232,12 @@ class SharedTuning(Work[SharedRecord]):
         """Draws the prompt and the heads."""
         config, scorer = self.config, self.joined()
         counts = self.count_tokens(
-            lambda own: initial_params.count_corpus(config, own, self.workdir)
+            lambda task_config: initial_params.count_corpus(config, task_config, self.workdir)
         )
         weights = self.weights = start(config, scorer, self.loaded, counts, self.placement)
         self.scores = {
-            name: build_measure(own, self.scorers[name], self.placement)
-            for name, own in self.configs.items()
+            name: build_measure(task_config, self.scorers[name], self.placement)
+            for name, task_config in self.configs.items()
         }
         self.set_state(self.placement, weights.trainable, weights.frozen)
         # What trains was copied: the backbone as it was read need not stay in memory.
@@ -245,10 +247,10 @@ class SharedTuning(Work[SharedRecord]):
 
     def _step_of(self, model: Model, name: str) -> TrainStep:
         """Makes the train step of a task."""
-        own = self.configs[name]
-        terms = build_objectives(own, self.scorers[name].model)
+        task_config = self.configs[name]
+        terms = build_objectives(task_config, self.scorers[name].model)
         terms = [term._replace(head=name) for term in terms]
-        return make_train_step(model, self.tx, terms, accumulate=own.optim.accumulate)
+        return make_train_step(model, self.tx, terms, accumulate=task_config.optim.accumulate)
 
     def take(self) -> TaskBatch:
         """Gives the next batch."""
@@ -261,17 +263,19 @@ class SharedTuning(Work[SharedRecord]):
     def _score(
         self, split: str, trainable: Flat, scores: Mapping[str, Callable[..., dict[str, float]]]
     ) -> dict[str, float]:
-        found: dict[str, float] = {}
-        own: list[float] = []
+        values: dict[str, float] = {}
+        task_metrics: list[float] = []
         for name, score in scores.items():
             if split not in self.splits[name]:
                 continue
             numbers = [_of_task(flat, name) for flat in (trainable, self.frozen)]
             measured = score(self.splits[name][split], *numbers)
-            own.append(measured[self.scorers[name].task.metric])
-            found |= {f"{name}/{metric}": value for metric, value in measured.items()}
+            task_metrics.append(measured[self.scorers[name].task.metric])
+            values |= {f"{name}/{metric}": value for metric, value in measured.items()}
         # Each task counts alike, however many examples it has. Of some alone there is no mean.
-        return {"mean": sum(own) / len(own), **found} if len(own) == len(scores) else found
+        if len(task_metrics) < len(scores):
+            return values
+        return {"mean": sum(task_metrics) / len(task_metrics), **values}
 
     def value(self, dev: dict[str, float]) -> float:
         """Picks the mean of the tasks."""
@@ -285,7 +289,7 @@ class SharedTuning(Work[SharedRecord]):
         for line in tell_init(config, next(iter(self.scorers.values())).model.backbone.dims):
             log.say(line)
         for name, scorer in self.scorers.items():
-            sizes = ", ".join(f"{part} {own.size}" for part, own in self.splits[name].items())
+            sizes = ", ".join(f"{part} {split.size}" for part, split in self.splits[name].items())
             share = self.batches.shares[name]
             log.say(f"task {name}, template {scorer.template!r}, {share:.1%} of the steps")
             log.say(f"  {sizes}")
@@ -301,11 +305,11 @@ class SharedTuning(Work[SharedRecord]):
         fitted, scores = {}, {}
         for name, scorer in self.scorers.items():
             fitted[name] = scorer.fitted(_own(best.dev, name))
-            own = self.configs[name]
+            task_config = self.configs[name]
             # Another threshold, say, is another program; the one that is compiled serves otherwise.
             same = fitted[name].head == scorer.head
             scores[name] = self.scores[name] if same else build_measure(
-                own, fitted[name], self.placement
+                task_config, fitted[name], self.placement
             )  # fmt: skip
         if config.train.test:
             test = self._score("test", ended.numbers, scores)
@@ -325,13 +329,13 @@ class SharedTuning(Work[SharedRecord]):
     ) -> None:  # fmt: skip
         init = self.record.init
         for name, scorer in scorers.items():
-            own = self.configs[name]
+            task_config = self.configs[name]
             measured = {"dev": _own(dev, name), "test": _own(test, name)}
             tensors, metadata = pack(
                 scorer, _of_task(numbers, name), _of_task(self.frozen, name),
-                backbone=dataclasses.replace(own.backbone, family=self.backbone.family),
-                fingerprint=self.loaded.report.fingerprint, config=own,
-                metrics={part: found for part, found in measured.items() if found},
+                backbone=dataclasses.replace(task_config.backbone, family=self.backbone.family),
+                fingerprint=self.loaded.report.fingerprint, config=task_config,
+                metrics={part: values for part, values in measured.items() if values},
             )  # fmt: skip
             metadata = dataclasses.replace(metadata, init=init)
             write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
@@ -349,21 +353,21 @@ def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:
 
 def _of_task(flat: Flat, name: str) -> Flat:
     """Takes what a task uses of all numbers, its head as the only one."""
-    own, found = f"head/{name}/", {}
+    prefix, leaves = f"head/{name}/", {}
     for leaf, value in flat.items():
-        if leaf.startswith(own):
-            found[f"head/main/{leaf.removeprefix(own)}"] = value
+        if leaf.startswith(prefix):
+            leaves[f"head/main/{leaf.removeprefix(prefix)}"] = value
         elif not leaf.startswith("head/"):
-            found[leaf] = value
-    return found
+            leaves[leaf] = value
+    return leaves
 
 
 def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Adds the counts of token ids of all tasks, each [up to its greatest id]. None = not asked"""
-    found = [own for own in counts if own is not None]
-    if len(found) < len(counts):
+    counted = [ids for ids in counts if ids is not None]
+    if len(counted) < len(counts):
         return None
-    total = np.zeros(max(map(len, found)), np.int64)
-    for own in found:
-        total[: len(own)] += own
+    total = np.zeros(max(map(len, counted)), np.int64)
+    for ids in counted:
+        total[: len(ids)] += ids
     return total

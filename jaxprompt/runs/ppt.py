@@ -99,10 +99,10 @@ def _check_idle(config: RunConfig) -> None:
     idle = TaskConfig().leaves("task.")
     named = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
     idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
-    given = config.leaves()
+    leaves = config.leaves()
     # Sorted, so that all processes name the same one.
     for field in sorted(idle.keys() - {"task.answer", "task.eos"}):
-        value = given[field]
+        value = leaves[field]
         if value != idle[field]:
             shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
@@ -169,10 +169,10 @@ def open_annotations(config: RunConfig) -> Annotations | None:
         return None
     if not config.ppt.annotations:
         raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
-    found = Annotations(config.ppt.annotations)
-    found.check_classes(len(get_pattern(config.ppt.task, config.ppt.patterns).words))
-    found.check_thresholds(thresholds_of(config))
-    return found
+    annotations = Annotations(config.ppt.annotations)
+    annotations.check_classes(len(get_pattern(config.ppt.task, config.ppt.patterns).words))
+    annotations.check_thresholds(thresholds_of(config))
+    return annotations
 
 
 def thresholds_of(config: RunConfig) -> tuple[float, ...]:
@@ -183,7 +183,7 @@ def thresholds_of(config: RunConfig) -> tuple[float, ...]:
 # -- model ----------------------------------------------------------------------------------------
 
 
-def open_asked(config: RunConfig, placement: Placement, *, restored: bool = False) -> PptTask:
+def open_task(config: RunConfig, placement: Placement, *, restored: bool = False) -> PptTask:
     """Opens the backbone and lays the task out; `restored` as in build.task.open_fitting."""
     backbone = open_fitting(config, placement, restored=restored)
     scorer = make_scorer(config, backbone, placement)
@@ -256,15 +256,15 @@ class Text(NamedTuple):
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
 
-def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[int, int]) -> Text:
+def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]) -> Text:
     """Makes the examples. Raises InputError where there are too few documents for them.
 
     `share` says which part of a held-out batch this process holds, of how many.
     """
     labels = open_annotations(config)
     parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
-    train, dev = (_make(config, corpus, part, asked.forms, labels) for part in parts)
-    rows, held_rows = (PptRows(x, asked.forms, asked.scorer.layout) for x in (train, dev))
+    train, dev = (_make(config, corpus, part, ppt_task.forms, labels) for part in parts)
+    rows, held_rows = (PptRows(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
     held = Pass(
         held_rows,
         batch=config.data.eval_batch,
@@ -290,8 +290,8 @@ def read_text(config: RunConfig, corpus: Corpus, asked: PptTask, share: tuple[in
         store=corpus.checksums,
         labels=used,
         about=about,
-        identity=identity_of(asked.scorer),
-        template=asked.scorer.template,
+        identity=identity_of(ppt_task.scorer),
+        template=ppt_task.scorer.template,
     )
     return Text((train, dev), rows, held, data, () if labels is None else labels.classes)
 
@@ -307,7 +307,7 @@ def _make(
     return selection.make(config.ppt.task, corpus, documents, forms, matched=config.ppt.matched)
 
 
-def told(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
     """Says what was read, whatever is asked of it."""
     lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
     lines += tell_init(config, backbone.module.dims)
@@ -317,13 +317,14 @@ def told(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) 
     return lines + corpus.notes() + tell_idle(config)
 
 
-def told_task(asked: PptTask, text: Text) -> list[str]:
+def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
     """Says what is asked, what of the text is used for it, and what was left out."""
-    words = asked.forms.verbalizer.words
-    own = tell_words(text.classes, words) or ["words " + ", ".join(entry[0] for entry in words)]
+    words = ppt_task.forms.verbalizer.words
+    first_words = ", ".join(entry[0] for entry in words)
+    word_lines = tell_words(text.classes, words) or [f"words {first_words}"]
     return [
-        f"task {asked.scorer.task.name}, template {asked.scorer.template!r}",
-        f"  {own[0]}",
+        f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
+        f"  {word_lines[0]}",
         f"  to learn from {text.tasks[0].summary()}",
         f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
     ]
@@ -350,30 +351,30 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
 
 
 def load(
-    config: RunConfig, asked: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
+    config: RunConfig, ppt_task: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
     restored: bool = False,
 ) -> tuple[PptTask, Learner]:  # fmt: skip
     """Reads the weights and initialises the prompt; `counts` and `restored` as in `start`.
 
     -> what is asked, its module fitted; what learns
     """
-    backbone, loaded = load_weights(asked.backbone, placement)
-    asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
+    backbone, loaded = load_weights(ppt_task.backbone, placement)
+    ppt_task = ppt_task._replace(backbone=backbone, scorer=ppt_task.scorer.with_backbone(backbone))
     trainable, frozen, report = start(
-        config, asked.scorer, loaded, counts, placement, restored=restored
+        config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
-    model, objectives = make_objectives(config, asked.scorer.model)
-    return asked, Learner(model, objectives, trainable, frozen, report)
+    model, objectives = make_objectives(config, ppt_task.scorer.model)
+    return ppt_task, Learner(model, objectives, trainable, frozen, report)
 
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
     """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
-    own = model.prompt.modules()
-    heads = {name: head for name, head in model.heads.items() if name not in own}
+    method_modules = model.prompt.modules()
+    heads = {name: head for name, head in model.heads.items() if name not in method_modules}
     kind = head_of(config)
     assert isinstance(kind, verbalizer.Head)  # by `check_learner`
     heads, objective = kind.counted(heads, config.optim.smoothing)
-    model = dataclasses.replace(model, heads=own | heads)
+    model = dataclasses.replace(model, heads=method_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 
 
@@ -404,15 +405,15 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     free = (*FREE, *FREE_TRAINED)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
     placement = build_placement(config)
-    asked, learned = load(
-        config, open_asked(config, placement, restored=True), placement, restored=True
+    ppt_task, learned = load(
+        config, open_task(config, placement, restored=True), placement, restored=True
     )
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):
         trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
     best = Evaluation(**saved)
     weights = Weights(trainable, learned.frozen, learned.report)
-    return Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)
+    return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)
 
 
 def read_about(trained: Trained) -> dict[str, object]:

@@ -44,19 +44,21 @@ class Pretraining(CorpusWork[PretrainingRecord]):
     def prepare(self, saved: PretrainingRecord | None, started: int | None) -> None:
         """Indexes the corpus where it is not, and reads the backbone."""
         config, placement = self.config, build_placement(self.config)
-        asked = ppt.open_asked(config, placement)
-        corpus = self.read_corpus(asked.scorer.tokenizer, asked.backbone.module.cfg.vocab, started)
+        ppt_task = ppt.open_task(config, placement)
+        corpus = self.read_corpus(
+            ppt_task.scorer.tokenizer, ppt_task.backbone.module.cfg.vocab, started
+        )
         share = placement.share()
-        self.text = ppt.read_text(config, corpus, asked, share)
+        self.text = ppt.read_text(config, corpus, ppt_task, share)
         ppt.check_same(saved, self.text.data, config)
         self.batches = Visits(
             self.text.rows, batch=config.data.batch, seed=config.seed, share=share
         )
         self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.text.rows))
         counts = count_tokens(config, None, corpus.token_counts)
-        self.asked, self.learned = ppt.load(config, asked, placement, counts)
+        self.ppt_task, self.learned = ppt.load(config, ppt_task, placement, counts)
         self.corpus, self.placement = corpus, placement
-        backbone = BackboneRecord(asked.backbone.family, self.learned.report.fingerprint)
+        backbone = BackboneRecord(ppt_task.backbone.family, self.learned.report.fingerprint)
         self.record = records.make_pretraining_record(config, self.text.data, backbone)
 
     def build(self) -> None:
@@ -78,14 +80,14 @@ class Pretraining(CorpusWork[PretrainingRecord]):
     def tell(self, log: RunLog, where: str) -> None:
         """Says what was read, what was left out of it, and what trains."""
         config, learned = self.config, self.learned
-        for line in ppt.told(config, self.asked.backbone, learned.report, self.corpus):
+        for line in ppt.tell_corpus(config, self.ppt_task.backbone, learned.report, self.corpus):
             log.say(line)
-        for line in ppt.told_task(self.asked, self.text):
+        for line in ppt.tell_task(self.ppt_task, self.text):
             log.say(line)
         log.say(tree.overview(learned.trainable, learned.frozen))
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         log.say(f"{self.milestones.total} steps of {size}, {where}")
-        for line in tell_kernel(config, self.placement, self.asked.backbone.module):
+        for line in tell_kernel(config, self.placement, self.ppt_task.backbone.module):
             log.say(line)
 
     def finish(self, ended: Ended) -> RunResult:

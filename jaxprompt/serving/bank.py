@@ -92,31 +92,33 @@ def make_bank(
     """
     opened = backbone.backbone
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
-    scorers, found = [], []
+    scorers, prompt_params = [], []
     for name, export in prompts.items():
-        known = export.metadata.backbone
+        learned_on = export.metadata.backbone
         held = backbone.loaded.report.fingerprint
-        if known.fingerprint != held and not force:
+        if learned_on.fingerprint != held and not force:
             raise InputError(
-                f"prompt {name} was learned on weights {known.fingerprint[:12]} "
-                f"({known.id}), and this bank is on {held[:12]} ({opened.config.path}); a "
+                f"prompt {name} was learned on weights {learned_on.fingerprint[:12]} "
+                f"({learned_on.id}), and this bank is on {held[:12]} ({opened.config.path}); a "
                 "bank has one backbone: serve the prompt by itself, or pass --force (force=True)"
             )
-        if known.rescale != opened.config.rescale:
+        if learned_on.rescale != opened.config.rescale:
             raise InputError(
-                f"prompt {name} was learned with rescale={known.rescale}, the bank's backbone "
+                f"prompt {name} was learned with rescale={learned_on.rescale}, the bank's backbone "
                 f"has {opened.config.rescale}; serve it by itself"
             )
-        own = opened._replace(config=dataclasses.replace(opened.config, sentinel=known.sentinel))
+        prompt_backbone = opened._replace(
+            config=dataclasses.replace(opened.config, sentinel=learned_on.sentinel)
+        )
         try:
-            scorer = scorer_from_metadata(own, export.metadata, batch, force=force)
-            scorer = scorer.with_backbone(own)
+            scorer = scorer_from_metadata(prompt_backbone, export.metadata, batch, force=force)
+            scorer = scorer.with_backbone(prompt_backbone)
         except InputError as error:
             raise InputError(f"prompt {name}: {error}") from error
         _check(name, export, scorer)
         scorers.append(scorer)
-        found.append(join(export.path, export.tensors, scorer, backbone))
-    added = [_added(scorer, own) for scorer, own in zip(scorers, found, strict=True)]
+        prompt_params.append(join(export.path, export.tensors, scorer, backbone))
+    added = [_added(scorer, params) for scorer, params in zip(scorers, prompt_params, strict=True)]
     apart: dict[Any, list[int]] = {}
     for number, scorer in enumerate(scorers):
         # Heads that read words may have a backbone that ends otherwise.
@@ -124,8 +126,8 @@ def make_bank(
         apart.setdefault(shape, []).append(number)
     shelves = [
         _make_shelf(
-            backbone.placement, members, [scorers[i] for i in members], [found[i] for i in members],
-            [added[i] for i in members],
+            backbone.placement, members, [scorers[i] for i in members],
+            [prompt_params[i] for i in members], [added[i] for i in members],
         )
         for members in apart.values()
     ]  # fmt: skip
@@ -167,8 +169,8 @@ def _make_shelf(
     params: Sequence[Mapping[str, Any]], added: Sequence[Injection],
 ) -> Shelf:  # fmt: skip
     heads = [scorer.model.heads["main"] for scorer in scorers]
-    numbers = [own.get("head", {}).get("main", {}) for own in params]
-    kinds, held, of = group_heads(heads, numbers, [own.rows for own in added])
+    numbers = [prompt.get("head", {}).get("main", {}) for prompt in params]
+    kinds, held, of = group_heads(heads, numbers, [injection.rows for injection in added])
     bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
     return Shelf(members, bank, stack(added), held, of, bank_step(placement, bank))
 
@@ -184,17 +186,17 @@ def bank_step(placement: Placement, bank: Bank) -> Step:
     return place_step(placement, step)
 
 
-def read_asked(
+def read_requests(
     bank: PromptBank, records: Sequence[Record], column: str
 ) -> list[tuple[int, Record]]:
     """Reads each row as an example of the prompt that its `column` names.
 
     -> the number of the prompt, -1 where it could not be read, and the record with its example
     """
-    found = []
+    requests = []
     for record in records:
         if record.row is None:
-            found.append((-1, record))
+            requests.append((-1, record))
             continue
         try:
             if column not in record.row:
@@ -204,49 +206,51 @@ def read_asked(
                 )
             number = bank.find(record.row[column], record.origin)
         except InputError as error:
-            found.append((-1, record._replace(error=str(error))))
+            requests.append((-1, record._replace(error=str(error))))
             continue
-        own = with_examples(bank.scorers[number].task, [record])
-        found += [(number, each) for each in own]
-    return found
+        examples = with_examples(bank.scorers[number].task, [record])
+        requests += [(number, each) for each in examples]
+    return requests
 
 
-def mark_asked(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
+def mark_requests(
+    bank: PromptBank, requests: Sequence[tuple[int, Record]]
+) -> list[tuple[int, Record]]:
     """Replaces each example that its prompt cannot encode with the reason."""
-    return [(n, mark_errors(bank.scorers[n], [record])[0]) for n, record in asked]
+    return [(n, mark_errors(bank.scorers[n], [record])[0]) for n, record in requests]
 
 
 def in_order(
-    asked: Sequence[tuple[int, Record]], answers: Mapping[int, Answered]
+    requests: Sequence[tuple[int, Record]], answers: Mapping[int, Answered]
 ) -> Iterator[dict[str, Any]]:
     """Yields the answers in the order of the records that have an example."""
-    own = {number: iter(found.columns) for number, found in answers.items()}
-    for number, record in asked:
+    columns = {number: iter(answered.columns) for number, answered in answers.items()}
+    for number, record in requests:
         if record.example:
-            yield next(own[number])
+            yield next(columns[number])
 
 
-def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
-    """Answers what `read_asked` read, in shared batches; a record without an example is left out.
+def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
+    """Answers requests in shared batches; a record without an example is left out.
 
-    -> of each prompt that was asked, its answers in the order of its examples
+    -> by the number of each prompt, its answers in the order of its examples
     """
     records: dict[int, list[Record]] = {}
-    for number, record in asked:
+    for number, record in requests:
         if record.example is not None:
             records.setdefault(number, []).append(record)
     splits: dict[int, Split] = {}
-    found: dict[int, np.ndarray] = {}
+    scores_of: dict[int, np.ndarray] = {}
     for number, scorer in enumerate(bank.scorers):
-        if own := records.get(number):
-            splits[number] = _encode(scorer, own)
+        if prompt_records := records.get(number):
+            splits[number] = _encode(scorer, prompt_records)
     for shelf in bank.shelves:
         here = [number for number in shelf.members if number in splits]
         if here:
-            found |= _score(bank, shelf, {number: splits[number] for number in here})
+            scores_of |= _score(bank, shelf, {number: splits[number] for number in here})
     answers = {}
     for number, split in splits.items():
-        scorer, scores = bank.scorers[number], found[number]
+        scorer, scores = bank.scorers[number], scores_of[number]
         scorer.head.check_found(split.average(scores))
         measured, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[number]), split, scores))

@@ -121,7 +121,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     text = {"corpus.path": "", "ppt.annotations": ""}
     given = [(field, str(value)) for field, value in (fields | text).items()]
     c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", given)
-    run, asked = open_run(c), ppt.open_asked(c, make_placement(1, 1))
+    run, asked = open_run(c), ppt.open_task(c, make_placement(1, 1))
     form = asked.forms.forms[max(asked.forms.forms)]
     assert run.batch.encoder.ids.shape == (BATCH, -(-fields["data.max_len"] // 8) * 8)
     assert run.batch.label_pos.shape == (BATCH, form.reads)

@@ -6,12 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from spoil import BASE
 from tiny_run import ROOT, TOPICS, flags, make_backbone, sentences, write_rows
+from wheels import unpack_wheel
 
 PLUGIN = ROOT / "tests" / "plugin"
 FILES = ("pyproject.toml", "ticket_prompts.py", "ticket_tasks.py")
@@ -42,16 +42,10 @@ def call(site: Path, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProce
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The wheel, built without network and unpacked. -> folder"""
-    pytest.importorskip("setuptools", minversion="77")
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    source = tmp_path_factory.mktemp("source")
     for name in FILES:
         shutil.copy(PLUGIN / name, source)
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
-    (wheel,) = built.glob("ticket_prompts-1.0-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(built / "site")
-    return built / "site"
+    return unpack_wheel(source, tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from jaxprompt.types import Batch
 class SharedTask(NamedTuple):
     """A pre-training task on some documents, the same for all runs of it."""
 
-    asked: ppt.PptTask
+    ppt_task: ppt.PptTask
     text: ppt.Text
 
 
@@ -58,41 +58,41 @@ def prepare(
     """
     config = runs[0].config
     placement = build_placement(config)
-    asked: dict[str, ppt.PptTask] = {}
+    ppt_tasks: dict[str, ppt.PptTask] = {}
     tasks: dict[str, SharedTask] = {}
-    corpus, found = None, []
+    corpus, readable = None, []
     for run in runs:
         key = ppt.examples_key(run.config)
         try:
-            if key not in asked:
-                asked[key] = ppt.open_asked(run.config, placement, restored=True)
+            if key not in ppt_tasks:
+                ppt_tasks[key] = ppt.open_task(run.config, placement, restored=True)
         except InputError as error:
             failed(run, error)
             continue
         if corpus is None:  # what is wrong with it is so for all runs
-            corpus = _read(config, asked[key], workdir)
+            corpus = _read(config, ppt_tasks[key], workdir)
         try:
             if key not in tasks:
-                text = ppt.read_text(run.config, corpus, asked[key], placement.share())
-                tasks[key] = SharedTask(asked[key], text)
+                text = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
+                tasks[key] = SharedTask(ppt_tasks[key], text)
         except InputError as error:
             failed(run, error)
             continue
         ppt.check_same(read_record(run.folder, PretrainingRecord), tasks[key].text.data, config)
-        found.append((run, key))
-    if corpus is None or not found:
+        readable.append((run, key))
+    if corpus is None or not readable:
         return None, []
-    backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
+    backbone, loaded = load_weights(tasks[readable[0][1]].ppt_task.backbone, placement)
     models: dict[str, Model] = {}
     flops: dict[str, float] = {}
     members, token_counts = [], functools.cache(corpus.token_counts)
-    for run, key in found:
+    for run, key in readable:
         prompt = method_of(run.config, backbone.module.dims)
-        scorer = tasks[key].asked.scorer.with_backbone(backbone)
-        own = dataclasses.replace(scorer.model, prompt=prompt)
+        scorer = tasks[key].ppt_task.scorer.with_backbone(backbone)
+        model = dataclasses.replace(scorer.model, prompt=prompt)
         # One for all that are equal: its programs are compiled once.
-        own = models.setdefault(json.dumps([prompt.block(), key]), own)
-        scorer = scorer._replace(model=own)
+        model = models.setdefault(json.dumps([prompt.block(), key]), model)
+        scorer = scorer._replace(model=model)
         if key not in flops:
             flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
         data, weights = tasks[key].text.data, loaded.report.fingerprint
@@ -102,17 +102,17 @@ def prepare(
         member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
-    says = ppt.told(config, backbone, loaded.report, corpus)
+    says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
     says += tell_kernel(config, placement, backbone.module)
     for task in tasks.values():
-        says += ppt.told_task(*task)
+        says += ppt.tell_task(*task)
     shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
     return shared, members
 
 
-def _read(config: RunConfig, asked: ppt.PptTask, workdir: Path) -> Corpus:
-    vocab = asked.backbone.module.cfg.vocab
-    return read_corpus(config, asked.scorer.tokenizer, vocab, workdir)
+def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
+    vocab = ppt_task.backbone.module.cfg.vocab
+    return read_corpus(config, ppt_task.scorer.tokenizer, vocab, workdir)
 
 
 def _member(

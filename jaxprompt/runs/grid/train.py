@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -145,15 +146,12 @@ def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
 def _example_lines(inputs: Sequence[_TaskData]) -> list[str]:
     """Lists what is printed of the examples of runs, with a run's name where runs differ."""
     lines_by_run = {data.run_name: data.lines for data in inputs}
-    common = [
-        line for line in (inputs[0].lines if inputs else [])
-        if all(line in lines for lines in lines_by_run.values())
-    ]  # fmt: skip
-    return common + [
-        f"{name}: {line}"
-        for name, lines in lines_by_run.items()
-        for line in lines if line not in common
-    ]  # fmt: skip
+    counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
+    is_common = lambda line: counts[line] == len(lines_by_run)
+    lines = list(filter(is_common, inputs[0].lines)) if inputs else []
+    for name, own_lines in lines_by_run.items():
+        lines += [f"{name}: {line}" for line in own_lines if not is_common(line)]
+    return lines
 
 
 def _keep(
