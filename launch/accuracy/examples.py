@@ -27,10 +27,10 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
         override(values, field, value)
     c = to_run(values)
     placement = build_placement(c)
-    asked = ppt.open_asked(c, placement)
-    tokenizer = asked.scorer.tokenizer
-    corpus = read_corpus(c, tokenizer, asked.backbone.module.cfg.vocab, workdir)
-    made = ppt.read_text(c, corpus, asked, placement.share()).tasks
+    ppt_task = ppt.open_task(c, placement)
+    tokenizer = ppt_task.scorer.tokenizer
+    corpus = read_corpus(c, tokenizer, ppt_task.backbone.module.cfg.vocab, workdir)
+    made = ppt.read_text(c, corpus, ppt_task, placement.share()).tasks
     folder = make_folder(Path(workdir) / task)
     for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):
         order = Shuffle(len(made[part]), 0)
