@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ from jaxprompt.build.placement import tell_kernel
 from jaxprompt.config.load import load_config
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
+from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
 from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, within
@@ -570,12 +572,12 @@ def test_cudnns_keys_are_divided_as_the_queries_are(model, heads):
 def test_a_run_says_that_dropout_keeps_the_kernel_out():
     c, alone = load_config("base"), make_placement(1, 1, devices=jax.devices()[:1])
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
-    dropped, whole = (make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0))
-    told = tell_kernel
-    (line,) = told(c, on(H100), dropped)
+    modules = [make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0)]
+    dropped, whole = (Backbone(c.backbone, Path(), "bert", {}, module) for module in modules)
+    (line,) = tell_kernel(c, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
-    assert told(c, on(H100), whole) == told(c, on(V100), dropped) == []
-    assert told(c, on(TPU), dropped) == told(c, alone, dropped) == []
+    assert tell_kernel(c, on(H100), whole) == tell_kernel(c, on(V100), dropped) == []
+    assert tell_kernel(c, on(TPU), dropped) == tell_kernel(c, alone, dropped) == []
     c = c.replace({"data.max_len": 512})
     assert tell_kernel(c, on(TPU), dropped) == [line]
 

@@ -37,5 +37,5 @@ def load_backbone(
         raise InputError(f"mesh={brief(mesh)} must be two whole numbers, data and model: (-1, 1)")
     opened = open_backbone(config)
     placement = make_placement(*mesh)
-    check_mesh(placement, opened.module, quantize=opened.config.quantize)
+    check_mesh(placement, opened)
     return LoadedBackbone(*load_weights(opened, placement), placement)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.config.run import BackboneConfig
@@ -40,7 +40,7 @@ def open_backbone(config: BackboneConfig) -> Backbone:
 
 
 def shape_backbone(
-    config: BackboneConfig, where: Path, hf: dict[str, Any], heads: Collection[str] | None = None
+    config: BackboneConfig, where: Path, hf: dict[str, object], heads: Collection[str] | None = None
 ) -> Backbone:
     """Makes the module of a transformers config; without `heads`, with those that `where` holds.
 

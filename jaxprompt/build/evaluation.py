@@ -1,14 +1,13 @@
 """Scores of a split by the scorer of a config."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
-from jaxprompt.data.text.encoded import Split
+from jaxprompt.data.text.encoded import Answers, Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
@@ -26,20 +25,20 @@ def build_measure(
 
 def build_judge(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
-) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Any]]:
-    """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
+) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Answers]]:
+    """Makes (split, trainable, frozen) -> metrics and answers.
 
     A prompt that is computed from other numbers is computed once a pass, not once a batch.
     """
     kept = kept or FeatureCache(scorer)
-    steps: dict[bool, Callable[..., Any]] = {}
+    steps: dict[bool, Callable[..., Answers]] = {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes = scorer.head.WRITES
 
     def judge(
         split: Split, trainable: tree.Flat, frozen: tree.Flat
-    ) -> tuple[dict[str, float], Any]:
+    ) -> tuple[dict[str, float], Answers]:
         goes_on = not writes and kept.holds(split)
         model = kept.model if goes_on else scorer.model
         if folds:

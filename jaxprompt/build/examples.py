@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxprompt.build.method import head_of
 from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
@@ -357,7 +357,7 @@ def data_files(config: RunConfig) -> dict[str, Path]:
 
 def read_rows(
     config: RunConfig, task: Task, split: str
-) -> list[tuple[str, dict[str, Any], Example]]:
+) -> list[tuple[str, dict[str, object], Example]]:
     """Reads one split in the order of `read_examples`, with its rows as they stand in the source.
 
     `task` has its labels found. -> where each row stands, the row, its example
@@ -373,7 +373,7 @@ def read_rows(
     return _read_each(task, data_set.read(task, split), split)
 
 
-def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, Any], Example]]:
+def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, object], Example]]:
     """Reads each row of a split. Returns where it stands, the row, its example."""
     places = [(rows.origin(number), dict(row)) for number, row in enumerate(rows)]
     return [

@@ -21,7 +21,7 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
 
     Raises InputError for a field that its start does not read; of a grid of starts one of them may.
     """
-    method = _make_method(config.prompt, dims)
+    method = make_method(config.prompt, dims)
     if config.runs.starts:
         return method
     for own in (method, *(part.method for part in method.components())):
@@ -35,7 +35,7 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
 
 def drop_unread(config: RunConfig) -> RunConfig:
     """Returns a config without the fields that the start of its prompt does not read."""
-    unread = _unread(_make_method(config.prompt, _ANY))
+    unread = _unread(make_method(config.prompt, _ANY))
     return config.replace({f"prompt.{field}": "" for field in unread})
 
 
@@ -86,11 +86,17 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
 
 def head_of(config: RunConfig) -> Kind:
     """Returns the kind of answer of a config; it is made once."""
-    return _cached_head(config.head, _types(config.head))
+    return make_kind(config.head)
 
 
-def _make_method(prompt: OpenBlock, dims: Dims) -> Method:
+def make_method(prompt: OpenBlock, dims: Dims) -> Method:
+    """Makes the method that a block names, once; its fields are checked."""
     return _cached_method(prompt, _types(prompt), dims)
+
+
+def make_kind(head: OpenBlock) -> Kind:
+    """Makes the kind of answer that a block names, once; its fields are checked."""
+    return _cached_kind(head, _types(head))
 
 
 def _types(block: OpenBlock) -> tuple[type, ...]:
@@ -100,21 +106,11 @@ def _types(block: OpenBlock) -> tuple[type, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _cached_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
-    return make_method(prompt, dims)
-
-
-@functools.lru_cache(maxsize=256)
-def _cached_head(head: OpenBlock, types: tuple[type, ...]) -> Kind:
-    return make_kind(head)
-
-
-def make_method(prompt: OpenBlock, dims: Dims) -> Method:
-    """Makes the method that a block names; its fields are checked."""
     fields: dict[str, Any] = prompt.to_dict()  # of types that `make_prompt` checks
     return make_prompt(**fields, dims=dims)
 
 
-def make_kind(head: OpenBlock) -> Kind:
-    """Makes the kind of answer that a block names; its fields are checked."""
+@functools.lru_cache(maxsize=256)
+def _cached_kind(head: OpenBlock, types: tuple[type, ...]) -> Kind:
     fields: dict[str, Any] = head.to_dict()  # of types that `make_head` checks
     return make_head(**fields)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -11,6 +10,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 
 
@@ -36,18 +36,18 @@ def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = No
     return placement
 
 
-def check_mesh(
-    placement: Placement, module: Any, part: str = "backbone", quantize: str = "none"
-) -> None:
+def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone") -> None:
     """Raises InputError where the parameters of a backbone do not divide over the mesh."""
     if placement.mesh.size > 1:
+        module = backbone.module
         rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
-        shapes = backbone_shapes(module.clone(cfg=rows), quantize)
+        shapes = backbone_shapes(module.clone(cfg=rows), backbone.config.quantize)
         check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
-def tell_kernel(config: RunConfig, placement: Placement, module: Any) -> list[str]:
+def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
     """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
+    module = backbone.module
     rate = module.cfg.attention_dropout
     given = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
     if not rate or not kernels.has_own(*given, drops=False):

@@ -13,7 +13,7 @@ from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.build.demonstrations import demos_from_metadata, demos_metadata, with_encoder
 from jaxprompt.build.method import make_kind, make_method
-from jaxprompt.build.scorer import build_scorer
+from jaxprompt.build.scorer import build_scorer, layout_of
 from jaxprompt.build.tuned_backbone import without_delta
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig, RunConfig
@@ -21,7 +21,6 @@ from jaxprompt.convert.artifact import check_fingerprint, package_versions, read
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.convert.prompt_metadata import (
     BackboneMetadata,
-    LayoutMetadata,
     Metrics,
     OriginMetadata,
     PromptMetadata,
@@ -87,7 +86,6 @@ def make_metadata(
       config: of the run.
       metrics: by split.
     """
-    layout = scorer.layout
     plugins = plugins_of(prompt, scorer.head, backbone.family)
     return PromptMetadata(
         method=config.prompt.name,
@@ -108,16 +106,7 @@ def make_metadata(
         task=scorer.task,
         template=scorer.template,
         label_words=scorer.verbalizer.words if scorer.verbalizer else None,
-        layout=LayoutMetadata(
-            max_len=layout.max_len,
-            max_target=config.data.max_target,
-            multiple=layout.multiple,
-            side=layout.side,
-            choices=layout.num_rows,
-            form=config.task.form,
-            answer=config.task.answer,
-            eos=config.task.eos,
-        ),
+        layout=layout_of(config, scorer.layout.num_rows),
         generate=config.generate,
         metrics=metrics,
         seed=config.seed,
@@ -220,9 +209,8 @@ def scorer_from_metadata(
         )
     task = metadata.task
     scorer = build_scorer(
-        opened, task, prompt=metadata.prompt.to_dict(), head=metadata.head.to_dict(),
+        opened, task, metadata.layout, prompt=metadata.prompt, head=metadata.head,
         template=metadata.template, batch=batch, demos=demos_from_metadata(metadata.demos, task),
-        **dataclasses.asdict(metadata.layout),
     )  # fmt: skip
     if not force:
         cure = "load that backbone, or pass --force (force=True)"

@@ -1,9 +1,10 @@
 """Puts backbone, method, head and template together: those of a config, or of an export."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxprompt.build.backbone import ends_of, facts_of
+from jaxprompt.build.method import make_kind, make_method
+from jaxprompt.config.block import OpenBlock
+from jaxprompt.config.run import RunConfig
+from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.chat import in_chat
@@ -16,10 +17,10 @@ from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, module_for
-from jaxprompt.prompts import Method, make_prompt, with_task
+from jaxprompt.prompts import Method, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations
 from jaxprompt.types import Asks, Role
@@ -72,12 +73,12 @@ def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: S
 
 
 def check_fit(
-    backbone: Backbone, *, prompt: Mapping[str, Any], head: Mapping[str, Any], max_len: int
+    backbone: Backbone, *, prompt: OpenBlock, head: OpenBlock, max_len: int
 ) -> tuple[Method, Kind]:
     """Makes the method and the head, and checks that they and the length fit the backbone."""
-    kind = make_head(**head)
+    kind = make_kind(head)
     dims = module_for(backbone, kind).dims
-    method = make_prompt(**prompt, dims=dims)
+    method = make_method(prompt, dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
         own = "" if shift >= dims.max_len else f"data.max_len to {dims.max_len - shift} or "
@@ -89,14 +90,28 @@ def check_fit(
         backbone.module.check_shift(shift)
     kind.check_backbone(facts_of(backbone))
     kind.check_length(max_len)
-    kind.check_method(prompt["name"], () if method.components() else method.reads)
+    kind.check_method(prompt.name, () if method.components() else method.reads)
     return method, kind
 
 
+def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
+    """Returns how a config lays examples out, of which one has at most `choices` choices."""
+    data, task = config.data, config.task
+    return ExampleLayout(
+        max_len=data.max_len,
+        max_target=data.max_target,
+        multiple=data.multiple,
+        side=data.side,
+        choices=choices,
+        form=task.form,
+        answer=task.answer,
+        eos=task.eos,
+    )
+
+
 def build_scorer(
-    backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
-    template: str, form: str, answer: str, eos: bool, max_len: int, max_target: int, multiple: int,
-    side: str, batch: int, choices: int = 1, share: tuple[int, int] = (0, 1),
+    backbone: Backbone, task: Task, layout: ExampleLayout, *, prompt: OpenBlock, head: OpenBlock,
+    template: str, batch: int, share: tuple[int, int] = (0, 1),
     demos: Demonstrations | None = None, chat: bool = False,
 ) -> Scorer:  # fmt: skip
     """Puts backbone, method, head and template together and checks that they fit.
@@ -104,7 +119,8 @@ def build_scorer(
     `share` says which part of a batch this process holds, of how many; `chat` lays the template
     into the tokenizer's own chat form.
     """
-    method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
+    method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=layout.max_len)
+    form, choices = layout.form, layout.choices
     facts, slots = facts_of(backbone), method.num_slots()
     kind.check_task(task)
     kind.check_form(form, facts.style)
@@ -113,10 +129,11 @@ def build_scorer(
         check_chat(facts, form, demos)
         template = in_chat(tokenizer, template)
     parsed = check_template(task, template, kind, form, slots)
-    check_computed(method, prompt["name"], parsed, facts.style, demos)
+    check_computed(method, prompt.name, parsed, facts.style, demos)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
-    laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
+    setup = TaskSetup(task, parsed, form, layout.answer, layout.eos, layout.max_target)
+    laid = kind.lay_out(facts, setup, tokenizer)
     if laid.verbalizer is not None:
         check_id(int(laid.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
     follows = laid.answer
@@ -125,28 +142,28 @@ def build_scorer(
         stem = (start_of(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
-        tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len, num_masks=laid.masks,
-        needs_mask=kind.needs_mask(form), num_types=segments(tokenizer, facts.types),
-        answer=follows, option=task.option, entities=task.marked,
+        tokenizer, parsed, laid.specials, num_slots=slots, max_len=layout.max_len,
+        num_masks=laid.masks, needs_mask=kind.needs_mask(form),
+        num_types=segments(tokenizer, facts.types), answer=follows, option=task.option,
+        entities=task.marked, markers=task.markers, lists=laid.lists,
         names=task.widest if task.options else laid.names,
-        markers=task.markers, lists=laid.lists,
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
-    layout = Layout(
-        batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,
-        ends=ends_of(backbone, laid.specials),
+    batches = Layout(
+        batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.side,
+        multiple=layout.multiple, ends=ends_of(backbone, laid.specials),
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         # Choices that the template lists stand in one row.
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
-    kind.check_rows(prompt["name"], method.num_rows())
+    kind.check_rows(prompt.name, method.num_rows())
     reads = backbone.config.reads
     heads = method.modules() | laid.modules
     model = Model(module_for(backbone, kind), method, heads, reads=reads)
     return Scorer(
-        task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer, demos
+        task, laid.head, template, laid.verbalizer, encoder, batches, model, tokenizer, demos
     )
 
 

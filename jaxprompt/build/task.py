@@ -10,7 +10,7 @@ from jaxprompt.build.examples import Examples, read_examples
 from jaxprompt.build.inheritance import check_init
 from jaxprompt.build.method import head_of
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.build.scorer import build_scorer, check_fit, choose_template
+from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, layout_of
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.rows import Rows
@@ -50,13 +50,13 @@ def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = Fa
     backbone = open_backbone(config.backbone)
     check_fit(
         backbone,
-        prompt=config.prompt.to_dict(),
-        head=config.head.to_dict(),
+        prompt=config.prompt,
+        head=config.head,
         max_len=config.data.max_len,
     )
     if not restored:
         check_init(config, backbone.module.dims)
-    check_mesh(placement, backbone.module, quantize=backbone.config.quantize)
+    check_mesh(placement, backbone)
     return backbone
 
 
@@ -64,23 +64,17 @@ def scorer_from_config(
     config: RunConfig, backbone: Backbone, examples: Examples, placement: Placement
 ) -> Scorer:
     """Builds the scorer of a config."""
-    head, form, choices = head_of(config), config.task.form, examples.choices
-    task = head.fit_task(examples.task, choices)
+    head = head_of(config)
+    task = head.fit_task(examples.task, examples.choices)
+    style, form = backbone.module.STYLE, config.task.form
     return build_scorer(
         backbone,
         task,
-        prompt=config.prompt.to_dict(),
-        head=config.head.to_dict(),
-        choices=choices,
-        template=choose_template(task, head, backbone.module.STYLE, form, config.task.template),
-        form=form,
-        answer=config.task.answer,
-        eos=config.task.eos,
+        layout_of(config, examples.choices),
+        prompt=config.prompt,
+        head=config.head,
+        template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
-        side=config.data.side,
-        max_len=config.data.max_len,
-        max_target=config.data.max_target,
-        multiple=config.data.multiple,
         batch=config.data.eval_batch,
         share=placement.share(),
         demos=demos_of(config, task, examples.splits),

@@ -5,11 +5,16 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, OpenBlock
 from jaxprompt.errors import InputError, brief, is_kind, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # numbers that `files.dumps` writes as strings
 _SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
@@ -47,12 +52,12 @@ class Document:
         """Returns the values by field, as JSON has them but for numbers that are not finite."""
         return {
             field.name: to_plain(getattr(self, field.name))
-            for field in dataclasses.fields(typing.cast(Any, self))
+            for field in dataclasses.fields(cast("DataclassInstance", self))
             if _is_required(field) or getattr(self, field.name) != _default(field)
         }
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> object:
     """Returns a value with documents and dataclasses in it as dicts, and tuples as lists."""
     if isinstance(value, Document):
         return value.to_json()
@@ -61,28 +66,33 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields}
+        return fields_to_plain(value)
     if isinstance(value, Mapping):
         return {name: to_plain(part) for name, part in value.items()}
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _is_required(field: dataclasses.Field) -> bool:
+def fields_to_plain(value: "DataclassInstance") -> dict[str, object]:
+    """Returns the values of a dataclass by field, each as `to_plain` returns it."""
+    fields = dataclasses.fields(value)
+    return {field.name: to_plain(getattr(value, field.name)) for field in fields}
+
+
+def _is_required(field: dataclasses.Field[object]) -> bool:
     missing = dataclasses.MISSING
     return field.default is missing and field.default_factory is missing
 
 
-def _default(field: dataclasses.Field) -> Any:
+def _default(field: dataclasses.Field[object]) -> object:
     factory = field.default_factory
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
+def _read_object(prefix: str, kind: type[T], values: Mapping[str, object]) -> T:
     """Makes a dataclass of a JSON object. Raises ValueError, which names the field."""
     if issubclass(kind, OpenBlock):
         _read(f"{prefix}name", str, values.get("name"))
-        return kind.from_dict(typing.cast(Mapping[str, kinds.Value], values))
+        return kind.from_dict(cast(Mapping[str, kinds.Value], values))
     if issubclass(kind, Block):
         return kind.from_dict(values, prefix)
     hints = typing.get_type_hints(kind)
@@ -94,7 +104,7 @@ def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
     for name in fields or hints:
         if name not in values and (not fields or _is_required(fields[name])):
             raise ValueError(f"the field {prefix}{name} is missing")
-    read = {}
+    read: dict[str, object] = {}
     for name in values.keys() & (fields or hints):
         declared = fields[name].metadata.get(kinds.DECLARED) if fields else None
         if declared is not None:
@@ -105,7 +115,7 @@ def _read_object(prefix: str, kind: type, values: Mapping[str, object]) -> Any:
     return kind(**read)
 
 
-def _read(name: str, hint: Any, value: object) -> Any:
+def _read(name: str, hint: type, value: object) -> object:
     """Returns a JSON value as its field holds it. Raises ValueError for one of another type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):  # of a type and None
@@ -124,7 +134,7 @@ def _read(name: str, hint: Any, value: object) -> Any:
             return _read_object(f"{name}.", hint, value)
         return {key: _read(f"{name}.{key}", args[1], part) for key, part in value.items()}
     if hint is float and value in _NOT_FINITE:
-        return float(typing.cast(str, value))
+        return float(cast(str, value))
     is_float = hint is float and isinstance(value, float)
     if hint is not object and not is_float and not is_kind(value, hint):
         raise ValueError(f"{name}={brief(value)} must be {_SHOWN[hint]}")

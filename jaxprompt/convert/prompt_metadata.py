@@ -48,7 +48,7 @@ class BackboneMetadata(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutMetadata(Document):
+class ExampleLayout(Document):
     """How examples are laid out."""
 
     max_len: int = _as_in(DataConfig, "max_len")
@@ -128,7 +128,7 @@ class PromptMetadata(Document):
     task: Task
     template: str
     label_words: tuple[tuple[str, ...], ...] | None  # of each class; None = no verbalizer
-    layout: LayoutMetadata
+    layout: ExampleLayout
     generate: GenerateConfig
     metrics: Metrics
     seed: int

@@ -97,8 +97,8 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
     backbone, notes = find_backbone(config.backbone)
     check_fit(
         backbone,
-        prompt=config.prompt.to_dict(),
-        head=config.head.to_dict(),
+        prompt=config.prompt,
+        head=config.head,
         max_len=config.data.max_len,
     )
     if device is not None and has_kernel(backbone.module, device, config.data.max_len):

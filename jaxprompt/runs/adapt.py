@@ -124,7 +124,7 @@ class Adapting(CorpusWork[AdaptationRecord]):
             log.say(line)
         log.say(tree.overview(adapted.trainable, adapted.frozen))
         log.say(f"{config.objective.name}: {self.milestones.total} steps, {where}")
-        for line in tell_kernel(config, self.placement, adapted.backbone.module):
+        for line in tell_kernel(config, self.placement, adapted.backbone):
             log.say(line)
 
     def finish(self, ended: Ended) -> RunResult:

@@ -176,9 +176,9 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
             f"data.max_len={config.data.max_len} is over the {most} positions of "
             f"{backbone.folder}; lower it to {most}"
         )
-    check_mesh(placement, backbone.module)
+    check_mesh(placement, backbone)
     if head == "rtd":
-        check_mesh(placement, _open_generator(config, backbone).module, "generator")
+        check_mesh(placement, _open_generator(config, backbone), "generator")
     return _in_float32(backbone)
 
 

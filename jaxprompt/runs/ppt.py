@@ -17,7 +17,7 @@ from jaxprompt.build.inheritance import tell_init
 from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import head_of, method_of, starts_of
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.scorer import build_scorer
+from jaxprompt.build.scorer import build_scorer, layout_of
 from jaxprompt.build.task import open_fitting
 from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
 from jaxprompt.convert.load import Report
@@ -228,16 +228,10 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
     return build_scorer(
         backbone,
         task,
-        prompt=config.prompt.to_dict(),
-        head=config.head.to_dict(),
+        dataclasses.replace(layout_of(config), form="cloze"),
+        prompt=config.prompt,
+        head=config.head,
         template=template,
-        form="cloze",
-        answer=config.task.answer,
-        eos=config.task.eos,
-        max_len=config.data.max_len,
-        max_target=config.data.max_target,
-        multiple=config.data.multiple,
-        side=config.data.side,
         batch=config.data.eval_batch,
         share=placement.share(),
     )

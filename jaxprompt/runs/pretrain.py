@@ -87,7 +87,7 @@ class Pretraining(CorpusWork[PretrainingRecord]):
         log.say(tree.overview(learned.trainable, learned.frozen))
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         log.say(f"{self.milestones.total} steps of {size}, {where}")
-        for line in tell_kernel(config, self.placement, self.ppt_task.backbone.module):
+        for line in tell_kernel(config, self.placement, self.ppt_task.backbone):
             log.say(line)
 
     def finish(self, ended: Ended) -> RunResult:

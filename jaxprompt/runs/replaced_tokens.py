@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +72,8 @@ def tie(generator: Params, backbone: Params) -> Params:
 
 
 def generator_config(
-    hf: Mapping[str, Any], *, width: float = 0.25, layers: float = 1.0
-) -> dict[str, Any]:
+    hf: Mapping[str, object], *, width: float = 0.25, layers: float = 1.0
+) -> dict[str, object]:
     """Sizes a generator by shares of its discriminator's config. -> an ELECTRA config
 
     The paper's are a width of 1/4 to 1/2 and all layers (section 3.2, table 6); a head is 64 wide.

@@ -3,7 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import optax
 from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import RateState
+from jaxprompt.training.progress import Metrics
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import TrainStep
 from jaxprompt.tree import Flat
@@ -34,7 +35,7 @@ class TaskBatch:
 
 def make_shared_step(
     steps: Mapping[str, TrainStep],
-) -> Callable[[TrainState, Flat, TaskBatch], tuple[TrainState, dict[str, Any]]]:
+) -> Callable[[TrainState, Flat, TaskBatch], tuple[TrainState, Metrics]]:
     """Makes (state, frozen, TaskBatch) -> (state, metrics) of the train step of each task.
 
     A step leaves the heads of other tasks as they are, with what the optimizer holds of them, its
@@ -99,24 +100,25 @@ class TaskBatches(Iterator[TaskBatch]):
         name = self._names[min(int(number), len(self._names) - 1)]
         return TaskBatch(next(self._streams[name]), name)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """Returns the position, to be saved as JSON."""
         return {
             "at": self._at, "shares": {name: float(x) for name, x in self.shares.items()},
             "streams": {name: stream.get_state() for name, stream in self._streams.items()},
         }  # fmt: skip
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         """Goes to a saved position; raises InputError where the tasks or shares are others."""
-        own = self.get_state()["shares"]
-        if state["shares"] != own:
+        shares = self.get_state()["shares"]
+        if state["shares"] != shares:
             raise InputError(
-                f"the saved position has the tasks {state['shares']}, this run has {own}; resume "
-                "with the same shared.tasks and data, or take another workdir"
+                f"the saved position has the tasks {state['shares']}, this run has {shares}; "
+                "resume with the same shared.tasks and data, or take another workdir"
             )
-        self._at = state["at"]
+        self._at = cast(int, state["at"])
+        positions = cast(Mapping[str, Mapping[str, object]], state["streams"])
         for name, stream in self._streams.items():
-            stream.set_state(state["streams"][name])
+            stream.set_state(positions[name])
 
     def close(self) -> None:
         """Stops the threads of all streams."""

@@ -128,7 +128,7 @@ class Tuning(Work[TaskRecord]):
         elif fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
         log.say(f"{self.milestones.total} steps, {where}")
-        for line in tell_kernel(config, self.placement, self.backbone.module):
+        for line in tell_kernel(config, self.placement, self.backbone):
             log.say(line)
         self.fill(log.say)
 

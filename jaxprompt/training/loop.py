@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.config.documents import to_plain
+from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.config.run import TrainConfig
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
@@ -275,7 +275,8 @@ def run(
             value = job.value(dev)
             if progress.note_dev(step, value, dev, last=due.last, patience=job.settings.patience):
                 # Before any state of this step is saved, so that each has the best of its time.
-                checkpoints.save_best(step, state.trainable, to_plain(progress.best))
+                assert progress.best is not None
+                checkpoints.save_best(step, state.trainable, fields_to_plain(progress.best))
             if progress.done or not plan.save:
                 save()
             # A rate leaves out what evaluating and saving take.

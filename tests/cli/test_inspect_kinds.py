@@ -24,7 +24,9 @@ from tiny_run import (
 
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig
+from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.inspection.instances import Instance
@@ -106,9 +108,12 @@ def test_rows_of_a_class_are_told_apart(each, tmp_path):
     words = (("old cat", "dog"), ("bread",))
     scorer = build_scorer(
         opened, custom_task(fields=("text",), labels=("beast", "food"), words=words),
-        prompt=prompt, head={"name": head} | ({"copies": True} if head == "discriminator" else {}),
-        template=template, form="cloze", answer="", eos=True, max_len=24, max_target=8,
-        multiple=8, side="right", batch=8,
+        ExampleLayout(
+            max_len=24, max_target=8, multiple=8, side="right", choices=1, form="cloze",
+            answer="", eos=True,
+        ), prompt=OpenBlock.from_dict(prompt),
+        head=OpenBlock(head, {"copies": True} if head == "discriminator" else {}),
+        template=template, batch=8,
     )  # fmt: skip
     _, loaded = load_weights(opened, make_placement(1, 1, devices=jax.devices()[:1]))
     params = scorer.model.init(jax.random.key(0), loaded.params)

@@ -9,7 +9,9 @@ from transformers import AutoTokenizer
 
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import asks_of, build_scorer
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig
+from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList, Entry, make_tree
@@ -55,9 +57,12 @@ def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head
     """Builds all that scores, and its parameters. -> scorer, params"""
     opened, loaded = backbone
     scorer = build_scorer(
-        opened, task, prompt=prompt or {"name": "none"}, head={"name": "discriminator"} | head,
-        template=template, form="cloze", answer="", eos=True, max_len=max_len, max_target=8,
-        multiple=8, side="right", batch=8,
+        opened, task, ExampleLayout(
+            max_len=max_len, max_target=8, multiple=8, side="right", choices=1, form="cloze",
+            answer="", eos=True,
+        ),
+        prompt=OpenBlock.from_dict(prompt or {"name": "none"}),
+        head=OpenBlock("discriminator", head), template=template, batch=8,
     )  # fmt: skip
     params = scorer.model.init(jax.random.key(0), loaded.params)
     table = np.asarray(loaded.params["embed"]["word"]["table"])

@@ -16,9 +16,11 @@ from tiny import assert_close, jit
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.scorer import build_scorer, choose_template
 from jaxprompt.build.task import build_objectives
+from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig, GenerateConfig
 from jaxprompt.convert.folder import end_ids
+from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.tokenizer import encode_texts
@@ -34,7 +36,7 @@ WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
 TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
 STYLES = ("seq2seq", "causal")
 SETTINGS = dict(
-    form="cloze", answer="", eos=True, max_len=40, max_target=8, multiple=8, side="right", batch=4
+    max_len=40, max_target=8, multiple=8, side="right", choices=1, form="cloze", answer="", eos=True
 )
 
 
@@ -94,10 +96,10 @@ def make_scorer(pair, *, task=None, head=None, **changes):
     if head.READS_WORDS and settings["form"] == "cloze" and not template:
         template = "{text} It was [mask]" if style == "causal" else "{text} It was [mask]."
     template = choose_template(task, head, style, settings["form"], template)
-    prompt = {"name": "none"}
     return build_scorer(
-        pair.backbone, task, prompt=prompt, head=head.block(), template=template, **settings
-    )
+        pair.backbone, task, ExampleLayout(**settings), prompt=OpenBlock("none"),
+        head=OpenBlock.from_dict(head.block()), template=template, batch=4,
+    )  # fmt: skip
 
 
 def run(pair, scorer, head="main", examples=None, **encoding):

@@ -1,7 +1,6 @@
 """A stream of batches that goes on where a saved run stood."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch
@@ -33,12 +32,12 @@ class BatchStream(Iterator[Batch]):
         """Returns the next batch."""
         return next(self._iterator)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """Returns the position, to be saved as JSON beside what it was trained with."""
         # The position counts batches handed out: those made ahead are made again.
         return {**self._settings, "iterator": self._iterator.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, object]) -> None:
         """Goes to a saved position; raises InputError where the stream would not be the same."""
         for name, value in self._settings.items():
             if state.get(name) != value:

@@ -2,12 +2,13 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 Item = TypeVar("Item")
 Ints = Sequence[int] | np.ndarray
+Answers: TypeAlias = np.ndarray | list[str]  # scores [units, C], or texts
 
 
 class Row(NamedTuple):
@@ -111,12 +112,12 @@ class Split(NamedTuple):
             rows=self.rows[step], labels=self.labels[step], counts=self.counts[step], samples=1
         )
 
-    def average(self, found: np.ndarray) -> np.ndarray:
+    def average(self, found: Answers) -> Answers:
         """Averages scores over the samples of an example. [units, ...] -> [examples, ...]
 
         Scores are log-probabilities, so the best class is that of the averaged logits.
         """
-        if self.samples == 1:
+        if self.samples == 1 or isinstance(found, list):
             return found
         apart = np.asarray(found, np.float64).reshape(-1, self.samples, *found.shape[1:])
         return apart.mean(1).astype(np.float32)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.config.documents import to_plain
+from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
@@ -188,7 +188,7 @@ class BatchedRuns:
             # On disk before the run leaves the state.
             numbers = self.programs.pick(self.best, row)
             best = self.bests[self.rows[row]]
-            best.save_best(stand.best.step, numbers, to_plain(stand.best))
+            best.save_best(stand.best.step, numbers, fields_to_plain(stand.best))
             best.settle()
 
     def _evaluate(self, last: bool) -> None:

@@ -103,7 +103,7 @@ def prepare(
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
     says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
-    says += tell_kernel(config, placement, backbone.module)
+    says += tell_kernel(config, placement, backbone)
     for task in tasks.values():
         says += ppt.tell_task(*task)
     shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)

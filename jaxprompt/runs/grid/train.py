@@ -99,7 +99,7 @@ def prepare(
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.config.path} ({backbone.family})"]
-    says += tell_kernel(config, placement, backbone.module)
+    says += tell_kernel(config, placement, backbone)
     says += _example_lines([data for _, data in inputs])
     objectives = build_objectives(config, members[0].model) if members else []
     shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
