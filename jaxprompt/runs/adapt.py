@@ -24,7 +24,7 @@ from jaxprompt.runs.replaced_tokens import tie
 from jaxprompt.runs.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.training import run_folder
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import Ended
+from jaxprompt.training.one_run import Ended
 from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.throughput import Meter

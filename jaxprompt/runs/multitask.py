@@ -46,7 +46,7 @@ from jaxprompt.runs.running import Work, carry_out
 from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import Ended
+from jaxprompt.training.one_run import Ended
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step

@@ -13,7 +13,7 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import CorpusWork, carry_out
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import Ended
+from jaxprompt.training.one_run import Ended
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.throughput import Meter

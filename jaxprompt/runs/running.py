@@ -20,10 +20,10 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
-from jaxprompt.training import loop, pictures, run_folder
+from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import Ended, Job
+from jaxprompt.training.one_run import Ended, Job
 from jaxprompt.training.progress import Metrics
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
@@ -143,7 +143,7 @@ def carry_out(work: Work) -> RunResult | None:
             run_folder.read_result(workdir),
         )
         started = Checkpoints(workdir).latest()
-        signals.note(loop.saved_at(started))
+        signals.note(one_run.saved_at(started))
         # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(config) | {"result.json": str(bool(finished))})
         work.prepare(saved, started)
@@ -160,7 +160,7 @@ def carry_out(work: Work) -> RunResult | None:
         run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, work.record)
         where = "from the start" if started is None else f"resumed at step {started}"
-        ended = loop.drive(work, workdir, started, lambda log: work.tell(log, where))
+        ended = one_run.drive(work, workdir, started, lambda log: work.tell(log, where))
         if ended is None:
             return None
         result = work.finish(ended)

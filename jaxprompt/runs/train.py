@@ -25,7 +25,7 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs.running import Work, carry_out
 from jaxprompt.training.features import cache as feature_cache
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import Ended
+from jaxprompt.training.one_run import Ended
 from jaxprompt.training.run_record import BackboneRecord, TaskRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.tree import Flat

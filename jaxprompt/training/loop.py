@@ -1,29 +1,13 @@
-"""The loop of a run: it trains, looks at dev, keeps the best, saves, and resumes after a cut."""
+"""The loop of a run, or of several at once: it trains, looks at dev, keeps the best and saves."""
 
-import abc
 import contextlib
-import functools
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.config.documents import fields_to_plain
-from jaxprompt.config.run import TrainConfig
-from jaxprompt.errors import InputError
-from jaxprompt.parallel import processes, sharding
-from jaxprompt.parallel.compilation import jit
-from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.checkpoint import Checkpoints, abstract
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.profiling import Profiler, profiled
-from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
-from jaxprompt.training.state import TrainState
-from jaxprompt.training.steps import tell_broken, with_flags
-from jaxprompt.tree import Flat
 from jaxprompt.types import Tokens
 
 # Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
@@ -93,229 +77,115 @@ class StepBatch(Protocol):
         """The input."""
 
 
-class Job(abc.ABC):
-    """What a run does. Its attributes are there once it is built and checked."""
+class Runs(Protocol):
+    """What the loop trains: one run, or several as one program."""
 
-    placement: Placement
-    # (state, frozen, a batch that `take` gave) -> (state, metrics)
-    step: Callable[..., tuple[TrainState, dict[str, Any]]]
-    state: TrainState  # before the first step
-    frozen: Flat
-    batches: Any  # what `take` draws from: get_state, set_state, close
-    milestones: Milestones
-    settings: TrainConfig
-    drops = True  # its model has dropout
+    plan: Milestones
+    log_steps: int
+    step: int  # the newest that was taken
 
-    @abc.abstractmethod
-    def take(self) -> StepBatch:
-        """Gives the next batch, on the host."""
+    def live(self) -> bool:
+        """Returns whether any run goes on."""
 
-    @abc.abstractmethod
-    def measure(self, trainable: Flat) -> dict[str, float]:
-        """Scores dev with the numbers that train."""
+    def take(self) -> Any:
+        """Returns the next batch, a StepBatch on the host; several runs stack theirs."""
 
-    @abc.abstractmethod
-    def value(self, dev: dict[str, float]) -> float:
-        """Picks the number of dev that is to be high."""
+    def is_new(self, batch: Any) -> bool:
+        """Returns whether the step is yet to be compiled for the shapes of a batch."""
 
-    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
-        """Makes what is written of a step, see `progress.Describe`."""
-        del steps, seconds
-        return found
+    def take_step(self, batch: Any) -> dict[str, Any]:
+        """Takes a step. Returns its metrics, which may not be computed yet."""
+
+    def write(self, metrics: dict[str, Any], taken: tuple[int, float], seconds: float) -> None:
+        """Logs the newest step.
+
+        Args:
+          metrics: of the step, on the host.
+          taken: the steps since the last record or pause, and their seconds.
+          seconds: since the start of the runs.
+        """
+
+    def end_broken(self, counts: list[tuple[int, Any, Any]], seconds: float) -> None:
+        """Ends runs with too many steps in a row that were not finite.
+
+        Args:
+          counts: step, streak and skipped steps of all steps since the last call.
+          seconds: since the start of the runs.
+        """
+
+    def evaluate(self, seconds: float) -> None:
+        """Scores dev, keeps what is the best so far, and ends runs that are done."""
+
+    def save(self, seconds: float) -> None:
+        """Saves a checkpoint of the newest step in the background."""
+
+    def settle(self) -> None:
+        """Waits until all that was saved is on disk."""
+
+    def stop_signal(self) -> int:
+        """Returns the signal that asks for a stop, 0 where none does."""
 
 
-class Ended(NamedTuple):
-    """How a run ended."""
+def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
+    """Takes steps until every run is done.
 
-    progress: Progress
-    best: Evaluation  # that was chosen
-    numbers: Flat  # of it
-    time: dict[str, float]
+    Args:
+      runs: stand at the step that they go on from.
+      log: of them all.
+      seconds: that they took up to there.
 
-
-class RunState(NamedTuple):
-    """Where a run stands."""
-
-    checkpoints: Checkpoints
-    state: TrainState
-    progress: Progress
-    step: int
-    seconds: float  # that it took up to there
-
-
-def drive(
-    job: Job, workdir: str, started: int | None, tell: Callable[[RunLog], None]
-) -> Ended | None:
-    """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
-
-    `started` is the checkpoint's step, None = from the start; `tell` says to the log what begins.
+    Returns:
+      The seconds that they took in all. None where a signal ended them early; they are saved then.
     """
-    stand = take_up(job, workdir)
-    with RunLog(
-        workdir, tracker=job.settings.tracker, total=job.milestones.total,
-        enabled=processes.is_first(),
-    ) as log:  # fmt: skip
-        log.resume(-1 if started is None else started)
-        tell(log)
-        steps = job.settings.profile if processes.is_first() else 0
-        with (
-            signals.held() as heard,
-            profiled(workdir, steps, stand.step) as profiler,
-            stand.checkpoints.settling(),
-        ):
-            ended = run(job, stand, log, heard, profiler)
-    if ended is not None:
-        signals.note("after the last step; it is saved, and the same command completes the run")
-        # One that came during the last step, on any process.
-        signals.check(max(map(int, processes.gather(str(heard())))))
-    return ended
-
-
-def take_up(job: Job, workdir: str) -> RunState:
-    """Goes to the newest checkpoint of a run, or to its start.
-
-    Raises InputError for a checkpoint that is damaged, or of another model.
-    """
-    checkpoints = Checkpoints(workdir, job.settings.keep)
-    state, progress, seconds = job.state, Progress(), 0.0
-    started = checkpoints.latest()
-    if started is not None:
-        # By its shapes: the initial state would stay in memory beside what is read.
-        shapes = jax.tree.map(abstract, state)
-        for leaf in jax.tree.leaves(state):
-            leaf.delete()
-        state, position = checkpoints.restore(shapes)
-        progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
-        if progress.best is not None:
-            # Checked at the start: at the end it would be too late to say that the best is lost.
-            checkpoints.check_best(progress.best.step)
-        job.batches.set_state(position["data"])
-    checkpoints.rewind(-1 if started is None else started)
-    return RunState(checkpoints, state, progress, started or 0, seconds)
-
-
-def run(
-    job: Job, stand: RunState, log: RunLog, heard: Callable[[], int], profiler: Profiler
-) -> Ended | None:
-    """Trains from where a run stands to the end.
-
-    `heard` gives the signal that asks for a stop, 0 where none does. Returns None where one ended
-    it early; it is saved then. Raises InputError after too many steps in a row that were not
-    finite.
-    """
-    alone, place, plan = jax.process_count() == 1, job.placement, job.milestones
-    checkpoints, state, progress, step, seconds = stand
-    train_step = jit(
-        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.drops,
-        # The state comes back to where it was: else the next step would be another program.
-        out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[place.replicated] * 2),
-    )  # fmt: skip
-
-    def save() -> None:
-        spent = {"seconds": time.monotonic() - clock}
-        position = progress.to_json() | {"data": job.batches.get_state()} | spent
-        # A signal's line names the step once it is complete, which is some steps later.
-        on_complete = functools.partial(signals.note, saved_at(step))
-        checkpoints.save(step, state, position, on_complete)
-
-    def save_now() -> None:
-        save()
-        checkpoints.settle()
-
-    clock, seen = time.monotonic() - seconds, set()  # with the time of the processes before
-    since = step, time.monotonic()  # what a rate counts from
-    ahead = LookAhead()
-    read: list[tuple[int, int, int]] = []  # step, its streak, skipped steps
+    plan, first, ahead = runs.plan, runs.step, LookAhead()
+    clock = time.monotonic() - seconds
+    elapsed = lambda: time.monotonic() - clock
+    pause = runs.step, time.monotonic()  # what a rate counts from
     log.done = lambda: ahead.done
-    stop, before, flags = 0, None, sharding.put_flag(place, 0)
-    while step < plan.total and not progress.done:
-        batch = job.take()
-        leaves, form = jax.tree.flatten(batch)
-        shapes = (form, *map(np.shape, leaves))
-        # jit compiles one program per shape, and per task where there are several.
-        if is_new := shapes not in seen:
-            seen.add(shapes)
-            shape = batch.encoder.ids.shape
-            log.say(f"compiling the step for {shape[0]} sequences x {shape[1]} tokens")
-        if not alone:
-            # Each process gives what it heard, and the step itself takes the highest of all.
-            flags = sharding.put_flag(place, heard())
-        profiler.before(step)
-        batch = sharding.put_batch(place, batch)
+    while runs.step < plan.total and runs.live():
+        batch = runs.take()
+        is_new = runs.is_new(batch)
+        if is_new:
+            log.say(f"compiling the step for {_shape_of(batch)}")
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
-        with signals.at_once() if alone and step == stand.step else contextlib.nullcontext():
-            state, measured, raised = train_step(state, job.frozen, batch, flags)
-        step += 1
-        for line in profiler.after(step, state, last=step == plan.total):
-            log.say(line)
-        if step == 1:
-            signals.note("before the first checkpoint; nothing was saved")
+        stops_at_once = runs.step == first and jax.process_count() == 1
+        with signals.at_once() if stops_at_once else contextlib.nullcontext():
+            measured = runs.take_step(batch)
         if is_new:  # it runs from now on, once those before it are done
             ahead.wait()
-            since = step - 1, time.monotonic()
-        if not alone:
-            # A preemption leaves seconds, so this cannot wait for the log. One step late, while the
-            # next one runs; on every process the flags of one step, so that all stop at one step.
-            stop, before = 0 if before is None else int(before), raised
-        ahead.add(step, measured)
-        due = plan.due(step, job.settings.log_steps)
+            pause = runs.step - 1, time.monotonic()
+        ahead.add(runs.step, measured)
+        due = plan.due(runs.step, runs.log_steps)
         if due.logs or due.evaluates or due.saves:
-            (read, found), now = ahead.read(measured), time.monotonic()
+            (counts, metrics), now = ahead.read(measured), time.monotonic()
             if due.logs:
-                taken = step - since[0], now - since[1]
-                write_step(log, step, found, job.describe, taken, now - clock)
-                since = step, now
-            # Of the last step dev is scored first: the same command then completes the run.
-            if not due.last:
-                _stop_if_broken(read, job.settings.max_streak, save_now)
-        log.progress(step)
+                runs.write(metrics, (runs.step - pause[0], now - pause[1]), now - clock)
+                pause = runs.step, now
+            runs.end_broken(counts, elapsed())
+        log.progress(runs.step)
         if due.evaluates:
-            dev = job.measure(state.trainable)
-            log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
-            value = job.value(dev)
-            if progress.note_dev(step, value, dev, last=due.last, patience=job.settings.patience):
-                # Before any state of this step is saved, so that each has the best of its time.
-                assert progress.best is not None
-                checkpoints.save_best(step, state.trainable, fields_to_plain(progress.best))
-            if progress.done or not plan.save:
-                save()
-            # A rate leaves out what evaluating and saving take.
-            since = step, time.monotonic()
+            runs.evaluate(elapsed())
+            if not (plan.save and runs.live()):
+                runs.save(elapsed())
         if due.saves:
-            save()
-            since = step, time.monotonic()
-        number = heard() if alone else stop
-        if number and not progress.done:
-            save_now()
-            log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
+            runs.save(elapsed())
+        if due.evaluates or due.saves:  # a rate leaves out what these take
+            pause = runs.step, time.monotonic()
+        if (number := runs.stop_signal()) and runs.live():
+            runs.save(elapsed())
+            runs.settle()
+            saved = f"at step {runs.step}; saved, the same command resumes"
+            log.say(signals.stopped(number, saved))
             return None
-    _stop_if_broken(read, job.settings.max_streak, save_now)
-    job.batches.close()
-    checkpoints.settle()
-    progress.steps, progress.skipped = step, int(state.skipped)
-    # From disk: what is in memory is of the last step.
-    if progress.best is None:
-        raise RuntimeError("the run ended before its first evaluation")
-    numbers, saved = checkpoints.restore_best(state.trainable, progress.best.step)
-    best = Evaluation(**saved)
-    spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-    return Ended(progress, best, numbers, spent)
+    return elapsed()
 
 
-def saved_at(step: int | None) -> str:
-    """Says of a run that a signal ends what it saved; None where it has no checkpoint."""
-    if step is None:
-        return "before the first step; nothing was saved"
-    return f"with step {step} saved; the same command resumes"
+def count_runs(count: int) -> str:
+    """Writes a number of runs, as in "2 runs"."""
+    return "1 run" if count == 1 else f"{count} runs"
 
 
-def _stop_if_broken(
-    read: list[tuple[int, int, int]], limit: int, save_now: Callable[[], None]
-) -> None:
-    """Stops where a streak of steps that were not finite reached the limit, also one that ended."""
-    step, streak, skipped = max(read, key=lambda one: one[1], default=(0, 0, 0))
-    if streak < limit:
-        return
-    save_now()
-    said = tell_broken(int(streak), step, int(skipped))
-    raise InputError(f"{said}. The last good state is saved")
+def _shape_of(batch: StepBatch) -> str:
+    *several, rows, width = batch.encoder.ids.shape
+    runs = "".join(f"{count_runs(count)} x " for count in several)
+    return f"{runs}{rows} sequences x {width} tokens"

@@ -378,7 +378,7 @@ def refuse_cuda():
 )  # fmt: skip
 def test_out_of_memory(refuse, said, backbone, data, tmp_path, monkeypatch, capsys):
     """The step asks for what no machine has."""
-    monkeypatch.setattr("jaxprompt.training.loop.jit", lambda *_, **__: lambda *_: refuse())
+    monkeypatch.setattr("jaxprompt.training.one_run.jit", lambda *_, **__: lambda *_: refuse())
     words = flags(tiny_fields(backbone, data))
     code, out, err = jaxprompt(
         capsys, "train", "--config", BASE, f"--workdir={tmp_path / 'run'}", *words

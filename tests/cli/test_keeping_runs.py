@@ -9,7 +9,7 @@ from test_runs import SAME, losses, results, rows_file
 from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import run
 from jaxprompt.training.features import cache as feature_cache
@@ -130,17 +130,17 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
 ):
     own = SEEDS | UPPER | dict(runs__data_seeds="0,1", runs__lr="1e-2")
     own |= dict(data__protocol__rows=rows_file(tmp_path, [(16, 6), (16, 6)]), runs__size=2)
-    args, live = (folders["bert"], data, "prefix"), BatchedRuns._live
+    args, stop_signal = (folders["bert"], data, "prefix"), BatchedRuns.stop_signal
     whole = grid_of(tmp_path / "whole", *args, **own)
 
     def signal_once(self):
         if self.step == 3 and not hasattr(self, "asked"):
             self.asked = os.kill(os.getpid(), signal.SIGTERM)
-        return live(self)
+        return stop_signal(self)
 
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "_live", signal_once)
+        patch.setattr(BatchedRuns, "stop_signal", signal_once)
         folder = grid_of(tmp_path / "grid", *args, **own | DISK)
     err = capsys.readouterr().err
     assert "stopped by SIGTERM" in err and not results(folder) and "earlier" not in err

@@ -7,7 +7,8 @@ import jax
 from tiny_run import make_config
 
 from jaxprompt.runs import train as tune
-from jaxprompt.runs.grid import batched_loop, runner
+from jaxprompt.runs.grid import runner
+from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.training.checkpoint import Checkpoints
 
 SHORT = dict(
@@ -70,14 +71,14 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
 
 def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
-    evaluate, found = batched_loop.BatchedRuns._evaluate, []
+    evaluate, found = BatchedRuns.evaluate, []
     count = counter(table_of(backbone))
 
     def evaluated(self, *given):
         found.append(count())
         return evaluate(self, *given)
 
-    monkeypatch.setattr(batched_loop.BatchedRuns, "_evaluate", evaluated)
+    monkeypatch.setattr(BatchedRuns, "evaluate", evaluated)
     c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
     runner.train_grid(c, str(tmp_path / "runs"), "train", heard=lambda: 0)
     # Of the backbone that each run starts from.

@@ -9,7 +9,7 @@ from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fiel
 
 from jaxprompt.parallel import compilation
 from jaxprompt.runs.train import run
-from jaxprompt.training import loop
+from jaxprompt.training import one_run
 
 # Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.
 COMMON = dict(data__eval_batch=16, train__log_steps=1, **DROPS)
@@ -33,7 +33,7 @@ def start(folder, backbone, data, method, **changes):
 def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path, monkeypatch):
     steps, jit = [], compilation.jit
     remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
-    monkeypatch.setattr(loop, "jit", remember)
+    monkeypatch.setattr(one_run, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
     _, one, expected = start(tmp_path / "one", dropping, data, method)
     _, eight, found = start(tmp_path / "eight", dropping, data, method, **MESHES[method])
@@ -90,7 +90,7 @@ def run_until(step, c, folder):
             super().write(number, **values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxprompt.training.loop.RunLog", Interrupted)
+        patch.setattr("jaxprompt.training.one_run.RunLog", Interrupted)
         run(c, str(folder))
 
 

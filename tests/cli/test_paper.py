@@ -13,7 +13,7 @@ from configs.parts import ppt
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from launch.papers import core as paper
 
 SMALL = {
@@ -129,15 +129,15 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
 def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, method):
     """The checkpoint of some cells is no stranger's to the others."""
     words = ["--rows=pt;full", "--seeds=10", f"--workdir={tmp_path}"]
-    live = BatchedRuns._live
+    stop_signal = BatchedRuns.stop_signal
 
     def stop(self):
         if self.step == 2 and self.members[0].run.name.startswith(method):
             os.kill(os.getpid(), signal.SIGTERM)
-        return live(self)
+        return stop_signal(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "_live", stop)
+        patch.setattr(BatchedRuns, "stop_signal", stop)
         told, _ = run(capsys, "table4", *words)
     assert told.out == "" and "stopped by SIGTERM at step" in told.err
     told, _ = run(capsys, "table4", *words)
@@ -201,15 +201,15 @@ def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, mon
     words = ["ipt", "table3", f"--workdir={work}", f"--backbone={backbone}", "--tasks=rte"]
     words += [f"--data={tmp_path}", "--rows=Prefix Tuning + Random IPT", "--seeds=1"]
     words += flags(own)
-    live = BatchedRuns._live
+    stop_signal = BatchedRuns.stop_signal
 
     def stop(self):
         if self.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return live(self)
+        return stop_signal(self)
 
     with monkeypatch.context() as patch:  # stopped in the folds, then it goes on
-        patch.setattr(BatchedRuns, "_live", stop)
+        patch.setattr(BatchedRuns, "stop_signal", stop)
         assert paper.main(words) == 0
     assert not list(work.glob("*/result.json"))
     assert paper.main(words) == 0

@@ -22,8 +22,8 @@ from jaxprompt import errors
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError
-from jaxprompt.runs.grid import batched_loop, runner
-from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid import batched_runs, runner
+from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.runs.grid.expand import list_runs
 from jaxprompt.runs.train import run
 from jaxprompt.training import run_folder
@@ -158,11 +158,11 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
     folder, calls = tmp_path / "grid", []
     with monkeypatch.context():
         if moment.startswith("step"):
-            cut_at(BatchedRuns, "_live", lambda t: t.step == int(moment[-1]))
+            cut_at(BatchedRuns, "live", lambda t: t.step == int(moment[-1]))
         elif moment == "between":  # evaluated and logged, not saved
-            cut_at(BatchedRuns, "_save", lambda t: t.step == 4)
+            cut_at(BatchedRuns, "save", lambda t: t.step == 4)
         elif moment == "tests":
-            cut_at(BatchedRuns, "_finish", lambda t: True)
+            cut_at(BatchedRuns, "end", lambda t: True)
         else:  # two of four results are there
             write_result = run_folder.write_result
 
@@ -172,7 +172,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
                     raise Cut
                 write_result(*args)
 
-            monkeypatch.setattr(batched_loop, "write_result", write)
+            monkeypatch.setattr(batched_runs, "write_result", write)
         with pytest.raises(Cut):
             train_grid(config, str(folder))
         monkeypatch.undo()
@@ -185,15 +185,15 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
     import os
     import signal
 
-    folder, live = tmp_path / "grid", BatchedRuns._live
+    folder, stop_signal = tmp_path / "grid", BatchedRuns.stop_signal
 
     def signal_once(self):
         if self.step == 3 and not hasattr(self, "asked"):
             self.asked = os.kill(os.getpid(), signal.SIGTERM)
-        return live(self)
+        return stop_signal(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "_live", signal_once)
+        patch.setattr(BatchedRuns, "stop_signal", signal_once)
         assert train_grid(config, str(folder)) == 0
     out, err = capsys.readouterr()
     assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
@@ -211,7 +211,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
 
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
-    monkeypatch.setattr(batched_loop, "WORTH", 0)
+    monkeypatch.setattr(batched_runs, "WORTH", 0)
     c = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,1e-2", train__patience=2,
@@ -441,7 +441,7 @@ def test_starts_are_for_a_method_that_has_some(tmp_path):
 def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
     folder = tmp_path / "grid"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchedRuns, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
+        patch.setattr(BatchedRuns, "end", lambda self, seconds: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]

@@ -87,12 +87,12 @@ def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
     [
         ("build.task.read_examples", signal.SIGTERM, FIRST),
         ("runs.train.start", signal.SIGINT, FIRST),
-        ("training.loop.jit", signal.SIGINT, FIRST),
+        ("training.one_run.jit", signal.SIGINT, FIRST),
         ("training.run_folder.write_result", signal.SIGTERM, LAST),
     ],
 )
 def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsys):
-    is_step = place == "training.loop.jit"  # its first call compiles
+    is_step = place == "training.one_run.jit"  # its first call compiles
     instead = (lambda *_, **__: gets(number)) if is_step else gets(number)
     monkeypatch.setattr(f"jaxprompt.{place}", instead)
     words = flags(tiny_fields(backbone, data))

@@ -8,7 +8,7 @@ import pytest
 from jaxprompt.runs import multitask
 from jaxprompt.runs import multitask as shared_tuning
 from jaxprompt.runs.multitask import SharedTuning
-from jaxprompt.training.loop import Ended
+from jaxprompt.training.one_run import Ended
 from jaxprompt.training.progress import Evaluation, Progress
 
 

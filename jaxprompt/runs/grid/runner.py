@@ -23,9 +23,9 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs.grid import pretrain
+from jaxprompt.runs.grid import batched_runs, pretrain
 from jaxprompt.runs.grid import train as tune
-from jaxprompt.runs.grid.batched_loop import BatchedRuns, count_runs
+from jaxprompt.runs.grid.batched_runs import Chunk
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.runs.grid.group import (
@@ -44,6 +44,7 @@ from jaxprompt.runs.grid.memory import available, fitting
 from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import count_runs
 from jaxprompt.training.run_folder import (
     check_kept,
     check_workdir,
@@ -52,6 +53,7 @@ from jaxprompt.training.run_folder import (
     read_result,
 )
 from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.state import TrainState
 
 __all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
 
@@ -300,15 +302,18 @@ class _Work:
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
                 self.checkpoints.rewind(-1 if newest is None else newest)
                 programs, words = program(chunk)
-                states, owns = [], []
+                states: list[TrainState] = []
+                per_run = []
                 for member in chunk:
                     begun = start(shared, member)[0]
-                    states.append(begun.state)
-                    owns.append(PerRun(words[member.run.name], begun.own))
+                    if not resumed:
+                        states.append(begun.state)
+                    per_run.append(PerRun(words[member.run.name], begun.own))
                 del begun
-                together = BatchedRuns(shared, chunk, owns, programs, self.checkpoints, log)
-                together.seconds = time.monotonic() - began  # with the compilations so far
-                if not together.run(states, resumed, self.heard):
+                if not batched_runs.train(
+                    Chunk(shared, chunk, programs, per_run), self.checkpoints, log,
+                    None if resumed else states, time.monotonic() - began, self.heard,
+                ):  # fmt: skip
                     return False
                 self._clear()
                 self.note()

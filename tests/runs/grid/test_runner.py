@@ -18,7 +18,7 @@ from jaxprompt.parallel.hlo import read_work
 from jaxprompt.parallel.sharding import make_placement, put
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
-from jaxprompt.runs.grid.batched_loop import halves
+from jaxprompt.runs.grid.batched_runs import halves
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs, make_group_scores, make_group_step
 from jaxprompt.runs.grid.expand import GridRun, select
 from jaxprompt.runs.grid.group import Member, varying_words

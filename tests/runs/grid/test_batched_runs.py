@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from jaxprompt.config.load import load_config
-from jaxprompt.runs.grid.batched_loop import BatchedRuns
+from jaxprompt.runs.grid.batched_runs import BatchedRuns, Chunk, GroupStart
 from jaxprompt.training.progress import Evaluation, Progress
 
 
@@ -12,35 +12,40 @@ def make_member(folder, seed):
     folder.mkdir()
     config = load_config("base:soft", [("seed", seed)])
     run = SimpleNamespace(folder=folder, config=config)
-    return SimpleNamespace(run=run)
+    return SimpleNamespace(run=run, plan=None)
 
 
 def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path):
     """Of three runs the second failed: the third is neither tested as it nor with its dev."""
     members = [make_member(tmp_path / f"run{i}", i) for i in range(3)]
     devs = [{"f1": 0.25 * i, "threshold": i + 0.5} for i in range(3)]
-    stands = [Progress(best=Evaluation(10 + i, 0.0, devs[i]), steps=20) for i in range(3)]
-    stands[1].error = "3 steps in a row were not finite"
-    asked = []
+    progress = [Progress(best=Evaluation(10 + i, 0.0, devs[i]), steps=20) for i in range(3)]
+    progress[1].error = "3 steps in a row were not finite"
+    calls = []
 
     def score(split, rows, trainable, own, devs):
-        asked.append((split, rows, trainable, own, devs))
+        calls.append((split, rows, trainable, own, devs))
         return [{"f1": dev["threshold"]} for dev in devs]
 
     restore = lambda i: lambda template, step: (f"numbers of {i} at {step}", None)
-    work = SimpleNamespace(
-        stands=stands, members=members, owns=["own 0", "own 1", "own 2"], seconds=9.0, size=5,
-        total=50, settings=SimpleNamespace(test=True), shared=SimpleNamespace(pretrains=False),
-        state=None, best=None, bests=[SimpleNamespace(restore_best=restore(i)) for i in range(3)],
-        scorer=SimpleNamespace(has=lambda split: True, score=score),
-        programs=SimpleNamespace(
-            one_trainable=lambda: None, put_own=list, stack_trained=list, compiled=[1]
-        ),
+    scorer = SimpleNamespace(has=lambda split: True, score=score)
+    train = SimpleNamespace(test=True, log_steps=1)
+    shared = SimpleNamespace(
+        config=SimpleNamespace(train=train), pretrains=False, make_scorer=lambda *_: scorer
+    )
+    programs = SimpleNamespace(
+        one_trainable=dict, put_own=list, stack_trained=list, compiled=[1], frozen={}
+    )
+    per_run = [SimpleNamespace(name=i, frozen={}) for i in range(3)]
+    bests = [SimpleNamespace(restore_best=restore(i)) for i in range(3)]
+    start = GroupStart(None, None, [0, 1, 2], progress, 20, 0.0)
+    runs = BatchedRuns(
+        Chunk(shared, members, programs, per_run), start,
+        feeds=[], checkpoints=None, bests=bests, log=None, logs=[], heard=None,
     )  # fmt: skip
-    work._tell_failed = lambda i, error: BatchedRuns._tell_failed(work, i, error)
-    BatchedRuns._finish(work)
+    runs.end(seconds=9.0)
     best = ["numbers of 0 at 10", "numbers of 2 at 12"]
-    assert asked == [("test", [0, 2], best, ["own 0", "own 2"], [devs[0], devs[2]])]
+    assert calls == [("test", [0, 2], best, [per_run[0], per_run[2]], [devs[0], devs[2]])]
     for i in (0, 2):
         result = json.loads((tmp_path / f"run{i}/result.json").read_text())
         assert result["test"] == {"f1": i + 0.5} and result["dev"] == devs[i]

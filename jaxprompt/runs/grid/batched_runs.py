@@ -1,0 +1,353 @@
+"""Trains runs of one shape as one program, from their first step to their results."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import signals, tree
+from jaxprompt.config.documents import fields_to_plain
+from jaxprompt.config.run import FREE
+from jaxprompt.data.batches.stacking import stack
+from jaxprompt.errors import InputError
+from jaxprompt.files import write_atomic
+from jaxprompt.runs.grid.batched_steps import PerRun, Programs
+from jaxprompt.runs.grid.group import Member, RunBatches, Shared, same_batches
+from jaxprompt.training import loop
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
+from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
+from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.state import TrainState
+from jaxprompt.training.steps import tell_broken
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+WORTH = 500  # steps of one run that must be saved for another compilation to pay
+
+
+class Chunk(NamedTuple):
+    """Runs of equal shapes, and the programs that they train in."""
+
+    shared: Shared
+    members: Sequence[Member]
+    programs: Programs
+    per_run: Sequence[PerRun]  # by member, what differs between runs and does not train
+
+
+class GroupStart(NamedTuple):
+    """Where a chunk goes on from."""
+
+    state: TrainState  # leaves [R, ...]
+    best: Flat  # what each run trained, at its best [R, ...]
+    rows: list[int]  # the member of each row of the state
+    progress: list[Progress]  # by member
+    step: int
+    seconds: float  # that it took up to there
+
+
+def train(
+    chunk: Chunk, checkpoints: Checkpoints, log: RunLog, first: list[TrainState] | None,
+    seconds: float, heard: Callable[[], int],
+) -> bool:  # fmt: skip
+    """Trains a chunk to its results.
+
+    Args:
+      chunk: of runs.
+      checkpoints: of the chunk.
+      log: of the whole grid.
+      first: the states before the first step, emptied here, so that their numbers are freed once
+        they are joined; None to go on from the newest checkpoint.
+      seconds: that the chunk took so far, where it starts.
+      heard: returns the signal that asks for a stop, 0 where none does.
+
+    Returns:
+      Whether it has ended. A signal may stop it before; it is saved then.
+    """
+    members, programs = chunk.members, chunk.programs
+    with ExitStack() as exits:
+        feeds = [member.feed() for member in members]
+        for feed in feeds:
+            exits.callback(feed.batches.close)
+        if first is None:
+            start = _restore(chunk, checkpoints, feeds)
+        else:
+            state = programs.stack(first)
+            first.clear()
+            # A copy: the state is donated to each step.
+            best = jax.tree.map(lambda x: x.copy(), state.trainable)
+            rows, progress = list(range(len(members))), [Progress() for _ in members]
+            start = GroupStart(state, best, rows, progress, 0, seconds)
+            del state, best
+        bests = [Checkpoints(member.run.folder) for member in members]
+        step, logs = (-1 if first is not None else start.step), []
+        for member, best_of_run in zip(members, bests, strict=True):
+            exits.enter_context(lock(member.run.folder))
+            guard_workdir(member.run.folder, member.run.config.to_dict(), FREE)
+            write_record(member.run.folder, member.record)
+            # Bests newer than the checkpoint are of steps that come once more.
+            best_of_run.rewind(step)
+            logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
+            exits.enter_context(logs[-1])
+            logs[-1].resume(step)
+        runs = BatchedRuns(chunk, start, feeds, checkpoints, bests, log, logs, heard)
+        before = start.seconds
+        del start  # its numbers are donated, or replaced
+        with signals.held(), checkpoints.settling():
+            taken = loop.train(runs, log, before)
+        if taken is None:
+            return False
+        signals.check(heard())  # one that came during the last step
+        runs.end(taken)
+    return True
+
+
+def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[RunBatches]) -> GroupStart:
+    """Reads the newest checkpoint of a chunk; its batches go on from there."""
+    position, step = checkpoints.position(), checkpoints.latest()
+    assert step is not None  # whose position that is
+    names = [member.run.name for member in chunk.members]
+    rows = [names.index(name) for name in position["rows"]]
+    (state, best), _ = checkpoints.restore(chunk.programs.template(len(rows)))
+    for i, data in zip(rows, position["data"], strict=True):
+        feeds[i].batches.set_state(data)
+    progress = [Progress.from_json(position["runs"][name]) for name in names]
+    return GroupStart(state, best, rows, progress, step, position["seconds"])
+
+
+class BatchedRuns:
+    """A chunk of runs that trains; `loop.train` calls its methods.
+
+    A row of the state is a run; some are done, and train on beside the others.
+    """
+
+    def __init__(
+        self, chunk: Chunk, start: GroupStart, feeds: Sequence[RunBatches],
+        checkpoints: Checkpoints, bests: Sequence[Checkpoints], log: RunLog,
+        logs: Sequence[RunLog], heard: Callable[[], int],
+    ):  # fmt: skip
+        """Stands where the runs go on from.
+
+        `feeds`, `bests` and `logs` are those of the members; `heard` gives the signal that asks for
+        a stop.
+        """
+        self.shared, self.members, self.programs, self.per_run = chunk
+        self.settings = self.shared.config.train
+        self.plan, self.log_steps = self.members[0].plan, self.settings.log_steps
+        self.state, self.best, self.rows, self.progress, self.step, _ = start
+        self.own = self.programs.put_own([self.per_run[i] for i in self.rows])
+        self.scorer = self.shared.make_scorer(self.shared, self.members, self.programs)
+        self.feeds, self.checkpoints, self.bests = feeds, checkpoints, bests
+        self.log, self.logs, self._heard = log, logs, heard
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        """Returns whether any run goes on."""
+        return bool(self._live())
+
+    def _live(self) -> list[int]:
+        """Lists the rows whose run goes on."""
+        return [row for row, i in enumerate(self.rows) if not self.progress[i].done]
+
+    def take(self) -> Batch:
+        """Takes the next batch of every run. -> arrays [R, ...]; see `Programs.put_batch`"""
+        batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
+        members = [self.members[i] for i in self.rows]
+        if not (members[0].keeps and same_batches(members)):
+            given = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
+            return stack(given, layout.pad_id, layout.side)
+        # Read once, and once on the device: states are larger than all else in a batch.
+        one = members[0].give(batches[0])
+        plain = stack([one._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
+        return plain._replace(kept=one.kept)
+
+    def is_new(self, batch: Batch) -> bool:
+        """Returns whether the step is yet to be compiled for the shapes of a batch."""
+        return self.programs.is_new(batch)
+
+    def take_step(self, batch: Batch) -> Metrics:
+        """Takes a step of every run. Returns their metrics [R], which may not be computed yet."""
+        placed = self.programs.put_batch(batch, len(self.rows))
+        self.state, measured = self.programs.train(self.state, placed, self.own)
+        self.step += 1
+        return measured
+
+    def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
+        """Logs the newest step of the runs that go on."""
+        live = self._live()
+        for row in live:
+            own, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
+            write_step(self.logs[i], self.step, own, self.feeds[i].describe, taken, seconds)
+        self.log.show(lr=_span([rate for x in metrics["lr"].values() for rate in x[live].tolist()]))
+
+    def end_broken(
+        self, counts: Sequence[tuple[int, np.ndarray, np.ndarray]], seconds: float
+    ) -> None:
+        """Ends the runs that had too many steps in a row that were not finite; others go on.
+
+        `counts` has the step, the streaks [R] and the skipped steps [R] of all that were taken
+        since.
+        """
+        del seconds
+        for row in self._live():
+            step, streak, skipped = max(
+                ((step, int(streaks[row]), int(skipped[row])) for step, streaks, skipped in counts),
+                key=lambda one: one[1],
+            )
+            if streak >= self.settings.max_streak:
+                name = self.members[self.rows[row]].run.name
+                error = tell_broken(streak, step, skipped)
+                self._end_run(row, error)
+                self.log.say(f"{name}: {error}")
+
+    def _end_run(self, row: int, error: str = "") -> None:
+        progress = self.progress[self.rows[row]]
+        progress.done, progress.error, progress.steps = True, error, self.step
+        progress.skipped = int(self.state.skipped[row])
+        if progress.best is not None:
+            # On disk before the run leaves the state.
+            numbers = self.programs.pick(self.best, row)
+            best = self.bests[self.rows[row]]
+            best.save_best(progress.best.step, numbers, fields_to_plain(progress.best))
+            best.settle()
+
+    def evaluate(self, seconds: float) -> None:
+        """Scores dev with every run, renews the best numbers, and ends runs that are done."""
+        live = self._live()
+        found = self.scorer.score("dev", self.rows, self.state.trainable, self.own)
+        better, values = np.zeros(len(self.rows), bool), []
+        for row in live:
+            progress, dev = self.progress[self.rows[row]], found[row]
+            if isinstance(dev, InputError):
+                self._end_run(row, str(dev))
+                self.log.say(f"{self.members[self.rows[row]].run.name}: {dev}")
+                continue
+            self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": seconds})
+            values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
+            # Finished rows go on training beside the others, so their best must not be renewed.
+            better[row] = progress.note_dev(
+                self.step, self.scorer.value(dev), dev, last=self.step == self.plan.total,
+                patience=self.settings.patience,
+            )  # fmt: skip
+        self.log.show(dev=_span(values))
+        if better.any():
+            self.best = self.programs.renew(self.best, self.state.trainable, better)
+        # After the renewal: what a run that ends leaves on disk is the newest best.
+        for row in live:
+            progress = self.progress[self.rows[row]]
+            if progress.done and not progress.error:
+                self._end_run(row)
+        self._regroup()
+
+    def _regroup(self) -> None:
+        """Leaves finished runs out once a smaller program holds the rest."""
+        live, total = self._live(), len(self.members)
+        # Runs that lie apart on the data axis stay so: else each step would send gradients over it.
+        is_apart = self.programs.is_apart(len(self.rows))
+        sizes = [n for n in halves(total) if self.programs.is_apart(n) >= is_apart]
+        size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
+        saved = (len(self.rows) - size) * (self.plan.total - self.step)
+        # Steps of single runs: a smaller program pays only if it spares more than it costs to
+        # compile.
+        if not live or saved <= 0 or saved < WORTH:
+            return
+        spare = [row for row in range(len(self.rows)) if row not in live]
+        # A program may have more rows than runs go on: finished ones fill them up.
+        keep = sorted(live + spare[: size - len(live)])
+        self.state, self.best = self.programs.take(self.state, self.best, keep)
+        self.rows = [self.rows[row] for row in keep]
+        self.own = self.programs.put_own([self.per_run[i] for i in self.rows])
+        self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
+
+    def save(self, seconds: float) -> None:
+        """Saves a checkpoint of all runs in the background."""
+        names = [member.run.name for member in self.members]
+        position = {
+            "runs": {n: each.to_json() for n, each in zip(names, self.progress, strict=True)},
+            "rows": [names[i] for i in self.rows],
+            "data": [self.feeds[i].batches.get_state() for i in self.rows],
+            "seconds": seconds,
+        }
+        saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
+        on_complete = functools.partial(signals.note, saved)
+        self.checkpoints.save(self.step, (self.state, self.best), position, on_complete)
+
+    def settle(self) -> None:
+        """Waits until all that was saved is on disk."""
+        self.checkpoints.settle()
+
+    def stop_signal(self) -> int:
+        """Returns the signal that asks for a stop, 0 where none does."""
+        return self._heard()
+
+    # -- the results -------------------------------------------------------------------------------
+
+    def end(self, seconds: float) -> None:
+        """Tests every run with its best numbers, and writes the results."""
+        done = [i for i, progress in enumerate(self.progress) if not progress.error]
+        for i in set(range(len(self.members))) - set(done):
+            self._write_error(i, self.progress[i].error)
+        # Their room is needed to score with the best numbers of all runs.
+        del self.state, self.best
+        if not done:
+            return
+        template = self.programs.one_trainable()
+        bests = {i: _best_of(self.progress[i]) for i in done}
+        tests: Sequence[dict[str, float] | InputError | None] = [None] * len(done)
+        if self.settings.test and self.scorer.has("test"):
+            best = [self.bests[i].restore_best(template, x.step)[0] for i, x in bests.items()]
+            own = self.programs.put_own([self.per_run[i] for i in done])
+            tests = self.scorer.score(
+                "test", done, self.programs.stack_trained(best), own,
+                devs=[x.dev for x in bests.values()],
+            )  # fmt: skip
+        share = seconds / len(self.members)  # a run's part of what all took together
+        for i, test in zip(done, tests, strict=True):
+            if isinstance(test, InputError):
+                self._write_error(i, str(test))
+            else:
+                write_result(self.members[i].run.folder, self._result(i, bests[i], test, share))
+
+    def _result(
+        self, i: int, best: Evaluation, test: dict[str, float] | None, seconds: float
+    ) -> RunResult:
+        config, progress = self.members[i].run.config, self.progress[i]
+        trained = tree.count(self.programs.one_trainable())
+        frozen = tree.count(self.programs.frozen) + tree.count(self.per_run[0].frozen)
+        pretrains = self.shared.pretrains
+        return RunResult(
+            task=config.ppt.task or None, method=config.prompt.name, seed=config.seed,
+            trained=trained, total=trained + frozen, steps=progress.steps,
+            skipped=progress.skipped, best_step=best.step, dev=None if pretrains else best.dev,
+            held_out=best.dev if pretrains else None, test=test,
+            time={"seconds": seconds, "compilations": len(self.programs.compiled)},
+        )  # fmt: skip
+
+    def _write_error(self, i: int, error: str) -> None:
+        write_atomic(self.members[i].run.folder / "error.txt", error + "\n")
+
+
+def _best_of(progress: Progress) -> Evaluation:
+    assert progress.best is not None  # a run without an error ends at an evaluation
+    return progress.best
+
+
+def _span(values: Sequence[float]) -> str:
+    """Writes the lowest and the highest of some numbers; "none" where all runs are over."""
+    if not values:
+        return "none"
+    ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
+    return " to ".join(ends)
+
+
+def halves(total: int) -> list[int]:
+    """Lists the numbers of runs that programs are compiled for: all, half of them, ... 1."""
+    sizes = [total]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes

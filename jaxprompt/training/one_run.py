@@ -1,0 +1,270 @@
+"""One run: what it trains, from its newest checkpoint to its best numbers."""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import signals
+from jaxprompt.config.documents import fields_to_plain
+from jaxprompt.config.run import TrainConfig
+from jaxprompt.errors import InputError
+from jaxprompt.parallel import processes, sharding
+from jaxprompt.parallel.compilation import jit
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training import loop
+from jaxprompt.training.checkpoint import Checkpoints, abstract
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import Milestones, StepBatch
+from jaxprompt.training.profiling import Profiler, profiled
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
+from jaxprompt.training.state import TrainState
+from jaxprompt.training.steps import tell_broken, with_flags
+from jaxprompt.tree import Flat
+
+
+class Job(abc.ABC):
+    """What a run does. Its attributes are there once it is built and checked."""
+
+    placement: Placement
+    # (state, frozen, a batch that `take` gave) -> (state, metrics)
+    step: Callable[..., tuple[TrainState, dict[str, Any]]]
+    state: TrainState  # before the first step
+    frozen: Flat
+    batches: Any  # what `take` draws from: get_state, set_state, close
+    milestones: Milestones
+    settings: TrainConfig
+    drops = True  # its model has dropout
+
+    @abc.abstractmethod
+    def take(self) -> StepBatch:
+        """Gives the next batch, on the host."""
+
+    @abc.abstractmethod
+    def measure(self, trainable: Flat) -> dict[str, float]:
+        """Scores dev with the numbers that train."""
+
+    @abc.abstractmethod
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the number of dev that is to be high."""
+
+    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
+        """Makes what is written of a step, see `progress.Describe`."""
+        del steps, seconds
+        return found
+
+
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    progress: Progress
+    best: Evaluation  # that was chosen
+    numbers: Flat  # of it
+    time: dict[str, float]
+
+
+class Start(NamedTuple):
+    """Where a run goes on from."""
+
+    checkpoints: Checkpoints
+    state: TrainState
+    progress: Progress
+    step: int
+    seconds: float  # that it took up to there
+
+
+class OneRun:
+    """A run that trains; `loop.train` calls its methods."""
+
+    def __init__(
+        self, job: Job, start: Start, log: RunLog, profiler: Profiler, heard: Callable[[], int]
+    ):
+        """Stands where the run goes on from; `heard` gives the signal that asks for a stop."""
+        self.plan, self.log_steps = job.milestones, job.settings.log_steps
+        self.checkpoints, self.state, self.progress, self.step, _ = start
+        self._job, self._log, self._profiler, self._heard = job, log, profiler, heard
+        where = jax.tree.map(lambda x: x.sharding, self.state)
+        self._train_step = jit(
+            sharding.within(job.placement, with_flags(job.step)),
+            donate_argnums=0,
+            dropped=job.drops,
+            # The state comes back to where it was: else the next step would be another program.
+            out_shardings=(where, job.placement.replicated, job.placement.replicated),
+        )
+        self._shapes: set[tuple] = set()  # of the batches so far
+        self._is_alone = jax.process_count() == 1
+        self._flags = sharding.put_flag(job.placement, 0)
+        self._raised: jax.Array | None = None  # the signal that the newest step says
+        self._stop = 0  # the signal that the step before says
+        self._unchecked: list[tuple[int, int, int]] = []  # counts of the last steps
+
+    def live(self) -> bool:
+        """Returns whether it goes on."""
+        return not self.progress.done
+
+    def take(self) -> StepBatch:
+        """Returns the next batch, on the host."""
+        return self._job.take()
+
+    def is_new(self, batch: StepBatch) -> bool:
+        """Returns whether no batch of these shapes, and of this task, was there before."""
+        leaves, form = jax.tree.flatten(batch)
+        shapes = (form, *map(np.shape, leaves))
+        is_new = shapes not in self._shapes
+        self._shapes.add(shapes)
+        return is_new
+
+    def take_step(self, batch: StepBatch) -> dict[str, Any]:
+        """Takes a step. Returns its metrics, which may not be computed yet."""
+        job = self._job
+        if not self._is_alone:
+            # Each process gives what it heard, and the step itself takes the highest of all.
+            self._flags = sharding.put_flag(job.placement, self._heard())
+        self._profiler.before(self.step)
+        placed = sharding.put_batch(job.placement, batch)
+        self.state, measured, raised = self._train_step(self.state, job.frozen, placed, self._flags)
+        self.step += 1
+        is_last = self.step == self.plan.total
+        for line in self._profiler.after(self.step, self.state, last=is_last):
+            self._log.say(line)
+        if self.step == 1:
+            signals.note("before the first checkpoint; nothing was saved")
+        if not self._is_alone:
+            # A preemption leaves seconds, so this cannot wait for the log. One step late, while the
+            # next one runs; on every process the flags of one step, so that all stop at one step.
+            self._stop = 0 if self._raised is None else int(self._raised)
+            self._raised = raised
+        return measured
+
+    def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
+        """Logs the newest step."""
+        write_step(self._log, self.step, metrics, self._job.describe, taken, seconds)
+
+    def end_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
+        """Raises InputError after too many steps in a row that were not finite; it is saved then.
+
+        Of the last step dev is scored first: the same command then completes the run.
+        """
+        if self.step == self.plan.total:
+            self._unchecked = counts
+        else:
+            self._stop_if_broken(counts, seconds)
+
+    def evaluate(self, seconds: float) -> None:
+        """Scores dev, and saves the numbers where they are better than before."""
+        job, step = self._job, self.step
+        dev = job.measure(self.state.trainable)
+        self._log.write(step, dev=dev, time={"seconds": seconds})
+        is_better = self.progress.note_dev(
+            step, job.value(dev), dev, last=step == self.plan.total, patience=job.settings.patience
+        )
+        if is_better:
+            assert self.progress.best is not None
+            # Before any state of this step is saved, so that each has the best of its time.
+            info = fields_to_plain(self.progress.best)
+            self.checkpoints.save_best(step, self.state.trainable, info)
+
+    def save(self, seconds: float) -> None:
+        """Saves a checkpoint of the newest step in the background."""
+        position = self.progress.to_json() | {
+            "data": self._job.batches.get_state(),
+            "seconds": seconds,
+        }
+        # A signal's line names the step once it is complete, which is some steps later.
+        on_complete = functools.partial(signals.note, saved_at(self.step))
+        self.checkpoints.save(self.step, self.state, position, on_complete)
+
+    def settle(self) -> None:
+        """Waits until all that was saved is on disk."""
+        self.checkpoints.settle()
+
+    def stop_signal(self) -> int:
+        """Returns the signal that asks for a stop, 0 where none does."""
+        return self._heard() if self._is_alone else self._stop
+
+    def end(self, seconds: float) -> Ended:
+        """Reads the best numbers. Raises InputError as `end_broken`."""
+        self._stop_if_broken(self._unchecked, seconds)
+        self._job.batches.close()
+        self.settle()
+        progress = self.progress
+        progress.steps, progress.skipped = self.step, int(self.state.skipped)
+        if progress.best is None:
+            raise RuntimeError("the run ended before its first evaluation")
+        # From disk: what is in memory is of the last step.
+        numbers, saved = self.checkpoints.restore_best(self.state.trainable, progress.best.step)
+        time = {"seconds": seconds, "compilations": len(self._shapes)}
+        return Ended(progress, Evaluation(**saved), numbers, time)
+
+    def _stop_if_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
+        limit = self._job.settings.max_streak
+        step, streak, skipped = max(counts, key=lambda one: one[1], default=(0, 0, 0))
+        if streak < limit:
+            return
+        self.save(seconds)
+        self.settle()
+        said = tell_broken(int(streak), step, int(skipped))
+        raise InputError(f"{said}. The last good state is saved")
+
+
+def drive(
+    job: Job, workdir: str, started: int | None, tell: Callable[[RunLog], None]
+) -> Ended | None:
+    """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
+
+    `started` is the checkpoint's step, None = from the start; `tell` says to the log what begins.
+    """
+    start = take_up(job, workdir)
+    with RunLog(
+        workdir, tracker=job.settings.tracker, total=job.milestones.total,
+        enabled=processes.is_first(),
+    ) as log:  # fmt: skip
+        log.resume(-1 if started is None else started)
+        tell(log)
+        traced = job.settings.profile if processes.is_first() else 0
+        with (
+            signals.held() as heard,
+            profiled(workdir, traced, start.step) as profiler,
+            start.checkpoints.settling(),
+        ):
+            run = OneRun(job, start, log, profiler, heard)
+            seconds = loop.train(run, log, start.seconds)
+            ended = None if seconds is None else run.end(seconds)
+    if ended is not None:
+        signals.note("after the last step; it is saved, and the same command completes the run")
+        # One that came during the last step, on any process.
+        signals.check(max(map(int, processes.gather(str(heard())))))
+    return ended
+
+
+def take_up(job: Job, workdir: str) -> Start:
+    """Goes to the newest checkpoint of a run, or to its start.
+
+    Raises InputError for a checkpoint that is damaged, or of another model.
+    """
+    checkpoints = Checkpoints(workdir, job.settings.keep)
+    state, progress, seconds = job.state, Progress(), 0.0
+    started = checkpoints.latest()
+    if started is not None:
+        # By its shapes: the initial state would stay in memory beside what is read.
+        shapes = jax.tree.map(abstract, state)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        state, position = checkpoints.restore(shapes)
+        progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
+        if progress.best is not None:
+            # Checked at the start: at the end it would be too late to say that the best is lost.
+            checkpoints.check_best(progress.best.step)
+        job.batches.set_state(position["data"])
+    checkpoints.rewind(-1 if started is None else started)
+    return Start(checkpoints, state, progress, started or 0, seconds)
+
+
+def saved_at(step: int | None) -> str:
+    """Says of a run that a signal ends what it saved; None where it has no checkpoint."""
+    if step is None:
+        return "before the first step; nothing was saved"
+    return f"with step {step} saved; the same command resumes"
