@@ -1,9 +1,10 @@
 """A run that goes on with a backbone's own pre-training on a corpus."""
 
+import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxprompt import tree
@@ -12,21 +13,29 @@ from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
-from jaxprompt.corpus import check_unchanged
-from jaxprompt.corpus.denoise.batches import Pass, Visits
+from jaxprompt.corpus import Corpus, check_unchanged
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Visits
 from jaxprompt.data.text.identity import identify
-from jaxprompt.data.text.tokenizer import load_tokenizer
+from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import denoising
 from jaxprompt.runs.replaced_tokens import tie
-from jaxprompt.runs.running import CorpusWork, agree_on, carry_out, facts
+from jaxprompt.runs.running import (
+    Work,
+    agree_on,
+    carry_out,
+    facts,
+    held_out_value,
+    make_state,
+    open_corpus,
+)
 from jaxprompt.training import run_folder
-from jaxprompt.training.log import RunLog
-from jaxprompt.training.one_run import Ended
+from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
 from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.steps import make_train_step
 from jaxprompt.training.throughput import Meter
 from jaxprompt.tree import Flat
 
@@ -43,14 +52,29 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
         processes.agree(facts(config))
-        work.prepare(None, None)
-        agree_on(work.record)
+        prepared = work.prepare(None, None)
+        agree_on(prepared.record)
         # Nothing trains here: the threads that make batches ahead are ended.
-        work.batches.close()
-        return {"held_out": work.scores()(work.adapted.trainable), "rows": work.dev.size}
+        prepared.batches.close()
+        scores = work.build_scores(prepared)(prepared.adapted.trainable)
+        return {"held_out": scores, "rows": prepared.dev.size}
 
 
-class Adapting(CorpusWork[AdaptationRecord]):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedBackbone(Prepared[AdaptationRecord]):
+    """Running text, and the backbone that learns it."""
+
+    batches: Visits
+    tokenizer: Tokenizer
+    folder: Path  # of the backbone
+    corpus: Corpus
+    rows: DenoisingRows  # to learn from
+    held: DenoisingRows  # held out
+    dev: Pass  # over those
+    adapted: denoising.Adapted
+
+
+class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
     """Trains on documents of a corpus, chooses by others that are held out, writes a backbone."""
 
     DONE, RECORD = "adapted", AdaptationRecord
@@ -60,76 +84,97 @@ class Adapting(CorpusWork[AdaptationRecord]):
         check_config(self.config)
         denoising.check_objective(self.config)
 
-    def prepare(self, saved: AdaptationRecord | None, started: int | None) -> None:
+    def prepare(self, saved: AdaptationRecord | None, started: int | None) -> PreparedBackbone:
         """Indexes the corpus where it is not, and reads or draws the backbone."""
         config, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(config, placement)
-        self.tokenizer = load_tokenizer(backbone.folder)
-        denoiser = denoising.make_denoiser(config, self.tokenizer, backbone)
-        corpus = self.read_corpus(self.tokenizer, backbone.module.cfg.vocab, started)
+        tokenizer = load_tokenizer(backbone.folder)
+        denoiser = denoising.make_denoiser(config, tokenizer, backbone)
+        vocab = backbone.module.cfg.vocab
+        corpus = open_corpus(config, tokenizer, vocab, self.workdir, started)
         if saved is not None:
             # Before rows are planned: with other text the saved position would mean other rows.
             check_unchanged(saved.corpus, corpus.fingerprint)
-        self.rows, self.held = denoising.read_rows(config, corpus, denoiser, self.tokenizer)
+        rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
         share = placement.share()
-        self.batches = Visits(self.rows, batch=config.data.batch, seed=config.seed, share=share)
-        self.dev = Pass(
-            self.held,
+        batches = Visits(rows, batch=config.data.batch, seed=config.seed, share=share)
+        dev = Pass(
+            held,
             batch=config.data.eval_batch,
             seed=config.data.seed,
             limit=config.corpus.dev_rows,
             share=share,
         )
-        self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.rows))
-        self.adapted = denoising.load_adaptable(config, backbone, placement)
-        self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
-        self.record = AdaptationRecord(
+        milestones = plan_of(config, batches.steps_per_epoch, len(rows))
+        adapted = denoising.load_adaptable(config, backbone, placement)
+        record = AdaptationRecord(
             corpus=corpus.fingerprint,
             store=corpus.checksums,
-            backbone=BackboneRecord(self.adapted.backbone.family, self.adapted.fingerprint),
-            identity=identify(self.tokenizer, backbone.module.cfg),
+            backbone=BackboneRecord(adapted.backbone.family, adapted.fingerprint),
+            identity=identify(tokenizer, backbone.module.cfg),
+        )
+        return PreparedBackbone(
+            placement=placement,
+            batches=batches,
+            milestones=milestones,
+            settings=config.train,
+            record=record,
+            tokenizer=tokenizer,
+            folder=backbone.folder,
+            corpus=corpus,
+            rows=rows,
+            held=held,
+            dev=dev,
+            adapted=adapted,
         )
 
-    def scores(self) -> Callable[[Flat], dict[str, float]]:
+    def build_scores(self, prepared: PreparedBackbone) -> Callable[[Flat], dict[str, float]]:
         """Makes trainable -> the scores of held-out rows."""
-        return denoising.build_scores(self.placement, self.adapted, self.dev, self.config.seed)
+        placement, seed = prepared.placement, self.config.seed
+        return denoising.build_scores(placement, prepared.adapted, prepared.dev, seed)
 
-    def build(self) -> None:
+    def build(self, prepared: PreparedBackbone) -> Job:
         """Makes the step, and counts what it asks for."""
-        config, place, adapted = self.config, self.placement, self.adapted
-        self.score_held = self.scores()
-        self.set_training(
-            place, adapted.model, adapted.objectives, adapted.trainable, adapted.frozen
+        config, placement, adapted = self.config, prepared.placement, prepared.adapted
+        tx, state = make_state(config, prepared, adapted.trainable)
+        flops = denoising.flops_of(adapted, next(iter(prepared.dev)), config.data.batch, placement)
+        dtype = config.backbone.dtype
+        meter = Meter(prepared.batches, denoising.score_sums, flops, dtype, placement)
+        accumulate = config.optim.accumulate
+        return Job(
+            step=make_train_step(adapted.model, tx, adapted.objectives, accumulate=accumulate),
+            state=state,
+            frozen=adapted.frozen,
+            take=meter.take,
+            measure=self.build_scores(prepared),
+            value=held_out_value,
+            describe=meter.describe,
+            drops=config.backbone.dropout != 0,
         )
-        flops = denoising.flops_of(adapted, next(iter(self.dev)), config.data.batch, place)
-        self.meter = Meter(self.batches, denoising.score_sums, flops, config.backbone.dtype, place)
-        self.drops = config.backbone.dropout != 0
 
-    def tell(self, log: RunLog, where: str) -> None:
+    def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
         """Says what was read, what trains, and what is fresh."""
-        config, corpus, adapted = self.config, self.corpus, self.adapted
-        source, own = config.backbone.init or config.backbone.path, adapted.report
-        log.say(f"backbone {source} ({adapted.backbone.family}), {own.fingerprint[:12]}")
-        if own.fresh:
-            log.say(f"fresh, not in the checkpoint: {', '.join(own.fresh)}")
+        config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
+        source, report = config.backbone.init or config.backbone.path, adapted.report
+        yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
+        if report.fresh:
+            yield f"fresh, not in the checkpoint: {', '.join(report.fresh)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
             generator = config.objective.generator_path or "drawn"
-            log.say(f"generator {generator} ({adapted.generator.family})")
-        log.say(
+            yield f"generator {generator} ({adapted.generator.family})"
+        yield (
             f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} "
-            f"tokens; {len(self.rows):,} rows of {config.data.max_len}, {self.dev.size} held-out "
-            "rows"
+            f"tokens; {len(prepared.rows):,} rows of {config.data.max_len}, {prepared.dev.size} "
+            "held-out rows"
         )
-        for line in corpus.notes():
-            log.say(line)
-        log.say(tree.overview(adapted.trainable, adapted.frozen))
-        log.say(f"{config.objective.name}: {self.milestones.total} steps, {where}")
-        for line in tell_kernel(config, self.placement, adapted.backbone):
-            log.say(line)
+        yield from corpus.notes()
+        yield tree.overview(adapted.trainable, adapted.frozen)
+        yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
+        yield from tell_kernel(config, prepared.placement, adapted.backbone)
 
-    def finish(self, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
         """Writes a folder that transformers loads."""
-        config, corpus, adapted = self.config, self.corpus, self.adapted
+        config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
         progress, best = ended.progress, ended.best
         result = RunResult(
@@ -146,10 +191,10 @@ class Adapting(CorpusWork[AdaptationRecord]):
             or f"{config.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
         # Named by what it learned from: a workdir may be moved, or be called otherwise.
-        text = json.dumps(self.record.to_json(), sort_keys=True)
+        text = json.dumps(prepared.record.to_json(), sort_keys=True)
         run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
         save = functools.partial(
-            save_backbone, tokenizer=self.folder, card=card, run=run,
+            save_backbone, tokenizer=prepared.folder, card=card, run=run,
             rescale=config.backbone.rescale,
         )  # fmt: skip
         own, folder = adapted.backbone, Path(self.workdir)
@@ -161,8 +206,9 @@ class Adapting(CorpusWork[AdaptationRecord]):
         if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
-                config, self.placement, adapted, ended.numbers, self.held, self.tokenizer
-            )
+                config, prepared.placement, adapted, ended.numbers, prepared.held,
+                prepared.tokenizer,
+            )  # fmt: skip
             if processes.is_first():
                 write_atomic(folder / "examples.txt", text)
         return result

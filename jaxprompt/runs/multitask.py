@@ -6,11 +6,13 @@ its end the run exports the prompt once for each task, with that task's head.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self, TypeAlias
 
 import jax
 import numpy as np
+import optax
 
 from jaxprompt import tree
 from jaxprompt.build import initial_params
@@ -18,7 +20,7 @@ from jaxprompt.build.backbone import NOTHING
 from jaxprompt.build.check import check_config
 from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.inheritance import tell_init
-from jaxprompt.build.initial_params import start
+from jaxprompt.build.initial_params import Weights, start
 from jaxprompt.build.method import starts_of
 from jaxprompt.build.optimizer import make_plan
 from jaxprompt.build.placement import build_placement
@@ -34,23 +36,27 @@ from jaxprompt.build.task import (
 from jaxprompt.config.load import with_overrides
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.artifact import write_artifact
+from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
-from jaxprompt.runs.running import Work, carry_out
+from jaxprompt.runs.running import Work, carry_out, make_state
 from jaxprompt.runs.running import facts as facts_of
-from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
-from jaxprompt.training.log import RunLog
-from jaxprompt.training.one_run import Ended
+from jaxprompt.runs.shared_steps import TaskBatches, make_shared_step
+from jaxprompt.training.loop import Milestones
+from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
 from jaxprompt.tree import Flat
+
+Score: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `build_measure`
 
 _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
 
@@ -104,11 +110,151 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
     return configs
 
 
-class SharedTuning(Work[SharedRecord]):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TaskInputs:
+    """What one of several tasks learns from."""
+
+    config: RunConfig
+    scorer: Scorer
+    splits: dict[str, Split]
+    notes: tuple[str, ...]  # of the reading of examples
+    record: SharedTask
+
+    @property
+    def metric(self) -> str:
+        """The metric of the task, which counts for the mean of all."""
+        return self.scorer.task.metric
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Tasks:
+    """The tasks that share a prompt, read and encoded; of the backbone no weights."""
+
+    placement: Placement
+    backbone: Backbone
+    by_name: dict[str, TaskInputs]
+    batches: TaskBatches
+    milestones: Milestones
+
+    def joined_scorer(self) -> Scorer:
+        """Makes the scorer of the first task with the heads of all, by the names of the tasks."""
+        first = next(iter(self.by_name.values())).scorer
+        heads = {name: task.scorer.model.heads["main"] for name, task in self.by_name.items()}
+        return first._replace(model=dataclasses.replace(first.model, heads=heads))
+
+    def count_tokens(
+        self, config: RunConfig, count_corpus: Callable[[Scorer], np.ndarray | None]
+    ) -> np.ndarray | None:
+        """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
+        counts = [
+            initial_params.count_tokens(
+                config, task.splits["train"], functools.partial(count_corpus, task.scorer)
+            )
+            for task in self.by_name.values()
+        ]
+        return _sum_counts(counts)
+
+    def with_backbone(self, backbone: Backbone) -> "Tasks":
+        """Returns them with a backbone whose weights were read."""
+        by_name = {
+            name: dataclasses.replace(task, scorer=task.scorer.with_backbone(backbone))
+            for name, task in self.by_name.items()
+        }
+        return dataclasses.replace(self, backbone=backbone, by_name=by_name)
+
+
+def read_tasks(config: RunConfig) -> Tasks:
+    """Reads and encodes the splits of all tasks of a config."""
+    placement, configs = build_placement(config), task_configs(config)
+    fields = {name: _own_fields(task_config) for name, task_config in configs.items()}
+    processes.agree(
+        {f"{at} of {name}": x for name, values in fields.items() for at, x in values.items()}
+    )
+    by_name: dict[str, TaskInputs] = {}
+    for name, task_config in configs.items():
+        backbone = open_fitting(task_config, placement)
+        try:
+            build_placement(task_config)  # its batches must divide as well
+            examples, scorer, splits = prepare_task(task_config, placement, backbone)
+        except InputError as error:
+            raise InputError(f"task {name}: {error}") from error
+        data = make_task_data(examples, scorer)
+        record = SharedTask(**vars(data), fields=fields[name])
+        by_name[name] = TaskInputs(
+            config=task_config, scorer=scorer, splits=splits, notes=examples.notes, record=record
+        )
+    _check_prompts(config, by_name)
+    trains = [task.splits["train"] for task in by_name.values()]
+    by_name = {
+        name: dataclasses.replace(task, scorer=task.scorer.with_vocabulary_of(*trains))
+        for name, task in by_name.items()
+    }
+    if jax.process_count() > 1:
+        # Every process reads for itself, and takes its share of the same rows.
+        for name, task in by_name.items():
+            parts = task.splits.items()
+            processes.agree({f"{split} of {name}": part.digest() for split, part in parts})
+    streams = {
+        name: train_batches(task.config, task.scorer, task.splits["train"])
+        for name, task in by_name.items()
+    }
+    # Windows and copies of an example count, as they do in a run of one task.
+    sizes = [len(train.rows) for train in trains]
+    rows = [task.config.data.batch for task in by_name.values()]
+    batches = TaskBatches(
+        streams, sizes, rows, temperature=config.shared.temperature, seed=config.seed
+    )
+    return Tasks(
+        placement=placement,
+        # Tasks may not change the block of the backbone, so any of those opened will do.
+        backbone=backbone,
+        by_name=by_name,
+        batches=batches,
+        milestones=make_plan(config.train, batches.steps_per_epoch, batches.mean_batch),
+    )
+
+
+def _check_prompts(config: RunConfig, tasks: Mapping[str, TaskInputs]) -> None:
+    """Raises InputError for a method that is another on another task."""
+    prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
+    first = next(iter(prompts))
+    for name, prompt in prompts.items():
+        if prompt != prompts[first]:
+            raise InputError(
+                f"prompt.name={config.prompt.name} depends on the task, so that {first} "
+                f"and {name} cannot share it; take prefix, soft or another"
+            )
+    if prompts[first].objectives():
+        raise InputError(
+            f"prompt.name={config.prompt.name} has an objective of its own, which tasks "
+            "cannot share; of dart set prompt.fluency=0, or take another method"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedTasks(Prepared[SharedRecord]):
+    """The examples of all tasks, and the backbone that learns them."""
+
+    tasks: Tasks
+    loaded: Loaded
+
+    def without_weights(self) -> Self:
+        """Returns it without the backbone as it was read."""
+        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TasksJob(Job):
+    """A job that learns several tasks."""
+
+    weights: Weights  # before the first step
+    scores: dict[str, Score]  # by task
+
+
+class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
     """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
 
     DONE, RECORD = "trained", SharedRecord
-    backbone: Backbone
 
     def check(self) -> None:
         """Checks the config of each task."""
@@ -118,8 +264,7 @@ class SharedTuning(Work[SharedRecord]):
                 "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
                 "empty one of the two"
             )
-        self.configs = task_configs(config)
-        for name, task_config in self.configs.items():
+        for name, task_config in task_configs(config).items():
             try:
                 check_config(task_config)
             except InputError as error:
@@ -134,211 +279,143 @@ class SharedTuning(Work[SharedRecord]):
                 "shared.tasks"
             )
 
-    def prepare(self, saved: SharedRecord | None, started: int | None) -> None:
+    def prepare(self, saved: SharedRecord | None, started: int | None) -> PreparedTasks:
         """Reads and encodes the splits of all tasks, and reads the backbone."""
         del saved, started
-        config = self.config
-        self.read()
-        self.backbone, self.loaded = NOTHING.load(self.backbone, self.placement)
-        for name, scorer in self.scorers.items():
-            self.scorers[name] = scorer.with_backbone(self.backbone)
-        backbone = BackboneRecord(self.backbone.family, self.loaded.report.fingerprint)
-        seen = next(iter(self.scorers.values())).model.prompt.seen
-        self.record = records.make_shared_record(config, self.tasks, seen, backbone)
-
-    def read(self) -> None:
-        """Reads and encodes the splits of all tasks; of the backbone no weights."""
-        config = self.config
-        placement = self.placement = build_placement(config)
-        self.scorers: dict[str, Scorer] = {}
-        self.splits: dict[str, dict[str, Split]] = {}
-        self.notes: dict[str, tuple[str, ...]] = {}
-        self.tasks: dict[str, SharedTask] = {}
-        digests: dict[str, str] = {}
-        fields = {name: _own_fields(task_config) for name, task_config in self.configs.items()}
-        processes.agree(
-            {f"{at} of {name}": x for name, values in fields.items() for at, x in values.items()}
+        tasks = read_tasks(self.config)
+        backbone, loaded = NOTHING.load(tasks.backbone, tasks.placement)
+        tasks = tasks.with_backbone(backbone)
+        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
+        records_by_task = {name: task.record for name, task in tasks.by_name.items()}
+        seen = tasks.joined_scorer().model.prompt.seen
+        record = records.make_shared_record(self.config, records_by_task, seen, backbone_record)
+        return PreparedTasks(
+            placement=tasks.placement,
+            batches=tasks.batches,
+            milestones=tasks.milestones,
+            settings=self.config.train,
+            record=record,
+            tasks=tasks,
+            loaded=loaded,
         )
-        for name, task_config in self.configs.items():
-            backbone = open_fitting(task_config, placement)
-            try:
-                build_placement(task_config)  # its batches must divide as well
-                examples, scorer, splits = prepare_task(task_config, placement, backbone)
-            except InputError as error:
-                raise InputError(f"task {name}: {error}") from error
-            self.scorers[name], self.notes[name] = scorer, examples.notes
-            self.splits[name] = splits
-            data = make_task_data(examples, scorer)
-            self.tasks[name] = SharedTask(**vars(data), fields=fields[name])
-            digests |= {f"{part} of {name}": x.digest() for part, x in splits.items()}
-        # Tasks may not change the block of the backbone, so any of those opened will do.
-        self.backbone = backbone
-        self._check_prompts()
-        trains = [splits["train"] for splits in self.splits.values()]
-        self.scorers = {
-            name: scorer.with_vocabulary_of(*trains) for name, scorer in self.scorers.items()
-        }
-        if jax.process_count() > 1:
-            # Every process reads for itself, and takes its share of the same rows.
-            processes.agree(digests)
-        streams = {
-            name: train_batches(task_config, self.scorers[name], self.splits[name]["train"])
-            for name, task_config in self.configs.items()
-        }
-        # Windows and copies of an example count, as they do in a run of one task.
-        sizes = [len(self.splits[name]["train"].rows) for name in streams]
-        rows = [task_config.data.batch for task_config in self.configs.values()]
-        self.batches = TaskBatches(
-            streams, sizes, rows, temperature=config.shared.temperature, seed=config.seed
-        )
-        steps = self.batches.steps_per_epoch
-        self.milestones = make_plan(config.train, steps, self.batches.mean_batch)
 
-    def _check_prompts(self) -> None:
-        """Raises InputError for a method that is another on another task."""
-        prompts = {name: scorer.model.prompt for name, scorer in self.scorers.items()}
-        first = next(iter(prompts))
-        for name, prompt in prompts.items():
-            if prompt != prompts[first]:
-                raise InputError(
-                    f"prompt.name={self.config.prompt.name} depends on the task, so that {first} "
-                    f"and {name} cannot share it; take prefix, soft or another"
-                )
-        if prompts[first].objectives():
-            raise InputError(
-                f"prompt.name={self.config.prompt.name} has an objective of its own, which tasks "
-                "cannot share; of dart set prompt.fluency=0, or take another method"
-            )
-
-    def joined(self) -> Scorer:
-        """Makes the scorer of the first task with the heads of all, by the names of the tasks."""
-        first = next(iter(self.scorers.values()))
-        heads = {name: scorer.model.heads["main"] for name, scorer in self.scorers.items()}
-        return first._replace(model=dataclasses.replace(first.model, heads=heads))
-
-    def count_tokens(
-        self, count_corpus: Callable[[Scorer], np.ndarray | None]
-    ) -> np.ndarray | None:
-        """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
-        counts = [
-            initial_params.count_tokens(
-                self.config, self.splits[name]["train"], functools.partial(count_corpus, scorer)
-            )
-            for name, scorer in self.scorers.items()
-        ]
-        return _sum_counts(counts)
-
-    def build(self) -> None:
+    def build(self, prepared: PreparedTasks) -> TasksJob:
         """Draws the prompt and the heads."""
-        config, scorer = self.config, self.joined()
-        counts = self.count_tokens(
-            lambda task_config: initial_params.count_corpus(config, task_config, self.workdir)
+        config, tasks, placement = self.config, prepared.tasks, prepared.placement
+        scorer = tasks.joined_scorer()
+        counts = tasks.count_tokens(
+            config, lambda scorer: initial_params.count_corpus(config, scorer, self.workdir)
         )
-        weights = self.weights = start(config, scorer, self.loaded, counts, self.placement)
-        self.scores = {
-            name: build_measure(task_config, self.scorers[name], self.placement)
-            for name, task_config in self.configs.items()
+        weights = start(config, scorer, prepared.loaded, counts, placement)
+        scores = {
+            name: build_measure(task.config, task.scorer, placement)
+            for name, task in tasks.by_name.items()
         }
-        self.set_state(self.placement, weights.trainable, weights.frozen)
-        # What trains was copied: the backbone as it was read need not stay in memory.
-        self.loaded = self.loaded._replace(params={})
-        steps = {name: self._step_of(scorer.model, name) for name in self.scorers}
-        self.step = make_shared_step(steps)
+        tx, state = make_state(config, prepared, weights.trainable)
+        steps = {
+            name: _step_of(name, task, scorer.model, tx) for name, task in tasks.by_name.items()
+        }
+        batches = tasks.batches
+        return TasksJob(
+            step=make_shared_step(steps),
+            state=state,
+            frozen=weights.frozen,
+            take=lambda: next(batches),
+            measure=lambda trainable: _score(
+                "dev", tasks.by_name, scores, trainable, weights.frozen
+            ),
+            value=lambda dev: dev["mean"],
+            weights=weights,
+            scores=scores,
+        )
 
-    def _step_of(self, model: Model, name: str) -> TrainStep:
-        """Makes the train step of a task."""
-        task_config = self.configs[name]
-        terms = build_objectives(task_config, self.scorers[name].model)
-        terms = [term._replace(head=name) for term in terms]
-        return make_train_step(model, self.tx, terms, accumulate=task_config.optim.accumulate)
-
-    def take(self) -> TaskBatch:
-        """Gives the next batch."""
-        return next(self.batches)
-
-    def measure(self, trainable: Flat) -> dict[str, float]:
-        """Scores dev of every task, with the mean of their own metrics."""
-        return self._score("dev", trainable, self.scores)
-
-    def _score(
-        self, split: str, trainable: Flat, scores: Mapping[str, Callable[..., dict[str, float]]]
-    ) -> dict[str, float]:
-        values: dict[str, float] = {}
-        task_metrics: list[float] = []
-        for name, score in scores.items():
-            if split not in self.splits[name]:
-                continue
-            numbers = [_of_task(flat, name) for flat in (trainable, self.frozen)]
-            measured = score(self.splits[name][split], *numbers)
-            task_metrics.append(measured[self.scorers[name].task.metric])
-            values |= {f"{name}/{metric}": value for metric, value in measured.items()}
-        # Each task counts alike, however many examples it has. Of some alone there is no mean.
-        if len(task_metrics) < len(scores):
-            return values
-        return {"mean": sum(task_metrics) / len(task_metrics), **values}
-
-    def value(self, dev: dict[str, float]) -> float:
-        """Picks the mean of the tasks."""
-        return dev["mean"]
-
-    def tell(self, log: RunLog, where: str) -> None:
+    def lines(self, prepared: PreparedTasks, job: TasksJob, where: str) -> Iterator[str]:
         """Says what was read of each task, and what trains."""
-        config, (trainable, frozen, report) = self.config, self.weights
-        log.say(f"backbone {config.backbone.path} ({self.backbone.family}), weights "
-                f"{report.fingerprint[:12]}")  # fmt: skip
-        for line in tell_init(config, next(iter(self.scorers.values())).model.backbone.dims):
-            log.say(line)
-        for name, scorer in self.scorers.items():
-            sizes = ", ".join(f"{part} {split.size}" for part, split in self.splits[name].items())
-            share = self.batches.shares[name]
-            log.say(f"task {name}, template {scorer.template!r}, {share:.1%} of the steps")
-            log.say(f"  {sizes}")
-            for line in tell_examples(scorer, self.splits[name], self.notes[name]):
-                log.say(f"  {line}")
-        log.say(tree.overview(trainable, frozen))
-        log.say(f"{self.milestones.total} steps, {where}")
+        config, tasks, (trainable, frozen, report) = self.config, prepared.tasks, job.weights
+        yield (
+            f"backbone {config.backbone.path} ({tasks.backbone.family}), weights "
+            f"{report.fingerprint[:12]}"
+        )
+        yield from tell_init(config, tasks.joined_scorer().model.backbone.dims)
+        for name, task in tasks.by_name.items():
+            share = tasks.batches.shares[name]
+            yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
+            yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
+            for line in tell_examples(task.scorer, task.splits, task.notes):
+                yield f"  {line}"
+        yield tree.overview(trainable, frozen)
+        yield f"{prepared.milestones.total} steps, {where}"
 
-    def finish(self, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: Ended) -> RunResult:
         """Scores test once, and exports the prompt with the head of each task."""
-        config, progress, best = self.config, ended.progress, ended.best
-        test: dict[str, float] = {}
+        config, tasks = self.config, prepared.tasks.by_name
+        progress, best = ended.progress, ended.best
         fitted, scores = {}, {}
-        for name, scorer in self.scorers.items():
-            fitted[name] = scorer.fitted(_own(best.dev, name))
-            task_config = self.configs[name]
+        for name, task in tasks.items():
+            fitted[name] = task.scorer.fitted(_own(best.dev, name))
             # Another threshold, say, is another program; the one that is compiled serves otherwise.
-            same = fitted[name].head == scorer.head
-            scores[name] = self.scores[name] if same else build_measure(
-                task_config, fitted[name], self.placement
+            same = fitted[name].head == task.scorer.head
+            scores[name] = job.scores[name] if same else build_measure(
+                task.config, fitted[name], prepared.placement
             )  # fmt: skip
+        test: dict[str, float] = {}
         if config.train.test:
-            test = self._score("test", ended.numbers, scores)
-        trained = tree.count(self.weights.trainable)
+            test = _score("test", tasks, scores, ended.numbers, job.frozen)
+        trained = tree.count(job.weights.trainable)
         if processes.is_first():
-            self._export(ended.numbers, fitted, best.dev, test)
+            self._export(prepared, job, fitted, ended, test)
         return RunResult(
-            method=config.prompt.name, seed=config.seed, tasks=tuple(self.scorers),
-            trained=trained, total=trained + tree.count(self.frozen), steps=progress.steps,
+            method=config.prompt.name, seed=config.seed, tasks=tuple(tasks),
+            trained=trained, total=trained + tree.count(job.frozen), steps=progress.steps,
             skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test or None,
             time=ended.time,
         )  # fmt: skip
 
     def _export(
-        self, numbers: Flat, scorers: Mapping[str, Scorer], dev: Mapping[str, float],
+        self, prepared: PreparedTasks, job: TasksJob, scorers: Mapping[str, Scorer], ended: Ended,
         test: Mapping[str, float],
     ) -> None:  # fmt: skip
-        init = self.record.init
+        family = prepared.tasks.backbone.family
         for name, scorer in scorers.items():
-            task_config = self.configs[name]
-            measured = {"dev": _own(dev, name), "test": _own(test, name)}
+            config = prepared.tasks.by_name[name].config
+            measured = {"dev": _own(ended.best.dev, name), "test": _own(test, name)}
             tensors, metadata = pack(
-                scorer, _of_task(numbers, name), _of_task(self.frozen, name),
-                backbone=dataclasses.replace(task_config.backbone, family=self.backbone.family),
-                fingerprint=self.loaded.report.fingerprint, config=task_config,
+                scorer, _of_task(ended.numbers, name), _of_task(job.frozen, name),
+                backbone=dataclasses.replace(config.backbone, family=family),
+                fingerprint=prepared.loaded.report.fingerprint, config=config,
                 metrics={part: values for part, values in measured.items() if values},
             )  # fmt: skip
-            metadata = dataclasses.replace(metadata, init=init)
+            metadata = dataclasses.replace(metadata, init=prepared.record.init)
             write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
+
+
+def _step_of(
+    name: str, task: TaskInputs, model: Model, tx: optax.GradientTransformation
+) -> TrainStep:
+    """Makes the train step of a task; `model` has the heads of all."""
+    terms = build_objectives(task.config, task.scorer.model)
+    terms = [term._replace(head=name) for term in terms]
+    return make_train_step(model, tx, terms, accumulate=task.config.optim.accumulate)
+
+
+def _score(
+    split: str, tasks: Mapping[str, TaskInputs], scores: Mapping[str, Score], trainable: Flat,
+    frozen: Flat,
+) -> dict[str, float]:  # fmt: skip
+    """Scores a split of every task, with the mean of their own metrics."""
+    values: dict[str, float] = {}
+    task_metrics: list[float] = []
+    for name, task in tasks.items():
+        if split not in task.splits:
+            continue
+        numbers = [_of_task(flat, name) for flat in (trainable, frozen)]
+        measured = scores[name](task.splits[split], *numbers)
+        task_metrics.append(measured[task.metric])
+        values |= {f"{name}/{metric}": value for metric, value in measured.items()}
+    # Each task counts alike, however many examples it has. Of some alone there is no mean.
+    if len(task_metrics) < len(tasks):
+        return values
+    return {"mean": sum(task_metrics) / len(task_metrics), **values}
 
 
 def _own_fields(config: RunConfig) -> dict[str, str]:

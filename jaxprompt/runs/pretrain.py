@@ -1,5 +1,8 @@
 """A run that pre-trains a prompt: on a corpus (Gu et al. 2022, "PPT"), or on texts with topics."""
 
+import dataclasses
+from collections.abc import Iterator
+
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
 from jaxprompt.build.initial_params import count_tokens
@@ -7,15 +10,22 @@ from jaxprompt.build.method import head_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
+from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Visits
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
-from jaxprompt.runs.running import CorpusWork, carry_out
-from jaxprompt.training.log import RunLog
-from jaxprompt.training.one_run import Ended
+from jaxprompt.runs.running import (
+    Work,
+    carry_out,
+    held_out_value,
+    make_state,
+    open_corpus,
+)
+from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
+from jaxprompt.training.steps import make_train_step
 from jaxprompt.training.throughput import Meter
 
 
@@ -31,7 +41,18 @@ def has_topics(config: RunConfig) -> bool:
     return not config.ppt.task and head_of(config).PRETRAINS
 
 
-class Pretraining(CorpusWork[PretrainingRecord]):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedPrompt(Prepared[PretrainingRecord]):
+    """A pre-training task on a corpus, and the prompt that learns it."""
+
+    batches: Visits
+    corpus: Corpus
+    ppt_task: ppt.PptTask
+    text: ppt.Text
+    learner: ppt.Learner
+
+
+class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
     """Trains on documents of a corpus, and chooses by others that are held out."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord
@@ -41,61 +62,74 @@ class Pretraining(CorpusWork[PretrainingRecord]):
         check_config(self.config)
         ppt.check_ppt(self.config)
 
-    def prepare(self, saved: PretrainingRecord | None, started: int | None) -> None:
+    def prepare(self, saved: PretrainingRecord | None, started: int | None) -> PreparedPrompt:
         """Indexes the corpus where it is not, and reads the backbone."""
         config, placement = self.config, build_placement(self.config)
         ppt_task = ppt.open_task(config, placement)
-        corpus = self.read_corpus(
-            ppt_task.scorer.tokenizer, ppt_task.backbone.module.cfg.vocab, started
-        )
+        vocab = ppt_task.backbone.module.cfg.vocab
+        corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
         share = placement.share()
-        self.text = ppt.read_text(config, corpus, ppt_task, share)
-        ppt.check_same(saved, self.text.data, config)
-        self.batches = Visits(
-            self.text.rows, batch=config.data.batch, seed=config.seed, share=share
-        )
-        self.milestones = plan_of(config, self.batches.steps_per_epoch, len(self.text.rows))
+        text = ppt.read_text(config, corpus, ppt_task, share)
+        ppt.check_same(saved, text.data, config)
+        batches = Visits(text.rows, batch=config.data.batch, seed=config.seed, share=share)
+        milestones = plan_of(config, batches.steps_per_epoch, len(text.rows))
         counts = count_tokens(config, None, corpus.token_counts)
-        self.ppt_task, self.learned = ppt.load(config, ppt_task, placement, counts)
-        self.corpus, self.placement = corpus, placement
-        backbone = BackboneRecord(ppt_task.backbone.family, self.learned.report.fingerprint)
-        self.record = records.make_pretraining_record(config, self.text.data, backbone)
+        ppt_task, learner = ppt.load(config, ppt_task, placement, counts)
+        backbone = BackboneRecord(ppt_task.backbone.family, learner.report.fingerprint)
+        return PreparedPrompt(
+            placement=placement,
+            batches=batches,
+            milestones=milestones,
+            settings=config.train,
+            record=records.make_pretraining_record(config, text.data, backbone),
+            corpus=corpus,
+            ppt_task=ppt_task,
+            text=text,
+            learner=learner,
+        )
 
-    def build(self) -> None:
+    def build(self, prepared: PreparedPrompt) -> Job:
         """Makes the step, and counts what it asks for."""
-        config, learned, (task, held) = self.config, self.learned, self.text.tasks
-        place = self.placement
-        self.score_held = denoising.build_scores(
-            place, learned, self.text.held, config.seed, ppt.scoring(held)
+        config, placement, learner = self.config, prepared.placement, prepared.learner
+        text, (task, held) = prepared.text, prepared.text.tasks
+        score_held = denoising.build_scores(
+            placement, learner, text.held, config.seed, ppt.scoring(held)
         )
-        self.set_training(
-            place, learned.model, learned.objectives, learned.trainable, learned.frozen
+        tx, state = make_state(config, prepared, learner.trainable)
+        flops = ppt.flops_of(
+            learner, tx, state, next(iter(text.held)), config.data.batch, placement
         )
-        like = next(iter(self.text.held))
-        flops = ppt.flops_of(learned, self.tx, self.state, like, config.data.batch, place)
-        self.meter = Meter(self.batches, ppt.scoring(task), flops, config.backbone.dtype, place)
-        # None is the dropout of config.json, and so counts as some.
-        self.drops = config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0
+        dtype = config.backbone.dtype
+        meter = Meter(prepared.batches, ppt.scoring(task), flops, dtype, placement)
+        accumulate = config.optim.accumulate
+        return Job(
+            step=make_train_step(learner.model, tx, learner.objectives, accumulate=accumulate),
+            state=state,
+            frozen=learner.frozen,
+            take=meter.take,
+            measure=score_held,
+            value=held_out_value,
+            describe=meter.describe,
+            # None is the dropout of config.json, and so counts as some.
+            drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
+        )
 
-    def tell(self, log: RunLog, where: str) -> None:
+    def lines(self, prepared: PreparedPrompt, job: Job, where: str) -> Iterator[str]:
         """Says what was read, what was left out of it, and what trains."""
-        config, learned = self.config, self.learned
-        for line in ppt.tell_corpus(config, self.ppt_task.backbone, learned.report, self.corpus):
-            log.say(line)
-        for line in ppt.tell_task(self.ppt_task, self.text):
-            log.say(line)
-        log.say(tree.overview(learned.trainable, learned.frozen))
+        config, learner, backbone = self.config, prepared.learner, prepared.ppt_task.backbone
+        yield from ppt.tell_corpus(config, backbone, learner.report, prepared.corpus)
+        yield from ppt.tell_task(prepared.ppt_task, prepared.text)
+        yield tree.overview(learner.trainable, learner.frozen)
         size = f"{config.data.batch} x {config.data.max_len} tokens"
-        log.say(f"{self.milestones.total} steps of {size}, {where}")
-        for line in tell_kernel(config, self.placement, self.ppt_task.backbone):
-            log.say(line)
+        yield f"{prepared.milestones.total} steps of {size}, {where}"
+        yield from tell_kernel(config, prepared.placement, backbone)
 
-    def finish(self, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: Job, ended: Ended) -> RunResult:
         """Makes the result; `export` writes the prompt."""
-        config, trained = self.config, tree.count(self.learned.trainable)
+        config, trained = self.config, tree.count(prepared.learner.trainable)
         progress, best = ended.progress, ended.best
         return RunResult(
             task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,
-            total=trained + tree.count(self.frozen), steps=progress.steps,
+            total=trained + tree.count(job.frozen), steps=progress.steps,
             skipped=progress.skipped, best_step=best.step, held_out=best.dev, time=ended.time,
         )  # fmt: skip

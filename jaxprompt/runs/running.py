@@ -4,9 +4,11 @@ import abc
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, TypeVar
+
+import optax
 
 from jaxprompt import rng, signals
 from jaxprompt.build.corpus import read_corpus
@@ -18,21 +20,15 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
-from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.log import RunLog
-from jaxprompt.training.one_run import Ended, Job
-from jaxprompt.training.progress import Metrics
+from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.run_result import RunResult
-from jaxprompt.training.state import place_state
-from jaxprompt.training.steps import StepModel, make_train_step
-from jaxprompt.training.throughput import Meter
+from jaxprompt.training.state import TrainState, place_state
 from jaxprompt.tree import Flat
-from jaxprompt.types import Batch, Objective
 
 # A host's own places, which may differ between the processes of a run.
 _PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
@@ -41,93 +37,73 @@ _PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
 _FREE = (*FREE, "data.source", "data.files")
 
 
-class Work(Job, Generic[Record]):
-    """One run of a config in a workdir. `carry_out` calls the methods in their order here."""
+P = TypeVar("P", bound=Prepared)
+J = TypeVar("J", bound=Job)
+
+
+class Work(abc.ABC, Generic[Record, P, J]):
+    """A kind of run: its stages, in the order in which `carry_out` takes them."""
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
     RECORD: type[Record]
-    record: Record  # what it learns from
 
     def __init__(self, config: RunConfig, workdir: str):
         self.config, self.workdir = config, str(workdir)
-        self.settings = config.train
 
     @abc.abstractmethod
     def check(self) -> None:
         """Raises InputError for all that is wrong whatever the data and the backbone."""
 
     @abc.abstractmethod
-    def prepare(self, saved: Record | None, started: int | None) -> None:
+    def prepare(self, saved: Record | None, started: int | None) -> P:
         """Reads data and backbone: everything that a config can get wrong.
 
-        Sets `record`, `batches` and `milestones`. `saved` is the record of the folder, `started`
-        the step of its newest checkpoint; None where there is none.
+        `saved` is the record of the folder, `started` the step of its newest checkpoint; None where
+        there is none.
         """
 
     @abc.abstractmethod
-    def build(self) -> None:
-        """Makes what trains, by `set_training`. Nothing of the folder is changed before."""
+    def build(self, prepared: P) -> J:
+        """Makes what trains."""
 
     @abc.abstractmethod
-    def tell(self, log: RunLog, where: str) -> None:
+    def lines(self, prepared: P, job: J, where: str) -> Iterable[str]:
         """Says what was read and what trains; `where` from which step."""
 
     @abc.abstractmethod
-    def finish(self, ended: Ended) -> RunResult:
+    def finish(self, prepared: P, job: J, ended: Ended) -> RunResult:
         """Makes the result, and what else a run leaves."""
 
-    def set_training(
-        self, placement: Placement, model: StepModel, objectives: Sequence[Objective],
-        trainable: Flat, frozen: Flat,
-    ) -> None:  # fmt: skip
-        """Makes the step and its state."""
-        self.set_state(placement, trainable, frozen)
-        accumulate = self.config.optim.accumulate
-        self.step = make_train_step(model, self.tx, objectives, accumulate=accumulate)
 
-    def set_state(self, placement: Placement, trainable: Flat, frozen: Flat) -> None:
-        """Makes what a step starts from, for a kind of run that makes its own; `tx` optimizes."""
-        config = self.config
-        self.tx = build_optimizer(config, trainable, self.milestones, self.batches.steps_per_epoch)
-        key = rng.key_for(config.seed, "dropout", config.rng)
-        self.state = place_state(placement, trainable, self.tx, key, donate=True)
-        self.placement, self.frozen = placement, frozen
+def make_state(
+    config: RunConfig, prepared: Prepared, trainable: Flat
+) -> tuple[optax.GradientTransformation, TrainState]:
+    """Makes the optimizer of a run and its state before the first step.
 
-
-class CorpusWork(Work[Record]):
-    """A run on running text: it chooses by the loss of held-out documents.
-
-    `build` sets its attributes.
+    The arrays of `trainable` are donated: only their shapes can be read afterwards.
     """
-
-    meter: Meter  # counts the rows
-    score_held: Callable[[Flat], dict[str, float]]  # trainable -> the scores of held-out rows
-
-    def read_corpus(self, tokenizer: Tokenizer, vocab: int, started: int | None) -> Corpus:
-        """Opens the indexed text of the config; indexes it where that was not done yet."""
-        corpus = read_corpus(self.config, tokenizer, vocab, self.workdir)
-        if started is None:
-            signals.note("before the first step; the indexed corpus is kept")
-        return corpus
-
-    def take(self) -> Batch:
-        """Gives the next batch."""
-        return self.meter.take()
-
-    def measure(self, trainable: Flat) -> dict[str, float]:
-        """Scores what is held out."""
-        return self.score_held(trainable)
-
-    def value(self, dev: dict[str, float]) -> float:
-        """Picks the loss, which is to be low."""
-        return -dev["loss"]
-
-    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
-        """Adds scores of the step's rows, and how fast they come."""
-        return self.meter.describe(found, steps, seconds)
+    steps_per_epoch = prepared.batches.steps_per_epoch
+    tx = build_optimizer(config, trainable, prepared.milestones, steps_per_epoch)
+    key = rng.key_for(config.seed, "dropout", config.rng)
+    return tx, place_state(prepared.placement, trainable, tx, key, donate=True)
 
 
-def carry_out(work: Work) -> RunResult | None:
+def open_corpus(
+    config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str, started: int | None
+) -> Corpus:
+    """Opens the indexed text of a config; indexes it where that was not done yet."""
+    corpus = read_corpus(config, tokenizer, vocab, workdir)
+    if started is None:
+        signals.note("before the first step; the indexed corpus is kept")
+    return corpus
+
+
+def held_out_value(scores: dict[str, float]) -> float:
+    """Returns what is to be high of the scores of held-out text, whose loss is to be low."""
+    return -scores["loss"]
+
+
+def carry_out(work: Work[Record, P, J]) -> RunResult | None:
     """Runs a config in its workdir, from where it stands. -> its result, None where a signal cut it
 
     A finished run gives the result that it has. Raises InputError where the folder is another
@@ -146,24 +122,25 @@ def carry_out(work: Work) -> RunResult | None:
         signals.note(one_run.saved_at(started))
         # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(config) | {"result.json": str(bool(finished))})
-        work.prepare(saved, started)
+        prepared = work.prepare(saved, started)
         # Each process reads for itself: of other text its share would be of another batch.
-        agree_on(work.record)
-        records.check_repeated(workdir, work.record)
+        agree_on(prepared.record)
+        records.check_repeated(workdir, prepared.record)
         if finished is not None:
-            work.batches.close()
+            prepared.batches.close()
             line = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
             print(escape(line), file=sys.stderr)
             return finished
-        work.build()
+        job = work.build(prepared)
+        prepared = prepared.without_weights()
         # Only now is the folder written: what is refused above leaves it as it was.
         run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
-        run_folder.write_record(workdir, work.record)
+        run_folder.write_record(workdir, prepared.record)
         where = "from the start" if started is None else f"resumed at step {started}"
-        ended = one_run.drive(work, workdir, started, lambda log: work.tell(log, where))
+        ended = one_run.drive(prepared, job, workdir, started, work.lines(prepared, job, where))
         if ended is None:
             return None
-        result = work.finish(ended)
+        result = work.finish(prepared, job, ended)
         run_folder.write_result(workdir, result)
         if config.train.plot and processes.is_first() and pictures.can_draw():
             title = f"{work.DONE}: {Path(workdir).resolve().name}"

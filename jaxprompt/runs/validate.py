@@ -23,7 +23,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
-from jaxprompt.runs import multitask as shared_tuning
+from jaxprompt.runs import multitask
 from jaxprompt.runs.grid.expand import is_grid, list_runs
 from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch
@@ -34,7 +34,7 @@ def validate(config: RunConfig) -> Iterator[str]:
 
     Raises InputError for what a run would refuse before it reads weights.
     """
-    if shared_tuning.is_shared(config):
+    if multitask.is_shared(config):
         yield from _validate_shared(config)
         return
     if is_grid(config):
@@ -63,21 +63,21 @@ def validate(config: RunConfig) -> Iterator[str]:
 
 def _validate_shared(config: RunConfig) -> Iterator[str]:
     """Checks a config whose tasks share a prompt, as the run itself does."""
-    work = shared_tuning.SharedTuning(config, "")
-    work.check()
-    work.read()
-    work.batches.close()
-    trainable, frozen = _shapes(config, work.joined(), work.count_tokens(lambda scorer: None))
-    build_optimizer(config, trainable, work.milestones, work.batches.steps_per_epoch)
+    multitask.SharedTuning(config, "").check()
+    tasks = multitask.read_tasks(config)
+    tasks.batches.close()
+    counts = tasks.count_tokens(config, lambda scorer: None)
+    trainable, frozen = _shapes(config, tasks.joined_scorer(), counts)
+    build_optimizer(config, trainable, tasks.milestones, tasks.batches.steps_per_epoch)
     batches = {}
-    yield from _tell_backbone(config, work.backbone)
-    for name, scorer in work.scorers.items():
+    yield from _tell_backbone(config, tasks.backbone)
+    for name, task in tasks.by_name.items():
         yield f"shared task {name}:"
-        yield from _tell_task(scorer, work.splits[name], work.notes[name])
-        own = longest_batch(work.configs[name], scorer, work.splits[name]["train"])
-        batches[own.encoder.ids.size] = own
+        yield from _tell_task(task.scorer, task.splits, task.notes)
+        longest = longest_batch(task.config, task.scorer, task.splits["train"])
+        batches[longest.encoder.ids.size] = longest
     yield tree.overview(trainable, frozen)
-    yield _tell_plan(work.milestones, batches[max(batches)])
+    yield _tell_plan(tasks.milestones, batches[max(batches)])
 
 
 def _shapes(

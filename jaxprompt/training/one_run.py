@@ -1,9 +1,9 @@
 """One run: what it trains, from its newest checkpoint to its best numbers."""
 
-import abc
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
@@ -20,41 +20,59 @@ from jaxprompt.training.checkpoint import Checkpoints, abstract
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
 from jaxprompt.training.profiling import Profiler, profiled
-from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
+from jaxprompt.training.progress import Describe, Evaluation, Metrics, Progress, write_step
+from jaxprompt.training.run_folder import Record
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
 
 
-class Job(abc.ABC):
-    """What a run does. Its attributes are there once it is built and checked."""
+class Batches(Protocol):
+    """Batches that go on where a saved run stood."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The batches that hold all rows once."""
+
+    def get_state(self) -> Mapping[str, object]:
+        """Returns the position, to be saved as JSON."""
+
+    def set_state(self, state: Mapping[str, object]) -> None:
+        """Goes to a saved position."""
+
+    def close(self) -> None:
+        """Stops what makes batches ahead."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared(Generic[Record]):
+    """What a run learns from, read and checked. Of its folder nothing is changed yet."""
 
     placement: Placement
-    # (state, frozen, a batch that `take` gave) -> (state, metrics)
-    step: Callable[..., tuple[TrainState, dict[str, Any]]]
-    state: TrainState  # before the first step
-    frozen: Flat
-    batches: Any  # what `take` draws from: get_state, set_state, close
+    batches: Batches
     milestones: Milestones
     settings: TrainConfig
-    drops = True  # its model has dropout
+    record: Record
 
-    @abc.abstractmethod
-    def take(self) -> StepBatch:
-        """Gives the next batch, on the host."""
+    def without_weights(self) -> Self:
+        """Returns it without the weights that its job copied: they need not stay in memory."""
+        return self
 
-    @abc.abstractmethod
-    def measure(self, trainable: Flat) -> dict[str, float]:
-        """Scores dev with the numbers that train."""
 
-    @abc.abstractmethod
-    def value(self, dev: dict[str, float]) -> float:
-        """Picks the number of dev that is to be high."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """What a run trains, and by what it is scored."""
 
-    def describe(self, found: Metrics, steps: int, seconds: float) -> Metrics:
-        """Makes what is written of a step, see `progress.Describe`."""
-        del steps, seconds
-        return found
+    step: Callable[..., tuple[TrainState, Metrics]]  # (state, frozen, batch) -> (state, metrics)
+    state: TrainState  # before the first step
+    frozen: Flat
+    take: Callable[[], StepBatch]  # returns the next batch, on the host
+    measure: Callable[[Flat], dict[str, float]]  # what trains -> the scores of dev
+    value: Callable[[dict[str, float]], float]  # scores of dev -> the one that is to be high
+    describe: Describe = lambda metrics, *_: metrics
+    drops: bool = True  # the model has dropout
+    # Computes, behind the lines of the start, what does not change while the run trains.
+    fill: Callable[[Callable[[str], None]], None] = lambda say: None
 
 
 class Ended(NamedTuple):
@@ -80,23 +98,26 @@ class OneRun:
     """A run that trains; `loop.train` calls its methods."""
 
     def __init__(
-        self, job: Job, start: Start, log: RunLog, profiler: Profiler, heard: Callable[[], int]
-    ):
+        self, prepared: Prepared, job: Job, start: Start, log: RunLog, profiler: Profiler,
+        heard: Callable[[], int],
+    ):  # fmt: skip
         """Stands where the run goes on from; `heard` gives the signal that asks for a stop."""
-        self.plan, self.log_steps = job.milestones, job.settings.log_steps
+        self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
         self.checkpoints, self.state, self.progress, self.step, _ = start
         self._job, self._log, self._profiler, self._heard = job, log, profiler, heard
+        self._place, self._batches = prepared.placement, prepared.batches
+        self._patience, self._max_streak = prepared.settings.patience, prepared.settings.max_streak
         where = jax.tree.map(lambda x: x.sharding, self.state)
         self._train_step = jit(
-            sharding.within(job.placement, with_flags(job.step)),
+            sharding.within(self._place, with_flags(job.step)),
             donate_argnums=0,
             dropped=job.drops,
             # The state comes back to where it was: else the next step would be another program.
-            out_shardings=(where, job.placement.replicated, job.placement.replicated),
+            out_shardings=(where, self._place.replicated, self._place.replicated),
         )
         self._shapes: set[tuple] = set()  # of the batches so far
         self._is_alone = jax.process_count() == 1
-        self._flags = sharding.put_flag(job.placement, 0)
+        self._flags = sharding.put_flag(self._place, 0)
         self._raised: jax.Array | None = None  # the signal that the newest step says
         self._stop = 0  # the signal that the step before says
         self._unchecked: list[tuple[int, int, int]] = []  # counts of the last steps
@@ -122,9 +143,9 @@ class OneRun:
         job = self._job
         if not self._is_alone:
             # Each process gives what it heard, and the step itself takes the highest of all.
-            self._flags = sharding.put_flag(job.placement, self._heard())
+            self._flags = sharding.put_flag(self._place, self._heard())
         self._profiler.before(self.step)
-        placed = sharding.put_batch(job.placement, batch)
+        placed = sharding.put_batch(self._place, batch)
         self.state, measured, raised = self._train_step(self.state, job.frozen, placed, self._flags)
         self.step += 1
         is_last = self.step == self.plan.total
@@ -159,7 +180,7 @@ class OneRun:
         dev = job.measure(self.state.trainable)
         self._log.write(step, dev=dev, time={"seconds": seconds})
         is_better = self.progress.note_dev(
-            step, job.value(dev), dev, last=step == self.plan.total, patience=job.settings.patience
+            step, job.value(dev), dev, last=step == self.plan.total, patience=self._patience
         )
         if is_better:
             assert self.progress.best is not None
@@ -170,7 +191,7 @@ class OneRun:
     def save(self, seconds: float) -> None:
         """Saves a checkpoint of the newest step in the background."""
         position = self.progress.to_json() | {
-            "data": self._job.batches.get_state(),
+            "data": self._batches.get_state(),
             "seconds": seconds,
         }
         # A signal's line names the step once it is complete, which is some steps later.
@@ -188,7 +209,7 @@ class OneRun:
     def end(self, seconds: float) -> Ended:
         """Reads the best numbers. Raises InputError as `end_broken`."""
         self._stop_if_broken(self._unchecked, seconds)
-        self._job.batches.close()
+        self._batches.close()
         self.settle()
         progress = self.progress
         progress.steps, progress.skipped = self.step, int(self.state.skipped)
@@ -200,7 +221,7 @@ class OneRun:
         return Ended(progress, Evaluation(**saved), numbers, time)
 
     def _stop_if_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
-        limit = self._job.settings.max_streak
+        limit = self._max_streak
         step, streak, skipped = max(counts, key=lambda one: one[1], default=(0, 0, 0))
         if streak < limit:
             return
@@ -211,26 +232,28 @@ class OneRun:
 
 
 def drive(
-    job: Job, workdir: str, started: int | None, tell: Callable[[RunLog], None]
+    prepared: Prepared, job: Job, workdir: str, started: int | None, lines: Iterable[str]
 ) -> Ended | None:
     """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
 
-    `started` is the checkpoint's step, None = from the start; `tell` says to the log what begins.
+    `started` is the checkpoint's step, None = from the start; `lines` say what begins.
     """
-    start = take_up(job, workdir)
+    settings, start = prepared.settings, take_up(prepared, job.state, workdir)
     with RunLog(
-        workdir, tracker=job.settings.tracker, total=job.milestones.total,
+        workdir, tracker=settings.tracker, total=prepared.milestones.total,
         enabled=processes.is_first(),
     ) as log:  # fmt: skip
         log.resume(-1 if started is None else started)
-        tell(log)
-        traced = job.settings.profile if processes.is_first() else 0
+        for line in lines:
+            log.say(line)
+        job.fill(log.say)
+        traced = settings.profile if processes.is_first() else 0
         with (
             signals.held() as heard,
             profiled(workdir, traced, start.step) as profiler,
             start.checkpoints.settling(),
         ):
-            run = OneRun(job, start, log, profiler, heard)
+            run = OneRun(prepared, job, start, log, profiler, heard)
             seconds = loop.train(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
@@ -240,13 +263,13 @@ def drive(
     return ended
 
 
-def take_up(job: Job, workdir: str) -> Start:
-    """Goes to the newest checkpoint of a run, or to its start.
+def take_up(prepared: Prepared, state: TrainState, workdir: str) -> Start:
+    """Goes to the newest checkpoint of a run, or to its start, the `state`.
 
     Raises InputError for a checkpoint that is damaged, or of another model.
     """
-    checkpoints = Checkpoints(workdir, job.settings.keep)
-    state, progress, seconds = job.state, Progress(), 0.0
+    checkpoints = Checkpoints(workdir, prepared.settings.keep)
+    progress, seconds = Progress(), 0.0
     started = checkpoints.latest()
     if started is not None:
         # By its shapes: the initial state would stay in memory beside what is read.
@@ -258,7 +281,7 @@ def take_up(job: Job, workdir: str) -> Start:
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.check_best(progress.best.step)
-        job.batches.set_state(position["data"])
+        prepared.batches.set_state(position["data"])
     checkpoints.rewind(-1 if started is None else started)
     return Start(checkpoints, state, progress, started or 0, seconds)
 

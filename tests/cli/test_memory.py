@@ -10,6 +10,7 @@ from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid import runner
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.one_run import OneRun
 
 SHORT = dict(
     train__total_steps=4, train__eval_steps=2, train__save_steps=2, train__log_steps=1,
@@ -35,14 +36,14 @@ def table_of(backbone):
 
 
 def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
-    measure, restore, found = tune.Tuning.measure, Checkpoints.restore, []
+    evaluate, restore, found = OneRun.evaluate, Checkpoints.restore, []
     count = counter(table_of(backbone))
 
-    def measured(self, trainable):
+    def evaluated(self, seconds):
         found.append(count())
-        return measure(self, trainable)
+        return evaluate(self, seconds)
 
-    monkeypatch.setattr(tune.Tuning, "measure", measured)
+    monkeypatch.setattr(OneRun, "evaluate", evaluated)
     c = make_config(backbone, data, "full", **SHORT)
     save = Checkpoints.save
     workdir = str(tmp_path / "run")

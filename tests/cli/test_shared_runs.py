@@ -12,7 +12,9 @@ from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
-from jaxprompt.runs.multitask import SharedTuning, _sum_counts
+from jaxprompt.runs import multitask
+from jaxprompt.runs.multitask import SharedTuning, _sum_counts, read_tasks
+from jaxprompt.runs.shared_steps import TaskBatches
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
 SHORT = {"data.max_len": 24, "data.multiple": 24, "data.batch": 8, "optim.lr": 0.02}
@@ -168,13 +170,11 @@ def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     own |= {"head.name": "verbalizer", "task.template": "{text} it was [mask] ."}
     own |= {"train.total_steps": 0, "train.total_epochs": 2.0}
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
-    shared = SharedTuning(load_config(config.partition("=")[2]), str(tmp_path / "run"))
-    shared.check()
-    shared.prepare(None, None)
-    shared.batches.close()
-    units = sum(len(splits["train"].rows) for splits in shared.splits.values())
+    tasks = read_tasks(load_config(config.partition("=")[2]))
+    tasks.batches.close()
+    units = sum(len(task.splits["train"].rows) for task in tasks.by_name.values())
     assert units == 4 * (48 + 24)
-    assert shared.milestones.total == 2 * units // 8
+    assert tasks.milestones.total == 2 * units // 8
 
 
 def test_counts_of_tasks_add_up():
@@ -222,24 +222,21 @@ def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsy
         assert lines[0] == lines[1] and why in lines[0]
 
 
-def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys):
+def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys, monkeypatch):
     fields = {"train.total_steps": 8, "train.eval_steps": 4, "train.patience": 0}
     config = config_of(backbone, folder, tmp_path / "c.json", **fields)
     code, whole, _ = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'whole'}")
     assert code == 0
-    cut = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "cut"))
-    take = cut.take
+    take = TaskBatches.__next__
 
-    def taking():
-        if cut.batches.get_state()["at"] == 6:
+    def taking(batches):
+        if batches.get_state()["at"] == 6:
             raise KeyboardInterrupt
-        return take()
+        return take(batches)
 
-    cut.take = taking
-    from jaxprompt.runs.running import carry_out
-
-    with pytest.raises(KeyboardInterrupt):
-        carry_out(cut)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TaskBatches, "__next__", taking)
+        multitask.run(load_config(config.removeprefix("--config="), []), str(tmp_path / "cut"))
     code, resumed, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'cut'}")
     assert code == 0 and "resumed at step 4" in err, err
     whole, resumed = json.loads(whole), json.loads(resumed)
@@ -267,14 +264,13 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
     )  # fmt: skip
     work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
-    work.check()
-    work.prepare(None, None)
-    work.build()
-    state, step = work.state, jax.jit(work.step)
+    prepared = work.prepare(None, None)
+    job = work.build(prepared)
+    state, step = job.state, jax.jit(job.step)
     seen = set()
     for _ in range(6):
-        given = work.take()
-        new, measured = step(state, work.frozen, given)
+        given = job.take()
+        new, measured = step(state, job.frozen, given)
         # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
         bias = f"head/{given.task}/out/bias"
         if given.task not in seen:
@@ -285,7 +281,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
             assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
         seen.add(given.task)
         state = new
-    work.batches.close()
+    prepared.batches.close()
     assert len(seen) > 1
 
 
