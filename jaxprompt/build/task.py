@@ -148,8 +148,8 @@ def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
     return with_front(scorer) if config.backbone.once and not config.cache.where else scorer
 
 
-class Prepared(NamedTuple):
-    """What a run learns a task from."""
+class EncodedTask(NamedTuple):
+    """The examples of a task, what scores them, and its splits."""
 
     examples: Examples
     scorer: Scorer
@@ -161,7 +161,7 @@ def prepare_task(
     placement: Placement,
     backbone: Backbone,
     rows: Mapping[str, Rows] | None = None,
-) -> Prepared:
+) -> EncodedTask:
     """Prepares the task of a checked config; `rows` by split take the place of its files.
 
     No weights are read. Raises InputError for what is wrong with the data, or does not fit.
@@ -170,4 +170,4 @@ def prepare_task(
     scorer = scorer_from_config(config, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
     check_room(config, scorer, splits)
-    return Prepared(examples, scorer, splits)
+    return EncodedTask(examples, scorer, splits)

@@ -14,7 +14,7 @@ from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Visits
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
 from jaxprompt.data.text.identity import identify
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
@@ -27,7 +27,6 @@ from jaxprompt.runs.running import (
     agree_on,
     carry_out,
     facts,
-    held_out_value,
     make_state,
     open_corpus,
 )
@@ -36,7 +35,6 @@ from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
-from jaxprompt.training.throughput import Meter
 from jaxprompt.tree import Flat
 
 
@@ -54,8 +52,6 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
         processes.agree(facts(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
-        # Nothing trains here: the threads that make batches ahead are ended.
-        prepared.batches.close()
         scores = work.build_scores(prepared)(prepared.adapted.trainable)
         return {"held_out": scores, "rows": prepared.dev.size}
 
@@ -64,7 +60,6 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
 class PreparedBackbone(Prepared[AdaptationRecord]):
     """Running text, and the backbone that learns it."""
 
-    batches: Visits
     tokenizer: Tokenizer
     folder: Path  # of the backbone
     corpus: Corpus
@@ -97,7 +92,6 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
         share = placement.share()
-        batches = Visits(rows, batch=config.data.batch, seed=config.seed, share=share)
         dev = Pass(
             held,
             batch=config.data.eval_batch,
@@ -105,7 +99,8 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             limit=config.corpus.dev_rows,
             share=share,
         )
-        milestones = plan_of(config, batches.steps_per_epoch, len(rows))
+        steps_per_epoch = -(-len(rows) // config.data.batch)
+        milestones = plan_of(config, steps_per_epoch, len(rows))
         adapted = denoising.load_adaptable(config, backbone, placement)
         record = AdaptationRecord(
             corpus=corpus.fingerprint,
@@ -115,7 +110,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
         return PreparedBackbone(
             placement=placement,
-            batches=batches,
+            steps_per_epoch=steps_per_epoch,
             milestones=milestones,
             settings=config.train,
             record=record,
@@ -138,17 +133,16 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         config, placement, adapted = self.config, prepared.placement, prepared.adapted
         tx, state = make_state(config, prepared, adapted.trainable)
         flops = denoising.flops_of(adapted, next(iter(prepared.dev)), config.data.batch, placement)
-        dtype = config.backbone.dtype
-        meter = Meter(prepared.batches, denoising.score_sums, flops, dtype, placement)
         accumulate = config.optim.accumulate
         return Job(
             step=make_train_step(adapted.model, tx, adapted.objectives, accumulate=accumulate),
             state=state,
             frozen=adapted.frozen,
-            take=meter.take,
+            feed=functools.partial(
+                denoising.feed_rows, config, prepared.rows, placement, denoising.score_sums, flops
+            ),
             measure=self.build_scores(prepared),
-            value=held_out_value,
-            describe=meter.describe,
+            value=denoising.held_out_value,
             drops=config.backbone.dropout != 0,
         )
 

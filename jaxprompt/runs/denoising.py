@@ -25,12 +25,9 @@ from jaxprompt.config.run import (
     SpanCorruption,
 )
 from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import (
-    Corpus,
-    divide,
-)
+from jaxprompt.corpus import Corpus, divide
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Rows, Visits
 from jaxprompt.corpus.denoise.rows import Objective as Denoiser
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.errors import InputError, with_article
@@ -47,7 +44,9 @@ from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectiv
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.one_run import Feed
 from jaxprompt.training.steps import make_count_step
+from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch, Objective
 
 # What an objective asks of a backbone: its style, and the head that must be there or is drawn.
@@ -308,6 +307,24 @@ class Learned(Protocol):
     @property
     def frozen(self) -> tree.Flat:
         """Parameters that do not train."""
+
+
+def feed_rows(
+    config: RunConfig, rows: Rows, placement: Placement,
+    score: Callable[[Sums], dict[str, float]], flops: float,
+) -> Feed:  # fmt: skip
+    """Makes the training batches of rows of running text; their scores and speed are logged.
+
+    `flops` are those that the model asks for in a step, on all devices together.
+    """
+    visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.share())
+    meter = Meter(visits, score, flops, config.backbone.dtype, placement)
+    return Feed(visits, meter.take, meter.describe)
+
+
+def held_out_value(scores: dict[str, float]) -> float:
+    """Returns what is to be high of the scores of held-out text, whose loss is to be low."""
+    return -scores["loss"]
 
 
 def score_sums(sums: Sums) -> dict[str, float]:

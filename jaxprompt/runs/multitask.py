@@ -48,9 +48,9 @@ from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.running import Work, carry_out, make_state
 from jaxprompt.runs.running import facts as facts_of
-from jaxprompt.runs.shared_steps import TaskBatches, make_shared_step
+from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
@@ -133,7 +133,7 @@ class Tasks:
     placement: Placement
     backbone: Backbone
     by_name: dict[str, TaskInputs]
-    batches: TaskBatches
+    mix: TaskMix
     milestones: Milestones
 
     def joined_scorer(self) -> Scorer:
@@ -194,23 +194,17 @@ def read_tasks(config: RunConfig) -> Tasks:
         for name, task in by_name.items():
             parts = task.splits.items()
             processes.agree({f"{split} of {name}": part.digest() for split, part in parts})
-    streams = {
-        name: train_batches(task.config, task.scorer, task.splits["train"])
-        for name, task in by_name.items()
-    }
     # Windows and copies of an example count, as they do in a run of one task.
-    sizes = [len(train.rows) for train in trains]
-    rows = [task.config.data.batch for task in by_name.values()]
-    batches = TaskBatches(
-        streams, sizes, rows, temperature=config.shared.temperature, seed=config.seed
-    )
+    sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
+    rows = {name: task.config.data.batch for name, task in by_name.items()}
+    mix = mix_tasks(sizes, rows, config.shared.temperature)
     return Tasks(
         placement=placement,
         # Tasks may not change the block of the backbone, so any of those opened will do.
         backbone=backbone,
         by_name=by_name,
-        batches=batches,
-        milestones=make_plan(config.train, batches.steps_per_epoch, batches.mean_batch),
+        mix=mix,
+        milestones=make_plan(config.train, mix.steps_per_epoch, mix.mean_batch),
     )
 
 
@@ -291,7 +285,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         record = records.make_shared_record(self.config, records_by_task, seen, backbone_record)
         return PreparedTasks(
             placement=tasks.placement,
-            batches=tasks.batches,
+            steps_per_epoch=tasks.mix.steps_per_epoch,
             milestones=tasks.milestones,
             settings=self.config.train,
             record=record,
@@ -315,12 +309,11 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         steps = {
             name: _step_of(name, task, scorer.model, tx) for name, task in tasks.by_name.items()
         }
-        batches = tasks.batches
         return TasksJob(
             step=make_shared_step(steps),
             state=state,
             frozen=weights.frozen,
-            take=lambda: next(batches),
+            feed=functools.partial(_feed, tasks, config.seed),
             measure=lambda trainable: _score(
                 "dev", tasks.by_name, scores, trainable, weights.frozen
             ),
@@ -338,7 +331,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         )
         yield from tell_init(config, tasks.joined_scorer().model.backbone.dims)
         for name, task in tasks.by_name.items():
-            share = tasks.batches.shares[name]
+            share = tasks.mix.shares[name]
             yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
             yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
             for line in tell_examples(task.scorer, task.splits, task.notes):
@@ -387,6 +380,15 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             )  # fmt: skip
             metadata = dataclasses.replace(metadata, init=prepared.record.init)
             write_artifact(Path(self.workdir) / "export" / name, tensors, metadata)
+
+
+def _feed(tasks: Tasks, seed: int) -> Feed:
+    streams = {
+        name: train_batches(task.config, task.scorer, task.splits["train"])
+        for name, task in tasks.by_name.items()
+    }
+    batches = TaskBatches(streams, tasks.mix.shares, seed=seed)
+    return Feed(batches, lambda: next(batches))
 
 
 def _step_of(

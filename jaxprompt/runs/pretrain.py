@@ -1,6 +1,7 @@
 """A run that pre-trains a prompt: on a corpus (Gu et al. 2022, "PPT"), or on texts with topics."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from jaxprompt import tree
@@ -11,14 +12,12 @@ from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.denoise.batches import Visits
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.running import (
     Work,
     carry_out,
-    held_out_value,
     make_state,
     open_corpus,
 )
@@ -26,7 +25,6 @@ from jaxprompt.training.one_run import Ended, Job, Prepared
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
-from jaxprompt.training.throughput import Meter
 
 
 def run(config: RunConfig, workdir: str) -> RunResult | None:
@@ -45,7 +43,6 @@ def has_topics(config: RunConfig) -> bool:
 class PreparedPrompt(Prepared[PretrainingRecord]):
     """A pre-training task on a corpus, and the prompt that learns it."""
 
-    batches: Visits
     corpus: Corpus
     ppt_task: ppt.PptTask
     text: ppt.Text
@@ -71,14 +68,14 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
         share = placement.share()
         text = ppt.read_text(config, corpus, ppt_task, share)
         ppt.check_same(saved, text.data, config)
-        batches = Visits(text.rows, batch=config.data.batch, seed=config.seed, share=share)
-        milestones = plan_of(config, batches.steps_per_epoch, len(text.rows))
+        steps_per_epoch = -(-len(text.rows) // config.data.batch)
+        milestones = plan_of(config, steps_per_epoch, len(text.rows))
         counts = count_tokens(config, None, corpus.token_counts)
         ppt_task, learner = ppt.load(config, ppt_task, placement, counts)
         backbone = BackboneRecord(ppt_task.backbone.family, learner.report.fingerprint)
         return PreparedPrompt(
             placement=placement,
-            batches=batches,
+            steps_per_epoch=steps_per_epoch,
             milestones=milestones,
             settings=config.train,
             record=records.make_pretraining_record(config, text.data, backbone),
@@ -99,17 +96,16 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
         flops = ppt.flops_of(
             learner, tx, state, next(iter(text.held)), config.data.batch, placement
         )
-        dtype = config.backbone.dtype
-        meter = Meter(prepared.batches, ppt.scoring(task), flops, dtype, placement)
         accumulate = config.optim.accumulate
         return Job(
             step=make_train_step(learner.model, tx, learner.objectives, accumulate=accumulate),
             state=state,
             frozen=learner.frozen,
-            take=meter.take,
+            feed=functools.partial(
+                denoising.feed_rows, config, text.rows, placement, ppt.scoring(task), flops
+            ),
             measure=score_held,
-            value=held_out_value,
-            describe=meter.describe,
+            value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
             drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
         )

@@ -82,8 +82,7 @@ def make_state(
 
     The arrays of `trainable` are donated: only their shapes can be read afterwards.
     """
-    steps_per_epoch = prepared.batches.steps_per_epoch
-    tx = build_optimizer(config, trainable, prepared.milestones, steps_per_epoch)
+    tx = build_optimizer(config, trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
     return tx, place_state(prepared.placement, trainable, tx, key, donate=True)
 
@@ -96,11 +95,6 @@ def open_corpus(
     if started is None:
         signals.note("before the first step; the indexed corpus is kept")
     return corpus
-
-
-def held_out_value(scores: dict[str, float]) -> float:
-    """Returns what is to be high of the scores of held-out text, whose loss is to be low."""
-    return -scores["loss"]
 
 
 def carry_out(work: Work[Record, P, J]) -> RunResult | None:
@@ -127,7 +121,6 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         agree_on(prepared.record)
         records.check_repeated(workdir, prepared.record)
         if finished is not None:
-            prepared.batches.close()
             line = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
             print(escape(line), file=sys.stderr)
             return finished

@@ -3,7 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -64,29 +64,42 @@ def make_shared_step(
     return step
 
 
-class TaskBatches(Iterator[TaskBatch]):
-    """Batches of several tasks, drawn by the number of their examples.
+class TaskMix(NamedTuple):
+    """How often each of several tasks is trained on."""
 
-    A task of n examples has a share of n ** (1 / temperature). Which task a batch is of depends on
-    the seed and the number of the batch alone.
+    shares: dict[str, float]  # of the batches, by task
+    mean_batch: float  # examples
+    steps_per_epoch: int  # that take as many examples as all tasks have
+
+
+def mix_tasks(sizes: Mapping[str, int], rows: Mapping[str, int], temperature: float) -> TaskMix:
+    """Mixes tasks by the number of their examples: n of them have a share of n^(1 / temperature).
+
+    Args:
+      sizes: examples, by task.
+      rows: examples of a batch, by task.
+      temperature: above 0.
+    """
+    # Of the logarithm: a power of 1 / 0.01 would be infinite.
+    weights = np.log(list(sizes.values())) / temperature
+    parts = np.exp(weights - weights.max())
+    shares = dict(zip(sizes, parts / parts.sum(), strict=True))
+    mean = sum(rows[name] * share for name, share in shares.items())
+    mean_batch = round(float(mean), 9)  # shares add up to 1 but for rounding
+    return TaskMix(shares, mean_batch, max(1, int(sum(sizes.values()) / mean_batch)))
+
+
+class TaskBatches(Iterator[TaskBatch]):
+    """Batches of several tasks, drawn by their shares.
+
+    Which task a batch is of depends on the seed and the number of the batch alone.
     """
 
     def __init__(
-        self, streams: Mapping[str, BatchStream], sizes: Sequence[int], rows: Sequence[int], *,
-        temperature: float, seed: int,
-    ):  # fmt: skip
-        """Starts at batch 0.
-
-        `streams` give each task's batches, of `rows` examples each, out of `sizes` in all.
-        """
-        self._streams, self._names = streams, list(streams)
-        # Of the logarithm: a power of 1 / 0.01 would be infinite.
-        weights = np.log(sizes) / temperature
-        shares = np.exp(weights - weights.max())
-        self.shares = dict(zip(self._names, shares / shares.sum(), strict=True))
-        mean = sum(own * share for own, share in zip(rows, self.shares.values(), strict=True))
-        self.mean_batch = round(float(mean), 9)  # shares add up to 1 but for rounding
-        self.steps_per_epoch = max(1, int(sum(sizes) / self.mean_batch))
+        self, streams: Mapping[str, BatchStream], shares: Mapping[str, float], *, seed: int
+    ):
+        """Starts at batch 0. `streams` give each task's batches."""
+        self._streams, self._names, self._shares = streams, list(streams), shares
         self._seed, self._at = (seed, zlib.crc32(b"tasks")), 0
 
     def __next__(self) -> TaskBatch:
@@ -95,7 +108,7 @@ class TaskBatches(Iterator[TaskBatch]):
         bits = np.random.MT19937(np.random.SeedSequence((*self._seed, self._at)))
         draw = np.random.RandomState(bits).random_sample()
         self._at += 1
-        number = np.searchsorted(np.cumsum(list(self.shares.values())), draw, side="right")
+        number = np.searchsorted(np.cumsum(list(self._shares.values())), draw, side="right")
         # Rounding may leave the last of the sums below 1.
         name = self._names[min(int(number), len(self._names) - 1)]
         return TaskBatch(next(self._streams[name]), name)
@@ -103,7 +116,7 @@ class TaskBatches(Iterator[TaskBatch]):
     def get_state(self) -> dict[str, object]:
         """Returns the position, to be saved as JSON."""
         return {
-            "at": self._at, "shares": {name: float(x) for name, x in self.shares.items()},
+            "at": self._at, "shares": {name: float(x) for name, x in self._shares.items()},
             "streams": {name: stream.get_state() for name, stream in self._streams.items()},
         }  # fmt: skip
 

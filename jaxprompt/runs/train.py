@@ -1,7 +1,8 @@
 """A run that learns a task from its examples."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
 import jax
@@ -25,15 +26,17 @@ from jaxprompt.build.task import (
 )
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
-from jaxprompt.data.batches.batching import TrainBatches
+from jaxprompt.data.rows import Rows
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.running import Work, carry_out, make_state
 from jaxprompt.training.features.cache import FeatureCache, plan_keeping
-from jaxprompt.training.one_run import Ended, Job, Prepared
-from jaxprompt.training.run_record import BackboneRecord, TaskRecord
+from jaxprompt.training.loop import Milestones
+from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
+from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
@@ -45,10 +48,40 @@ def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> RunResult | 
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TaskInputs:
+    """The examples of a run, read and encoded; of the backbone no weights."""
+
+    scorer: Scorer
+    splits: dict[str, Split]
+    notes: tuple[str, ...]  # of the reading of examples
+    data: TaskData
+    steps_per_epoch: int
+    milestones: Milestones
+
+
+def read_inputs(
+    config: RunConfig, placement: Placement, backbone: Backbone,
+    rows: Mapping[str, Rows] | None = None,
+) -> TaskInputs:  # fmt: skip
+    """Reads and encodes the splits of a config; `rows` by split take the place of its files."""
+    examples, scorer, splits = prepare_task(config, placement, backbone, rows)
+    scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
+    count = len(splits["train"].rows)
+    steps_per_epoch = -(-count // config.data.batch)
+    return TaskInputs(
+        scorer=scorer,
+        splits=splits,
+        notes=examples.notes,
+        data=make_task_data(examples, scorer),
+        steps_per_epoch=steps_per_epoch,
+        milestones=plan_of(config, steps_per_epoch, count),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedTask(Prepared[TaskRecord]):
     """The examples of a task, and the backbone that learns it."""
 
-    batches: TrainBatches
     backbone: Backbone
     loaded: Loaded
     scorer: Scorer
@@ -58,6 +91,26 @@ class PreparedTask(Prepared[TaskRecord]):
     def without_weights(self) -> Self:
         """Returns it without the backbone as it was read."""
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
+
+
+def prepare_run(
+    config: RunConfig, inputs: TaskInputs, placement: Placement, backbone: Backbone, loaded: Loaded
+) -> PreparedTask:
+    """Puts what a run reads and the weights of its backbone together."""
+    data = dataclasses.replace(inputs.data, seen=inputs.scorer.model.prompt.seen)
+    backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
+    return PreparedTask(
+        placement=placement,
+        steps_per_epoch=inputs.steps_per_epoch,
+        milestones=inputs.milestones,
+        settings=config.train,
+        record=records.make_record(config, data, backbone_record),
+        backbone=backbone,
+        loaded=loaded,
+        scorer=inputs.scorer.with_backbone(backbone),
+        splits=inputs.splits,
+        notes=inputs.notes,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,34 +142,18 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         config = self.config
         placement = build_placement(config)
         backbone = open_fitting(config, placement)
-        examples, scorer, splits = prepare_task(config, placement, backbone, self.given.rows)
-        scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
+        inputs = read_inputs(config, placement, backbone, self.given.rows)
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
-            rows = {f"the rows of {name}": part.digest() for name, part in splits.items()}
+            rows = {f"the rows of {name}": part.digest() for name, part in inputs.splits.items()}
             processes.agree(rows)
-        batches = train_batches(config, scorer, splits["train"])
-        milestones = plan_of(config, batches.steps_per_epoch, len(splits["train"].rows))
-        data = make_task_data(examples, scorer)
         backbone, loaded = self.given.load(backbone, placement)
-        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
-        return PreparedTask(
-            placement=placement,
-            batches=batches,
-            milestones=milestones,
-            settings=config.train,
-            record=records.make_record(config, data, backbone_record),
-            backbone=backbone,
-            loaded=loaded,
-            scorer=scorer.with_backbone(backbone),
-            splits=splits,
-            notes=examples.notes,
-        )
+        return prepare_run(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
         """Draws what is fresh, and plans which states are kept."""
         config, scorer, splits = self.config, prepared.scorer, prepared.splits
-        placement, batches = prepared.placement, prepared.batches
+        placement = prepared.placement
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, self.workdir)
         )
@@ -129,7 +166,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             step=make_train_step(cache.model, tx, objectives, accumulate=config.optim.accumulate),
             state=state,
             frozen=weights.frozen,
-            take=lambda: cache.give(splits["train"], next(batches)),
+            feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
             value=lambda dev: dev[scorer.task.metric],
             fill=fill,
@@ -178,3 +215,9 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             total=trained + tree.count(job.frozen), steps=progress.steps,
             skipped=progress.skipped, best_step=best.step, dev=best.dev, test=test, time=ended.time,
         )  # fmt: skip
+
+
+def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:
+    """Makes the training batches, with the states of their rows where they are kept."""
+    batches = train_batches(config, scorer, train)
+    return Feed(batches, lambda: cache.give(train, next(batches)))

@@ -10,14 +10,12 @@ from jaxprompt import tree
 from jaxprompt.build.check import check_config
 from jaxprompt.build.inheritance import tell_init
 from jaxprompt.build.initial_params import check_start, count_tokens, divide
-from jaxprompt.build.optimizer import build_optimizer, plan_of
+from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import (
     longest_batch,
     open_fitting,
-    prepare_task,
     tell_examples,
-    train_batches,
 )
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
@@ -25,6 +23,7 @@ from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.runs import multitask
 from jaxprompt.runs.grid.expand import is_grid, list_runs
+from jaxprompt.runs.train import read_inputs
 from jaxprompt.training.loop import Milestones
 from jaxprompt.types import Batch
 
@@ -44,19 +43,15 @@ def validate(config: RunConfig) -> Iterator[str]:
     check_config(config)
     placement = build_placement(config)
     backbone = open_fitting(config, placement)
-    examples, scorer, splits = prepare_task(config, placement, backbone)
-    scorer = scorer.with_vocabulary_of(splits["train"])
+    inputs = read_inputs(config, placement, backbone)
+    scorer, splits, plan = inputs.scorer, inputs.splits, inputs.milestones
     counts = count_tokens(config, splits["train"], lambda: None)
     trainable, frozen = _shapes(config, scorer, counts)
-    batches = train_batches(config, scorer, splits["train"])
-    # The plan needs the length of an epoch, not the batches.
-    batches.close()
-    plan = plan_of(config, batches.steps_per_epoch, len(splits["train"].rows))
     # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
-    build_optimizer(config, trainable, plan, batches.steps_per_epoch)
+    build_optimizer(config, trainable, plan, inputs.steps_per_epoch)
 
     yield from _tell_backbone(config, backbone)
-    yield from _tell_task(scorer, splits, examples.notes)
+    yield from _tell_task(scorer, splits, inputs.notes)
     yield tree.overview(trainable, frozen)
     yield _tell_plan(plan, longest_batch(config, scorer, splits["train"]))
 
@@ -65,10 +60,9 @@ def _validate_shared(config: RunConfig) -> Iterator[str]:
     """Checks a config whose tasks share a prompt, as the run itself does."""
     multitask.SharedTuning(config, "").check()
     tasks = multitask.read_tasks(config)
-    tasks.batches.close()
     counts = tasks.count_tokens(config, lambda scorer: None)
     trainable, frozen = _shapes(config, tasks.joined_scorer(), counts)
-    build_optimizer(config, trainable, tasks.milestones, tasks.batches.steps_per_epoch)
+    build_optimizer(config, trainable, tasks.milestones, tasks.mix.steps_per_epoch)
     batches = {}
     yield from _tell_backbone(config, tasks.backbone)
     for name, task in tasks.by_name.items():

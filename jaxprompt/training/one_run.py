@@ -1,5 +1,6 @@
 """One run: what it trains, from its newest checkpoint to its best numbers."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -30,10 +31,6 @@ from jaxprompt.tree import Flat
 class Batches(Protocol):
     """Batches that go on where a saved run stood."""
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """The batches that hold all rows once."""
-
     def get_state(self) -> Mapping[str, object]:
         """Returns the position, to be saved as JSON."""
 
@@ -44,12 +41,20 @@ class Batches(Protocol):
         """Stops what makes batches ahead."""
 
 
+class Feed(NamedTuple):
+    """A run's training batches, and what is written of its steps."""
+
+    batches: Batches
+    take: Callable[[], Any]  # returns the next of them, a StepBatch on the host
+    describe: Describe = lambda metrics, *_: metrics
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Prepared(Generic[Record]):
     """What a run learns from, read and checked. Of its folder nothing is changed yet."""
 
     placement: Placement
-    batches: Batches
+    steps_per_epoch: int
     milestones: Milestones
     settings: TrainConfig
     record: Record
@@ -66,10 +71,9 @@ class Job:
     step: Callable[..., tuple[TrainState, Metrics]]  # (state, frozen, batch) -> (state, metrics)
     state: TrainState  # before the first step
     frozen: Flat
-    take: Callable[[], StepBatch]  # returns the next batch, on the host
+    feed: Callable[[], Feed]
     measure: Callable[[Flat], dict[str, float]]  # what trains -> the scores of dev
     value: Callable[[dict[str, float]], float]  # scores of dev -> the one that is to be high
-    describe: Describe = lambda metrics, *_: metrics
     drops: bool = True  # the model has dropout
     # Computes, behind the lines of the start, what does not change while the run trains.
     fill: Callable[[Callable[[str], None]], None] = lambda say: None
@@ -87,6 +91,7 @@ class Ended(NamedTuple):
 class Start(NamedTuple):
     """Where a run goes on from."""
 
+    feed: Feed
     checkpoints: Checkpoints
     state: TrainState
     progress: Progress
@@ -103,9 +108,9 @@ class OneRun:
     ):  # fmt: skip
         """Stands where the run goes on from; `heard` gives the signal that asks for a stop."""
         self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
-        self.checkpoints, self.state, self.progress, self.step, _ = start
+        self._feed, self.checkpoints, self.state, self.progress, self.step, _ = start
         self._job, self._log, self._profiler, self._heard = job, log, profiler, heard
-        self._place, self._batches = prepared.placement, prepared.batches
+        self._place = prepared.placement
         self._patience, self._max_streak = prepared.settings.patience, prepared.settings.max_streak
         where = jax.tree.map(lambda x: x.sharding, self.state)
         self._train_step = jit(
@@ -128,7 +133,7 @@ class OneRun:
 
     def take(self) -> StepBatch:
         """Returns the next batch, on the host."""
-        return self._job.take()
+        return self._feed.take()
 
     def is_new(self, batch: StepBatch) -> bool:
         """Returns whether no batch of these shapes, and of this task, was there before."""
@@ -162,7 +167,7 @@ class OneRun:
 
     def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
         """Logs the newest step."""
-        write_step(self._log, self.step, metrics, self._job.describe, taken, seconds)
+        write_step(self._log, self.step, metrics, self._feed.describe, taken, seconds)
 
     def end_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
         """Raises InputError after too many steps in a row that were not finite; it is saved then.
@@ -191,7 +196,7 @@ class OneRun:
     def save(self, seconds: float) -> None:
         """Saves a checkpoint of the newest step in the background."""
         position = self.progress.to_json() | {
-            "data": self._batches.get_state(),
+            "data": self._feed.batches.get_state(),
             "seconds": seconds,
         }
         # A signal's line names the step once it is complete, which is some steps later.
@@ -209,7 +214,6 @@ class OneRun:
     def end(self, seconds: float) -> Ended:
         """Reads the best numbers. Raises InputError as `end_broken`."""
         self._stop_if_broken(self._unchecked, seconds)
-        self._batches.close()
         self.settle()
         progress = self.progress
         progress.steps, progress.skipped = self.step, int(self.state.skipped)
@@ -238,7 +242,8 @@ def drive(
 
     `started` is the checkpoint's step, None = from the start; `lines` say what begins.
     """
-    settings, start = prepared.settings, take_up(prepared, job.state, workdir)
+    settings, feed = prepared.settings, job.feed()
+    start = take_up(prepared, job.state, feed, workdir)
     with RunLog(
         workdir, tracker=settings.tracker, total=prepared.milestones.total,
         enabled=processes.is_first(),
@@ -251,6 +256,7 @@ def drive(
         with (
             signals.held() as heard,
             profiled(workdir, traced, start.step) as profiler,
+            contextlib.closing(feed.batches),
             start.checkpoints.settling(),
         ):
             run = OneRun(prepared, job, start, log, profiler, heard)
@@ -263,7 +269,7 @@ def drive(
     return ended
 
 
-def take_up(prepared: Prepared, state: TrainState, workdir: str) -> Start:
+def take_up(prepared: Prepared, state: TrainState, feed: Feed, workdir: str) -> Start:
     """Goes to the newest checkpoint of a run, or to its start, the `state`.
 
     Raises InputError for a checkpoint that is damaged, or of another model.
@@ -281,9 +287,9 @@ def take_up(prepared: Prepared, state: TrainState, workdir: str) -> Start:
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.check_best(progress.best.step)
-        prepared.batches.set_state(position["data"])
+        feed.batches.set_state(position["data"])
     checkpoints.rewind(-1 if started is None else started)
-    return Start(checkpoints, state, progress, started or 0, seconds)
+    return Start(feed, checkpoints, state, progress, started or 0, seconds)
 
 
 def saved_at(step: int | None) -> str:

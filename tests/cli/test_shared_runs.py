@@ -171,7 +171,6 @@ def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     own |= {"train.total_steps": 0, "train.total_epochs": 2.0}
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
     tasks = read_tasks(load_config(config.partition("=")[2]))
-    tasks.batches.close()
     units = sum(len(task.splits["train"].rows) for task in tasks.by_name.values())
     assert units == 4 * (48 + 24)
     assert tasks.milestones.total == 2 * units // 8
@@ -264,12 +263,11 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
         **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
     )  # fmt: skip
     work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
-    prepared = work.prepare(None, None)
-    job = work.build(prepared)
-    state, step = job.state, jax.jit(job.step)
+    job = work.build(work.prepare(None, None))
+    state, step, feed = job.state, jax.jit(job.step), job.feed()
     seen = set()
     for _ in range(6):
-        given = job.take()
+        given = feed.take()
         new, measured = step(state, job.frozen, given)
         # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
         bias = f"head/{given.task}/out/bias"
@@ -281,7 +279,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
             assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
         seen.add(given.task)
         state = new
-    prepared.batches.close()
+    feed.batches.close()
     assert len(seen) > 1
 
 

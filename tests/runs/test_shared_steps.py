@@ -10,7 +10,7 @@ import pytest
 from tiny import assert_close, assert_equal, make_batch
 
 from jaxprompt.errors import InputError
-from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step
+from jaxprompt.runs.shared_steps import TaskBatch, TaskBatches, make_shared_step, mix_tasks
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
@@ -39,11 +39,13 @@ class Stream:
         self.closed = True
 
 
+def make_mix(temperature, rows=(4, 8, 8)):
+    return mix_tasks(SIZES, dict(zip(SIZES, rows, strict=True)), temperature)
+
+
 def make_batches(temperature=1.0, seed=3, rows=(4, 8, 8)):
     streams = {name: Stream(name) for name in SIZES}
-    return TaskBatches(
-        streams, list(SIZES.values()), rows, temperature=temperature, seed=seed
-    ), streams  # fmt: skip
+    return TaskBatches(streams, make_mix(temperature, rows).shares, seed=seed), streams
 
 
 @pytest.mark.parametrize("temperature, shares", [
@@ -52,11 +54,11 @@ def make_batches(temperature=1.0, seed=3, rows=(4, 8, 8)):
 def test_a_task_of_n_examples_has_a_share_of_n_to_the_power_of_one_over_the_temperature(
     temperature, shares
 ):
-    batches, _ = make_batches(temperature)
-    np.testing.assert_allclose(list(batches.shares.values()), shares, atol=1e-9)
+    mix = make_mix(temperature)
+    np.testing.assert_allclose(list(mix.shares.values()), shares, atol=1e-9)
     mean = 4 * shares[0] + 8 * shares[1] + 8 * shares[2]
-    assert batches.mean_batch == pytest.approx(mean)
-    assert batches.steps_per_epoch == int(1400 / mean)
+    assert mix.mean_batch == pytest.approx(mean)
+    assert mix.steps_per_epoch == int(1400 / mean)
 
 
 @pytest.mark.parametrize("seed", [0, 3])

@@ -15,10 +15,11 @@ from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
-from jaxprompt.runs.grid.group import Member, RunBatches, Shared, same_batches
+from jaxprompt.runs.grid.group import Member, Shared, same_batches
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
+from jaxprompt.training.one_run import Feed
 from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.training.run_result import RunResult
@@ -106,7 +107,7 @@ def train(
     return True
 
 
-def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[RunBatches]) -> GroupStart:
+def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> GroupStart:
     """Reads the newest checkpoint of a chunk; its batches go on from there."""
     position, step = checkpoints.position(), checkpoints.latest()
     assert step is not None  # whose position that is
@@ -126,7 +127,7 @@ class BatchedRuns:
     """
 
     def __init__(
-        self, chunk: Chunk, start: GroupStart, feeds: Sequence[RunBatches],
+        self, chunk: Chunk, start: GroupStart, feeds: Sequence[Feed],
         checkpoints: Checkpoints, bests: Sequence[Checkpoints], log: RunLog,
         logs: Sequence[RunLog], heard: Callable[[], int],
     ):  # fmt: skip

@@ -21,7 +21,6 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.batches.stacking import empty, stack
-from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
@@ -29,20 +28,12 @@ from jaxprompt.prompts import BASE
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.training.features.cache import FeatureCache
 from jaxprompt.training.loop import Milestones
+from jaxprompt.training.one_run import Feed
 from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.types import Batch, Objective
 
 Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
-
-
-class RunBatches(NamedTuple):
-    """A run's training batches, and what is written of its steps."""
-
-    batches: BatchStream
-    take: Callable[[], Batch]  # the next batch, on the host
-    # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
-    describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
 
 
 class Member(NamedTuple):
@@ -55,7 +46,7 @@ class Member(NamedTuple):
     steps_per_epoch: int
     shape: tuple  # what runs of one program have in common besides their configs
     source: Any  # what its batches are made of; of runs with the same batches the same object
-    feed: Callable[[], RunBatches]
+    feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
     held: Any  # what it is scored by, see the scorer of its kind
     record: RunRecord  # what it learns from

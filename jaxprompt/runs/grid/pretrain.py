@@ -21,22 +21,21 @@ from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.denoise.batches import Pass, Visits
+from jaxprompt.corpus.denoise.batches import Pass
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.runs import ppt
+from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
+from jaxprompt.runs.grid.group import Member, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.state import make_state
-from jaxprompt.training.throughput import Meter
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
@@ -125,7 +124,9 @@ def _member(
     shape = epoch if counts_epochs(config) else 0, scorer.layout
     return Member(
         run, scorer, ppt.make_objectives(config, scorer.model)[0], plan, epoch, shape, source=text,
-        feed=partial(_feed, config, text, flops, placement),
+        feed=partial(
+            denoising.feed_rows, config, text.rows, placement, ppt.scoring(text.tasks[0]), flops
+        ),
         longest=partial(_longest, config, text), held=text, record=record,
     )  # fmt: skip
 
@@ -138,13 +139,6 @@ def _plan(config: RunConfig, text: ppt.Text) -> tuple[Milestones, int]:
 def _longest(config: RunConfig, text: ppt.Text) -> Batch:
     batch = config.data.batch
     return next(iter(Pass(text.rows, batch=batch, seed=config.seed, limit=batch)))
-
-
-def _feed(config: RunConfig, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
-    batches = Visits(text.rows, batch=config.data.batch, seed=config.seed, share=placement.share())
-    scoring, dtype = ppt.scoring(text.tasks[0]), config.backbone.dtype
-    meter = Meter(batches, scoring, flops, dtype, placement)
-    return RunBatches(batches, meter.take, meter.describe)
 
 
 def _flops(

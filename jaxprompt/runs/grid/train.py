@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,15 +17,11 @@ from jaxprompt.build.evaluation import build_measure
 from jaxprompt.build.examples import examples_key
 from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
 from jaxprompt.build.method import method_of
-from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.build.task import (
     build_objectives,
     longest_batch,
-    make_task_data,
     open_fitting,
-    prepare_task,
-    share_front,
     tell_examples,
     train_batches,
 )
@@ -42,10 +37,11 @@ from jaxprompt.prompts import with_task
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
-from jaxprompt.runs.grid.group import Member, RunBatches, Shared, side_by_side
+from jaxprompt.runs.grid.group import Member, Shared, side_by_side
+from jaxprompt.runs.train import PreparedTask, TaskInputs, prepare_run, read_inputs
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
-from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
+from jaxprompt.training.one_run import Feed
 from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
 
@@ -55,13 +51,11 @@ _OTHER_WORDS = (
 )
 
 
-class _TaskData(NamedTuple):
+class _SharedInputs(NamedTuple):
     """What runs with the same examples have in common."""
 
     run_name: str  # the first of them
-    scorer: Scorer
-    splits: dict[str, Split]
-    task_data: TaskData  # for their records
+    inputs: TaskInputs
     lines: list[str]  # that are printed
 
 
@@ -77,61 +71,59 @@ def prepare(
     # What each run starts from is checked for it alone, see `check_start`.
     backbone = open_fitting(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
-    inputs = _read_task_data(runs, placement, backbone, failed)
+    pairs = _read_inputs(runs, placement, backbone, failed)
     backbone, loaded = load_weights(backbone, placement)
-    corpus = functools.cache(lambda: count_corpus(config, inputs[0][1].scorer, workdir))
+    corpus = functools.cache(lambda: count_corpus(config, pairs[0][1].inputs.scorer, workdir))
     models: dict[str, Model] = {}
     members = []
-    for run, data in inputs:
-        prompt, asks = method_of(run.config, backbone.module.dims), _asks(data.scorer)
-        if asks != _asks(inputs[0][1].scorer):
+    for run, shared_inputs in pairs:
+        inputs = shared_inputs.inputs
+        prompt, asks = method_of(run.config, backbone.module.dims), _asks(inputs.scorer)
+        if asks != _asks(pairs[0][1].inputs.scorer):
             failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
-        scorer = data.scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
-        scorer = scorer.with_vocabulary_of(data.splits["train"])
-        task_data = dataclasses.replace(data.task_data, seen=scorer.model.prompt.seen)
-        backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
-        record = records.make_record(run.config, task_data, backbone_record)
-        member = _member(run, scorer, data.splits, record)
-        member = member._replace(counts=count_tokens(run.config, data.splits["train"], corpus))
-        members.append(_with_shared_model(member, models))
+        scorer = inputs.scorer.with_prompt(with_task(prompt, asks))
+        scorer = scorer.with_vocabulary_of(inputs.splits["train"])
+        inputs = dataclasses.replace(inputs, scorer=scorer)
+        member = _member(run, prepare_run(run.config, inputs, placement, backbone, loaded))
+        counts = count_tokens(run.config, inputs.splits["train"], corpus)
+        members.append(_with_shared_model(member._replace(counts=counts), models))
     members, fill = _keep(config, members, loaded, placement, workdir)
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.config.path} ({backbone.family})"]
     says += tell_kernel(config, placement, backbone)
-    says += _example_lines([data for _, data in inputs])
+    says += _example_lines([shared_inputs for _, shared_inputs in pairs])
     objectives = build_objectives(config, members[0].model) if members else []
     shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
     return shared._replace(fill=fill), members
 
 
-def _read_task_data(
+def _read_inputs(
     runs: Sequence[GridRun], placement: Placement, backbone: Backbone,
     failed: Callable[[GridRun, Exception], None],
-) -> list[tuple[GridRun, _TaskData]]:  # fmt: skip
+) -> list[tuple[GridRun, _SharedInputs]]:  # fmt: skip
     """Reads and encodes the examples of runs, once where they are equal. -> runs that have them"""
     splits_by_digest: dict[tuple[str, str], Split] = {}
-    data: dict[str, _TaskData] = {}
+    shared_inputs: dict[str, _SharedInputs] = {}
     pairs = []
     for run in runs:
         key = examples_key(run.config)
         try:
-            if key not in data:
-                examples, scorer, splits = prepare_task(run.config, placement, backbone)
-                scorer = share_front(run.config, scorer)
-                task_data = make_task_data(examples, scorer)
-                lines = tell_examples(scorer, splits, examples.notes)
+            if key not in shared_inputs:
+                inputs = read_inputs(run.config, placement, backbone)
+                lines = tell_examples(inputs.scorer, inputs.splits, inputs.notes)
                 # A split that is the same in all runs is laid out once.
                 splits = {
                     name: splits_by_digest.setdefault((name, part.digest()), part)
-                    for name, part in splits.items()
+                    for name, part in inputs.splits.items()
                 }
-                data[key] = _TaskData(run.name, scorer, splits, task_data, lines)
+                inputs = dataclasses.replace(inputs, splits=splits)
+                shared_inputs[key] = _SharedInputs(run.name, inputs, lines)
         except InputError as error:
             failed(run, error)
             continue
-        pairs.append((run, data[key]))
+        pairs.append((run, shared_inputs[key]))
     return pairs
 
 
@@ -143,7 +135,7 @@ def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
     return member._replace(scorer=member.scorer._replace(model=model), model=model)
 
 
-def _example_lines(inputs: Sequence[_TaskData]) -> list[str]:
+def _example_lines(inputs: Sequence[_SharedInputs]) -> list[str]:
     """Lists what is printed of the examples of runs, with a run's name where runs differ."""
     lines_by_run = {data.run_name: data.lines for data in inputs}
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
@@ -192,24 +184,27 @@ def _asks(scorer: Scorer) -> Asks:
     return getattr(scorer.model.prompt, "asks", Asks())
 
 
-def _member(run: GridRun, scorer: Scorer, splits: dict[str, Split], record: TaskRecord) -> Member:
-    config, train = run.config, splits["train"]
-    epoch = math.ceil(len(train.rows) / run.config.data.batch)
+def _member(run: GridRun, prepared: PreparedTask) -> Member:
+    config, scorer, train = run.config, prepared.scorer, prepared.splits["train"]
     member = Member(
-        run, scorer, scorer.model, plan_of(config, epoch, len(train.rows)), epoch, (),
+        run, scorer, scorer.model, prepared.milestones, prepared.steps_per_epoch, (),
         source=train, feed=partial(_feed, config, scorer, train),
-        longest=partial(longest_batch, config, scorer, train), held=splits, record=record,
+        longest=partial(longest_batch, config, scorer, train), held=prepared.splits,
+        record=prepared.record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
     # One program knows the words of one training text, and what a method computes with.
     prompt = scorer.model.prompt
-    shape = epoch, scorer.layout, scorer.classes, words, prompt.seen, prompt.acts_by()
+    shape = (
+        prepared.steps_per_epoch, scorer.layout, scorer.classes, words, prompt.seen,
+        prompt.acts_by(),
+    )  # fmt: skip
     return member._replace(shape=shape)
 
 
-def _feed(config: RunConfig, scorer: Scorer, train: Split) -> RunBatches:
+def _feed(config: RunConfig, scorer: Scorer, train: Split) -> Feed:
     batches = train_batches(config, scorer, train)
-    return RunBatches(batches, lambda: next(batches))
+    return Feed(batches, lambda: next(batches))
 
 
 class SplitScorer:
