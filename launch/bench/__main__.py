@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
         parser.error("give --output, the JSON file of all figures")
     if not Path(args.output).absolute().parent.is_dir():
         parser.error(f"--output={args.output} stands in a folder that does not exist; make it")
-    if args.rounds < 1:
+    if args.rounds is not None and args.rounds < 1:  # None: the case chooses
         parser.error(f"--rounds={args.rounds} must be at least 1")
     try:
         found = case.measure(args)
