@@ -191,12 +191,12 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             save_backbone, tokenizer=prepared.folder, card=card, run=run,
             rescale=config.backbone.rescale,
         )  # fmt: skip
-        own, folder = adapted.backbone, Path(self.workdir)
-        save(folder / "backbone", own.family, own.hf, params["backbone"])
+        folder, backbone = Path(self.workdir), adapted.backbone
+        save(folder / "backbone", backbone.family, backbone.hf, params["backbone"])
         if adapted.generator is not None:
             # The embeddings that it shares are the discriminator's, and its file needs them too.
-            own, both = adapted.generator, tie(params["generator"], params["backbone"])
-            save(folder / "generator", own.family, own.hf, both)
+            generator, tied = adapted.generator, tie(params["generator"], params["backbone"])
+            save(folder / "generator", generator.family, generator.hf, tied)
         if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(

@@ -44,8 +44,8 @@ def make_shared_step(
     """
     goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | RateState)
 
-    def step(state: TrainState, frozen: Flat, given: TaskBatch):
-        new, measured = steps[given.task](state, frozen, given.batch)
+    def step(state: TrainState, frozen: Flat, task_batch: TaskBatch):
+        new, measured = steps[task_batch.task](state, frozen, task_batch.batch)
 
         def keep(path: Sequence[object], moved: object, old: object) -> object:
             if goes_on(moved):
@@ -53,13 +53,13 @@ def make_shared_step(
             # The optimizer's state holds leaves under the same flat names, so one rule serves both.
             names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
             others = [name for name in names if name.startswith("head/")]
-            return old if any(name.split("/")[1] != given.task for name in others) else moved
+            return old if any(name.split("/")[1] != task_batch.task for name in others) else moved
 
-        kept = [
+        trainable, opt_state = [
             jax.tree_util.tree_map_with_path(keep, *pair, is_leaf=goes_on)
             for pair in ((new.trainable, state.trainable), (new.opt_state, state.opt_state))
         ]
-        return new._replace(trainable=kept[0], opt_state=kept[1]), measured
+        return new._replace(trainable=trainable, opt_state=opt_state), measured
 
     return step
 

@@ -64,9 +64,9 @@ class LookAhead:
 
     def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
         """Waits for the newest step. -> the counts of all since the last call, its metrics"""
-        read, found = jax.device_get((self._unread, measured))
-        self.done, self._unread = read[-1][0], []
-        return read, found
+        counts, metrics = jax.device_get((self._unread, measured))
+        self.done, self._unread = counts[-1][0], []
+        return counts, metrics
 
 
 class StepBatch(Protocol):

@@ -231,8 +231,8 @@ class OneRun:
             return
         self.save(seconds)
         self.settle()
-        said = tell_broken(int(streak), step, int(skipped))
-        raise InputError(f"{said}. The last good state is saved")
+        message = tell_broken(int(streak), step, int(skipped))
+        raise InputError(f"{message}. The last good state is saved")
 
 
 def drive(

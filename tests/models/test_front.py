@@ -9,6 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from tiny import assert_equal, jit, make_params, make_tiny
 
+from jaxprompt.config.run import GenerateConfig
 from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
@@ -162,8 +163,8 @@ def test_texts_of_a_pass_are_those_of_one_program():
     (_, shared), (_, batch) = lay(model, "left")
     how = dict(max_new=4, eos=1, pad=0, beams=2)
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
-    how |= {"length_penalty": 1.0, "early_stopping": "false"}
-    step = make_writer(make_placement(1, 1), {**how}, shared, Layout(5, 24, 0, ends=(1,)))
+    generation, layout = GenerateConfig(max_new=4, beams=2), Layout(5, 24, 0, ends=(1,))
+    step = make_writer(make_placement(1, 1), generation, shared, layout)
     index, found = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
     np.testing.assert_array_equal(found, expected)

@@ -43,6 +43,8 @@ class Chunk(NamedTuple):
 class GroupStart(NamedTuple):
     """Where a chunk goes on from."""
 
+    feeds: Sequence[Feed]  # by member
+    checkpoints: Checkpoints  # of them all
     state: TrainState  # leaves [R, ...]
     best: Flat  # what each run trained, at its best [R, ...]
     rows: list[int]  # the member of each row of the state
@@ -82,7 +84,7 @@ def train(
             # A copy: the state is donated to each step.
             best = jax.tree.map(lambda x: x.copy(), state.trainable)
             rows, progress = list(range(len(members))), [Progress() for _ in members]
-            start = GroupStart(state, best, rows, progress, 0, seconds)
+            start = GroupStart(feeds, checkpoints, state, best, rows, progress, 0, seconds)
             del state, best
         bests = [Checkpoints(member.run.folder) for member in members]
         step, logs = (-1 if first is not None else start.step), []
@@ -95,7 +97,7 @@ def train(
             logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
             exits.enter_context(logs[-1])
             logs[-1].resume(step)
-        runs = BatchedRuns(chunk, start, feeds, checkpoints, bests, log, logs, heard)
+        runs = BatchedRuns(chunk, start, bests, logs, log, heard)
         before = start.seconds
         del start  # its numbers are donated, or replaced
         with signals.held(), checkpoints.settling():
@@ -117,7 +119,7 @@ def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> G
     for i, data in zip(rows, position["data"], strict=True):
         feeds[i].batches.set_state(data)
     progress = [Progress.from_json(position["runs"][name]) for name in names]
-    return GroupStart(state, best, rows, progress, step, position["seconds"])
+    return GroupStart(feeds, checkpoints, state, best, rows, progress, step, position["seconds"])
 
 
 class BatchedRuns:
@@ -127,23 +129,22 @@ class BatchedRuns:
     """
 
     def __init__(
-        self, chunk: Chunk, start: GroupStart, feeds: Sequence[Feed],
-        checkpoints: Checkpoints, bests: Sequence[Checkpoints], log: RunLog,
-        logs: Sequence[RunLog], heard: Callable[[], int],
+        self, chunk: Chunk, start: GroupStart, bests: Sequence[Checkpoints],
+        logs: Sequence[RunLog], log: RunLog, heard: Callable[[], int],
     ):  # fmt: skip
         """Stands where the runs go on from.
 
-        `feeds`, `bests` and `logs` are those of the members; `heard` gives the signal that asks for
-        a stop.
+        `bests` and `logs` are those of the members, `log` is that of the grid; `heard` gives the
+        signal that asks for a stop.
         """
         self.shared, self.members, self.programs, self.per_run = chunk
         self.settings = self.shared.config.train
         self.plan, self.log_steps = self.members[0].plan, self.settings.log_steps
-        self.state, self.best, self.rows, self.progress, self.step, _ = start
-        self.own = self.programs.put_own([self.per_run[i] for i in self.rows])
+        self.feeds, self.checkpoints, self.state, self.best, self.rows = start[:5]
+        self.progress, self.step = start.progress, start.step
+        self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
         self.scorer = self.shared.make_scorer(self.shared, self.members, self.programs)
-        self.feeds, self.checkpoints, self.bests = feeds, checkpoints, bests
-        self.log, self.logs, self._heard = log, logs, heard
+        self.bests, self.logs, self.log, self._heard = bests, logs, log, heard
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -160,8 +161,8 @@ class BatchedRuns:
         batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
         members = [self.members[i] for i in self.rows]
         if not (members[0].keeps and same_batches(members)):
-            given = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
-            return stack(given, layout.pad_id, layout.side)
+            batches = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
+            return stack(batches, layout.pad_id, layout.side)
         # Read once, and once on the device: states are larger than all else in a batch.
         one = members[0].give(batches[0])
         plain = stack([one._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
@@ -174,7 +175,7 @@ class BatchedRuns:
     def take_step(self, batch: Batch) -> Metrics:
         """Takes a step of every run. Returns their metrics [R], which may not be computed yet."""
         placed = self.programs.put_batch(batch, len(self.rows))
-        self.state, measured = self.programs.train(self.state, placed, self.own)
+        self.state, measured = self.programs.train(self.state, placed, self.per_row)
         self.step += 1
         return measured
 
@@ -182,8 +183,8 @@ class BatchedRuns:
         """Logs the newest step of the runs that go on."""
         live = self._live()
         for row in live:
-            own, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
-            write_step(self.logs[i], self.step, own, self.feeds[i].describe, taken, seconds)
+            row_metrics, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
+            write_step(self.logs[i], self.step, row_metrics, self.feeds[i].describe, taken, seconds)
         self.log.show(lr=_span([rate for x in metrics["lr"].values() for rate in x[live].tolist()]))
 
     def end_broken(
@@ -220,10 +221,10 @@ class BatchedRuns:
     def evaluate(self, seconds: float) -> None:
         """Scores dev with every run, renews the best numbers, and ends runs that are done."""
         live = self._live()
-        found = self.scorer.score("dev", self.rows, self.state.trainable, self.own)
+        scores = self.scorer.score("dev", self.rows, self.state.trainable, self.per_row)
         better, values = np.zeros(len(self.rows), bool), []
         for row in live:
-            progress, dev = self.progress[self.rows[row]], found[row]
+            progress, dev = self.progress[self.rows[row]], scores[row]
             if isinstance(dev, InputError):
                 self._end_run(row, str(dev))
                 self.log.say(f"{self.members[self.rows[row]].run.name}: {dev}")
@@ -262,7 +263,7 @@ class BatchedRuns:
         keep = sorted(live + spare[: size - len(live)])
         self.state, self.best = self.programs.take(self.state, self.best, keep)
         self.rows = [self.rows[row] for row in keep]
-        self.own = self.programs.put_own([self.per_run[i] for i in self.rows])
+        self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
         self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
 
     def save(self, seconds: float) -> None:
@@ -302,9 +303,9 @@ class BatchedRuns:
         tests: Sequence[dict[str, float] | InputError | None] = [None] * len(done)
         if self.settings.test and self.scorer.has("test"):
             best = [self.bests[i].restore_best(template, x.step)[0] for i, x in bests.items()]
-            own = self.programs.put_own([self.per_run[i] for i in done])
+            per_run = self.programs.put_own([self.per_run[i] for i in done])
             tests = self.scorer.score(
-                "test", done, self.programs.stack_trained(best), own,
+                "test", done, self.programs.stack_trained(best), per_run,
                 devs=[x.dev for x in bests.values()],
             )  # fmt: skip
         share = seconds / len(self.members)  # a run's part of what all took together

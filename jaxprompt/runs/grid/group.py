@@ -1,6 +1,6 @@
 """The runs of a group, ready to train, and which of them have the same shapes.
 
-What they do, `tune` and `pretrain` say.
+`train` and `pretrain` prepare them.
 """
 
 import dataclasses
@@ -70,8 +70,8 @@ class Member(NamedTuple):
     @property
     def words(self) -> Words:
         """The arrays of the heads that score label words."""
-        found = {name: head.arrays() for name, head in self.model.heads.items()}
-        return {name: arrays for name, arrays in found.items() if arrays}
+        arrays_by_head = {name: head.arrays() for name, head in self.model.heads.items()}
+        return {name: arrays for name, arrays in arrays_by_head.items() if arrays}
 
 
 class Start(NamedTuple):
@@ -107,8 +107,10 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
     if id(model) not in shapes:
         init = partial(model.init, choices=scorer.layout.num_rows)
         shapes[id(model)] = jax.eval_shape(init, jax.random.key(0), shared.loaded.params)
-    own, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
-    trainable = check_all(config, scorer, own, member.counts, fingerprint, shared.placement)
+    param_shapes, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
+    trainable = check_all(
+        config, scorer, param_shapes, member.counts, fingerprint, shared.placement
+    )
     build_optimizer(config, trainable, member.plan, member.steps_per_epoch)
 
 

@@ -159,15 +159,15 @@ def _keep(
     """
     plan = KeepingPlan(config, placement, workdir, several=True)
     weights: dict[int, Weights] = {}  # of equal models, whose numbers do not matter here
-    found = []
+    cached_members = []
     for member in members:
-        own, model = member.run.config, id(member.model)
+        config_of_run, model = member.run.config, id(member.model)
         if plan.keeps and model not in weights:
             weights[model] = start(
-                own, member.scorer, loaded, member.counts, placement, restored=True
+                config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
-        kept = plan.add(member.scorer, member.held, weights.get(model))
-        found.append(member._replace(kept=kept))
+        cache = plan.add(member.scorer, member.held, weights.get(model))
+        cached_members.append(member._replace(kept=cache))
     plan.check()
 
     def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
@@ -176,7 +176,7 @@ def _keep(
         plan.open(parts)
         plan.fill(parts, next(iter(weights.values()), None), say)
 
-    return found, fill
+    return cached_members, fill
 
 
 def _asks(scorer: Scorer) -> Asks:
