@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.build.scorer import build_scorer, layout_of
 from jaxprompt.build.task import open_fitting
 from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
-from jaxprompt.convert.load import Report
+from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
 from jaxprompt.corpus.denoise.batches import Pass
 from jaxprompt.corpus.ppt import (
@@ -67,6 +67,10 @@ class PptTask(NamedTuple):
     backbone: Backbone
     scorer: Scorer  # of the most options
     forms: Forms
+
+    def with_backbone(self, backbone: Backbone) -> Self:
+        """Returns it with a backbone whose weights were read."""
+        return self._replace(backbone=backbone, scorer=self.scorer.with_backbone(backbone))
 
 
 class Learner(NamedTuple):
@@ -243,6 +247,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
 class Text(NamedTuple):
     """The examples of a corpus, of the documents to learn from and of those held out."""
 
+    corpus: Corpus
     tasks: tuple[Examples, Examples]
     rows: PptRows  # to learn from
     held: Pass
@@ -287,7 +292,7 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         identity=identity_of(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
-    return Text((train, dev), rows, held, data, () if labels is None else labels.classes)
+    return Text(corpus, (train, dev), rows, held, data, () if labels is None else labels.classes)
 
 
 def _make(
@@ -344,21 +349,16 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
 # -- numbers --------------------------------------------------------------------------------------
 
 
-def load(
-    config: RunConfig, ppt_task: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
-    restored: bool = False,
-) -> tuple[PptTask, Learner]:  # fmt: skip
-    """Reads the weights and initialises the prompt; `counts` and `restored` as in `start`.
-
-    -> what is asked, its module fitted; what learns
-    """
-    backbone, loaded = load_weights(ppt_task.backbone, placement)
-    ppt_task = ppt_task._replace(backbone=backbone, scorer=ppt_task.scorer.with_backbone(backbone))
+def make_learner(
+    config: RunConfig, ppt_task: PptTask, loaded: Loaded, placement: Placement,
+    counts: np.ndarray | None = None, *, restored: bool = False,
+) -> Learner:  # fmt: skip
+    """Initialises the prompt of a task whose backbone is read; the rest as in `start`."""
     trainable, frozen, report = start(
         config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
     model, objectives = make_objectives(config, ppt_task.scorer.model)
-    return ppt_task, Learner(model, objectives, trainable, frozen, report)
+    return Learner(model, objectives, trainable, frozen, report)
 
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
@@ -399,9 +399,10 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     free = (*FREE, *FREE_TRAINED)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
     placement = build_placement(config)
-    ppt_task, learned = load(
-        config, open_task(config, placement, restored=True), placement, restored=True
-    )
+    ppt_task = open_task(config, placement, restored=True)
+    backbone, loaded = load_weights(ppt_task.backbone, placement)
+    ppt_task = ppt_task.with_backbone(backbone)
+    learned = make_learner(config, ppt_task, loaded, placement, restored=True)
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     with records.beside_training(workdir):
         trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)

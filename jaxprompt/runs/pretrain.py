@@ -2,16 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Self
+
+import numpy as np
 
 from jaxprompt import tree
+from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
 from jaxprompt.build.initial_params import count_tokens
 from jaxprompt.build.method import head_of
 from jaxprompt.build.optimizer import plan_of
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
-from jaxprompt.corpus import Corpus
+from jaxprompt.convert.load import Loaded
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs import train as tune
@@ -41,15 +46,46 @@ def has_topics(config: RunConfig) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedPrompt(Prepared[PretrainingRecord]):
-    """A pre-training task on a corpus, and the prompt that learns it."""
+    """A pre-training task on a corpus, and the backbone that a prompt learns it with."""
 
-    corpus: Corpus
     ppt_task: ppt.PptTask
     text: ppt.Text
-    learner: ppt.Learner
+    loaded: Loaded
+    counts: np.ndarray | None  # of tokens of the corpus, where the prompt starts from them
+
+    def without_weights(self) -> Self:
+        """Returns it without the backbone as it was read."""
+        return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
-class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
+def prepare_run(
+    config: RunConfig, placement: Placement, ppt_task: ppt.PptTask, text: ppt.Text, loaded: Loaded,
+    count_tokens_of_corpus: Callable[[], np.ndarray],
+) -> PreparedPrompt:  # fmt: skip
+    """Puts what a run reads and the weights of its backbone, which `ppt_task` has, together."""
+    steps_per_epoch = -(-len(text.rows) // config.data.batch)
+    backbone = BackboneRecord(ppt_task.backbone.family, loaded.report.fingerprint)
+    return PreparedPrompt(
+        placement=placement,
+        steps_per_epoch=steps_per_epoch,
+        milestones=plan_of(config, steps_per_epoch, len(text.rows)),
+        settings=config.train,
+        record=records.make_pretraining_record(config, text.data, backbone),
+        ppt_task=ppt_task,
+        text=text,
+        loaded=loaded,
+        counts=count_tokens(config, None, count_tokens_of_corpus),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PromptJob(Job):
+    """A job that pre-trains a prompt."""
+
+    learner: ppt.Learner  # before the first step
+
+
+class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
     """Trains on documents of a corpus, and chooses by others that are held out."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord
@@ -65,30 +101,19 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
-        share = placement.share()
-        text = ppt.read_text(config, corpus, ppt_task, share)
+        text = ppt.read_text(config, corpus, ppt_task, placement.share())
         ppt.check_same(saved, text.data, config)
-        steps_per_epoch = -(-len(text.rows) // config.data.batch)
-        milestones = plan_of(config, steps_per_epoch, len(text.rows))
-        counts = count_tokens(config, None, corpus.token_counts)
-        ppt_task, learner = ppt.load(config, ppt_task, placement, counts)
-        backbone = BackboneRecord(ppt_task.backbone.family, learner.report.fingerprint)
-        return PreparedPrompt(
-            placement=placement,
-            steps_per_epoch=steps_per_epoch,
-            milestones=milestones,
-            settings=config.train,
-            record=records.make_pretraining_record(config, text.data, backbone),
-            corpus=corpus,
-            ppt_task=ppt_task,
-            text=text,
-            learner=learner,
-        )
+        backbone, loaded = load_weights(ppt_task.backbone, placement)
+        ppt_task = ppt_task.with_backbone(backbone)
+        return prepare_run(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
-    def build(self, prepared: PreparedPrompt) -> Job:
-        """Makes the step, and counts what it asks for."""
-        config, placement, learner = self.config, prepared.placement, prepared.learner
-        text, (task, held) = prepared.text, prepared.text.tasks
+    def build(self, prepared: PreparedPrompt) -> PromptJob:
+        """Initialises the prompt, makes the step, and counts what it asks for."""
+        config, placement, text = self.config, prepared.placement, prepared.text
+        task, held = text.tasks
+        learner = ppt.make_learner(
+            config, prepared.ppt_task, prepared.loaded, placement, prepared.counts
+        )
         score_held = denoising.build_scores(
             placement, learner, text.held, config.seed, ppt.scoring(held)
         )
@@ -97,7 +122,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
             learner, tx, state, next(iter(text.held)), config.data.batch, placement
         )
         accumulate = config.optim.accumulate
-        return Job(
+        return PromptJob(
             step=make_train_step(learner.model, tx, learner.objectives, accumulate=accumulate),
             state=state,
             frozen=learner.frozen,
@@ -108,21 +133,22 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, Job]):
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
             drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
+            learner=learner,
         )
 
-    def lines(self, prepared: PreparedPrompt, job: Job, where: str) -> Iterator[str]:
+    def lines(self, prepared: PreparedPrompt, job: PromptJob, where: str) -> Iterator[str]:
         """Says what was read, what was left out of it, and what trains."""
-        config, learner, backbone = self.config, prepared.learner, prepared.ppt_task.backbone
-        yield from ppt.tell_corpus(config, backbone, learner.report, prepared.corpus)
+        config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
+        yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
         yield from ppt.tell_task(prepared.ppt_task, prepared.text)
         yield tree.overview(learner.trainable, learner.frozen)
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {size}, {where}"
         yield from tell_kernel(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: Job, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: Ended) -> RunResult:
         """Makes the result; `export` writes the prompt."""
-        config, trained = self.config, tree.count(prepared.learner.trainable)
+        config, trained = self.config, tree.count(job.learner.trainable)
         progress, best = ended.progress, ended.best
         return RunResult(
             task=config.ppt.task, method=config.prompt.name, seed=config.seed, trained=trained,

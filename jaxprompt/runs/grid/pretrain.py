@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,37 +13,26 @@ import numpy as np
 from jaxprompt import rng
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.corpus import read_corpus
-from jaxprompt.build.initial_params import count_tokens, start
 from jaxprompt.build.method import method_of
-from jaxprompt.build.optimizer import build_optimizer, counts_epochs, plan_of
+from jaxprompt.build.optimizer import build_optimizer, counts_epochs
 from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import RunConfig
-from jaxprompt.convert.load import Loaded
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
-from jaxprompt.models.scorer import Scorer
-from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import denoising, ppt
 from jaxprompt.runs import record as records
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
+from jaxprompt.runs.pretrain import PreparedPrompt, prepare_run
 from jaxprompt.training.evaluation import ahead
-from jaxprompt.training.loop import Milestones
 from jaxprompt.training.run_folder import read_record
-from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
+from jaxprompt.training.run_record import PretrainingRecord
 from jaxprompt.training.state import make_state
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
-
-
-class SharedTask(NamedTuple):
-    """A pre-training task on some documents, the same for all runs of it."""
-
-    ppt_task: ppt.PptTask
-    text: ppt.Text
 
 
 def prepare(
@@ -58,7 +46,7 @@ def prepare(
     config = runs[0].config
     placement = build_placement(config)
     ppt_tasks: dict[str, ppt.PptTask] = {}
-    tasks: dict[str, SharedTask] = {}
+    texts: dict[str, ppt.Text] = {}
     corpus, readable = None, []
     for run in runs:
         key = ppt.examples_key(run.config)
@@ -71,40 +59,36 @@ def prepare(
         if corpus is None:  # what is wrong with it is so for all runs
             corpus = _read(config, ppt_tasks[key], workdir)
         try:
-            if key not in tasks:
-                text = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
-                tasks[key] = SharedTask(ppt_tasks[key], text)
+            if key not in texts:
+                texts[key] = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
         except InputError as error:
             failed(run, error)
             continue
-        ppt.check_same(read_record(run.folder, PretrainingRecord), tasks[key].text.data, config)
+        ppt.check_same(read_record(run.folder, PretrainingRecord), texts[key].data, config)
         readable.append((run, key))
     if corpus is None or not readable:
         return None, []
-    backbone, loaded = load_weights(tasks[readable[0][1]].ppt_task.backbone, placement)
+    backbone, loaded = load_weights(ppt_tasks[readable[0][1]].backbone, placement)
     models: dict[str, Model] = {}
     flops: dict[str, float] = {}
     members, token_counts = [], functools.cache(corpus.token_counts)
     for run, key in readable:
+        ppt_task = ppt_tasks[key].with_backbone(backbone)
         prompt = method_of(run.config, backbone.module.dims)
-        scorer = tasks[key].ppt_task.scorer.with_backbone(backbone)
-        model = dataclasses.replace(scorer.model, prompt=prompt)
         # One for all that are equal: its programs are compiled once.
+        model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
         model = models.setdefault(json.dumps([prompt.block(), key]), model)
-        scorer = scorer._replace(model=model)
+        ppt_task = ppt_task._replace(scorer=ppt_task.scorer._replace(model=model))
+        prepared = prepare_run(run.config, placement, ppt_task, texts[key], loaded, token_counts)
+        records.check_repeated(run.folder, prepared.record)
         if key not in flops:
-            flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
-        data, weights = tasks[key].text.data, loaded.report.fingerprint
-        backbone_record = BackboneRecord(backbone.family, weights)
-        record = records.make_pretraining_record(run.config, data, backbone_record)
-        records.check_repeated(run.folder, record)
-        member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
-        members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
+            flops[key] = _flops(run.config, prepared)
+        members.append(_member(run, prepared, flops[key]))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
     says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
     says += tell_kernel(config, placement, backbone)
-    for task in tasks.values():
-        says += ppt.tell_task(*task)
+    for key, text in texts.items():
+        says += ppt.tell_task(ppt_tasks[key], text)
     shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
     return shared, members
 
@@ -114,26 +98,20 @@ def _read(config: RunConfig, ppt_task: ppt.PptTask, workdir: Path) -> Corpus:
     return read_corpus(config, ppt_task.scorer.tokenizer, vocab, workdir)
 
 
-def _member(
-    run: GridRun, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
-    record: PretrainingRecord,
-) -> Member:  # fmt: skip
-    config = run.config
-    plan, epoch = _plan(config, text)
+def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
+    config, scorer, text = run.config, prepared.ppt_task.scorer, prepared.text
+    score = ppt.scoring(text.tasks[0])
     # What else depends on the length of an epoch is told by the plan.
-    shape = epoch if counts_epochs(config) else 0, scorer.layout
+    epoch = prepared.steps_per_epoch if counts_epochs(config) else 0
     return Member(
-        run, scorer, ppt.make_objectives(config, scorer.model)[0], plan, epoch, shape, source=text,
+        run, scorer, ppt.make_objectives(config, scorer.model)[0], prepared.milestones,
+        prepared.steps_per_epoch, (epoch, scorer.layout), source=text,
         feed=partial(
-            denoising.feed_rows, config, text.rows, placement, ppt.scoring(text.tasks[0]), flops
+            denoising.feed_rows, config, text.rows, prepared.placement, score, flops
         ),
-        longest=partial(_longest, config, text), held=text, record=record,
+        longest=partial(_longest, config, text), held=text, record=prepared.record,
+        counts=prepared.counts,
     )  # fmt: skip
-
-
-def _plan(config: RunConfig, text: ppt.Text) -> tuple[Milestones, int]:
-    epoch = -(-len(text.rows) // config.data.batch)
-    return plan_of(config, epoch, len(text.rows)), epoch
 
 
 def _longest(config: RunConfig, text: ppt.Text) -> Batch:
@@ -141,19 +119,15 @@ def _longest(config: RunConfig, text: ppt.Text) -> Batch:
     return next(iter(Pass(text.rows, batch=batch, seed=config.seed, limit=batch)))
 
 
-def _flops(
-    config: RunConfig, scorer: Scorer, text: ppt.Text, loaded: Loaded, placement: Placement
-) -> float:
+def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
     """Counts what a step of a run asks for, as of one alone."""
-    weights = start(config, scorer, loaded, None, placement, restored=True)  # shapes count
-    tx = build_optimizer(config, weights.trainable, *_plan(config, text))
+    placement, like = prepared.placement, next(iter(prepared.text.held))
+    # Shapes count, so it need not start as the run does.
+    learner = ppt.make_learner(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
+    tx = build_optimizer(config, learner.trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
-    state = make_state(weights.trainable, tx, key)
-    learned = ppt.Learner(
-        *ppt.make_objectives(config, scorer.model), weights.trainable, weights.frozen,
-        weights.report,
-    )  # fmt: skip
-    return ppt.flops_of(learned, tx, state, next(iter(text.held)), config.data.batch, placement)
+    state = make_state(learner.trainable, tx, key)
+    return ppt.flops_of(learner, tx, state, like, config.data.batch, placement)
 
 
 class HeldOutScorer:
