@@ -5,14 +5,11 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
+from typing import ClassVar, Self, TypeVar, cast
 
 from jaxprompt.config import kinds
 from jaxprompt.config.block import Block, OpenBlock
 from jaxprompt.errors import InputError, brief, is_kind, nearest
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 
@@ -50,9 +47,10 @@ class Document:
 
     def to_json(self) -> dict[str, object]:
         """Returns the values by field, as JSON has them but for numbers that are not finite."""
+        assert dataclasses.is_dataclass(self)
         return {
             field.name: to_plain(getattr(self, field.name))
-            for field in dataclasses.fields(cast("DataclassInstance", self))
+            for field in dataclasses.fields(self)
             if _is_required(field) or getattr(self, field.name) != _default(field)
         }
 
@@ -72,8 +70,9 @@ def to_plain(value: object) -> object:
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def fields_to_plain(value: "DataclassInstance") -> dict[str, object]:
+def fields_to_plain(value: object) -> dict[str, object]:
     """Returns the values of a dataclass by field, each as `to_plain` returns it."""
+    assert dataclasses.is_dataclass(value)
     fields = dataclasses.fields(value)
     return {field.name: to_plain(getattr(value, field.name)) for field in fields}
 

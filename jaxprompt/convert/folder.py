@@ -115,11 +115,16 @@ def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     def fetch(weights: list[str]) -> Path:
         patterns = ["config.json", *TOKENIZER_FILES, *weights]
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        # Said, since the library may ask the hub for a list of files even where it is offline.
+        found = snapshot_download(
+            repo, revision=revision, allow_patterns=patterns,
+            local_files_only=constants.HF_HUB_OFFLINE,
+        )  # fmt: skip
+        return Path(found)
 
     at = f" at revision {revision!r}" if revision else ""
     cure = (

@@ -20,14 +20,14 @@ def fetch_prompt(place: str) -> Path:
 
     HF_HUB_OFFLINE=1 answers from the cache alone. Raises InputError where the hub does not give it.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     name, _, revision = place.removeprefix(SCHEME).partition("@")
     check_name(name)
     cure = "check the name and the network, or log in with `hf auth login` where it is private"
     with asking(f"{place} cannot be fetched", cure):
         found = snapshot_download(
-            name, revision=revision or None,
+            name, revision=revision or None, local_files_only=constants.HF_HUB_OFFLINE,
             allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
         )  # fmt: skip
     return Path(found)
