@@ -142,8 +142,8 @@ REPO_FILES = [
 def test_only_needed_files_are_fetched(tmp_path, monkeypatch, weights):
     """Torch files come only where there are no safetensors; code and other formats never."""
 
-    def fetch(repo, revision, allow_patterns):
-        assert (repo, revision) == ("owner/tiny", "v1")
+    def fetch(repo, revision, allow_patterns, local_files_only):
+        assert (repo, revision, local_files_only) == ("owner/tiny", "v1", False)
         for name in filter_repo_objects(REPO_FILES + weights, allow_patterns=allow_patterns):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("")
