@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from packaging.version import Version
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import compilation
@@ -145,8 +146,9 @@ def test_a_program_that_was_cut_is_dropped(told, tmp_path):
     kept = LRUCache(told["jax_compilation_cache_dir"], max_size=2**20)
     kept.put("whole", b"program")
     (kept.path / "cut-cache").write_bytes(b"pro")
-    with pytest.raises(FileNotFoundError):
-        kept.put("other", b"program")
+    if Version(jax.__version__) < Version("0.12"):
+        with pytest.raises(FileNotFoundError):
+            kept.put("other", b"program")
     compilation.keep_programs(str(tmp_path / "mine"))
     kept.put("other", b"program")
     assert kept.get("whole") == kept.get("other") == b"program" and kept.get("cut") is None

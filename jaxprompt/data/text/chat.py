@@ -35,9 +35,6 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             enable_thinking=False,  # Qwen 3's: the answer is scored, and no thought before it
             chat_template=_stop_clock(tokenizer.get_chat_template()),
         )  # fmt: skip
-    # transformers imports jinja2 only here.
-    except ImportError:
-        raise InputError("task.chat=True needs jinja2; run: pip install jinja2") from None
     except Exception as error:  # of Jinja, or of what its template calls
         reason = " ".join(str(error).split())
         raise InputError(
