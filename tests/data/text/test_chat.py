@@ -189,15 +189,6 @@ def test_a_chat_that_does_not_fit_is_named(tokenizer, monkeypatch, chat, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_no_jinja(tokenizer, monkeypatch):
-    def missing(*_, **__):
-        raise ImportError("apply_chat_template requires jinja2")
-
-    monkeypatch.setattr(tokenizer, "apply_chat_template", missing)
-    with pytest.raises(InputError, match="needs jinja2; run: pip install jinja2"):
-        in_chat(tokenizer, "{text} [mask]")
-
-
 def test_offsets_of_the_parts(tokenizer):
     row = encode(tokenizer, '["a\\n"] {text} ["b"][mask]', "cat")
     assert tokenizer.decode(row.ids[1:]) == "a\n catb"
