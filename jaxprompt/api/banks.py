@@ -46,27 +46,27 @@ class BankedModel:
         Raises InputError for the first that is no example of its prompt's task.
         """
         # Rows without names of columns name no prompt either.
-        asked = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
-        for _, record in asked:
+        requests = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
+        for _, record in requests:
             if record.error:
                 raise InputError(record.error)
-        return asked
+        return requests
 
     def predict(self, rows: AnyRows) -> list[dict[str, Any]]:
         """Answers rows, see `jaxprompt.predict`."""
-        asked = self.read(rows)
-        return list(in_order(asked, answer(self.bank, asked)))
+        requests = self.read(rows)
+        return list(in_order(requests, answer(self.bank, requests)))
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
-        asked = self.read(rows)
-        answers = answer(self.bank, asked)
+        requests = self.read(rows)
+        answers = answer(self.bank, requests)
         found: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
         for number, own in answers.items():
             found[self.names[number]] = own.measured | {"examples": own.known}
         if not any(own["examples"] for own in found.values()):
             raise InputError("no row has a label that its prompt's task knows; give rows with one")
-        warn_unlabelled(sum(own.known for own in answers.values()), len(asked), stacklevel=4)
+        warn_unlabelled(sum(own.known for own in answers.values()), len(requests), stacklevel=4)
         return found
 
 

@@ -242,9 +242,9 @@ def rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
     return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
 
 
-def _fit(found: tree.Params, drawn: tree.Params) -> tree.Nested:
-    """Cuts or repeats tables whose number of tokens alone is another than that of `drawn`."""
-    has, needs = tree.flatten(found), tree.flatten(drawn)
+def _fit(saved: tree.Params, initial: tree.Params) -> tree.Nested:
+    """Cuts or repeats tables whose number of tokens alone is another than that of `initial`."""
+    has, needs = tree.flatten(saved), tree.flatten(initial)
     for name in [name for name in has.keys() & needs.keys() if name.endswith("table")]:
         own, shape = np.asarray(has[name]), needs[name].shape
         pairs = list(enumerate(zip(own.shape, shape, strict=False)))
@@ -256,9 +256,9 @@ def _fit(found: tree.Params, drawn: tree.Params) -> tree.Nested:
     return tree.unflatten(has)
 
 
-def _check_shapes(path: str, found: tree.Params, drawn: tree.Params) -> None:
+def _check_shapes(path: str, saved: tree.Params, initial: tree.Params) -> None:
     """Raises InputError where an export's numbers are not those that this run trains."""
-    has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (found, drawn))
+    has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (saved, initial))
     for name in sorted(has.keys() | needs.keys()):
         if has.get(name) != needs.get(name):
             raise InputError(

@@ -71,17 +71,17 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     """
     method = method_of(config, dims)
     init = config.prompt.get("init", "")
-    own = [(init, method)] if init else method.inherits()
-    found: list[tuple[str, Method]] = []
-    for init, part in own:
+    sources = [(init, method)] if init else method.inherits()
+    pairs: list[tuple[str, Method]] = []
+    for init, part in sources:
         paths = list_paths(init)
         if len(paths) > 1 and part.INIT != "init":
             raise InputError(
                 f"prompt.{part.INIT}={init} names {len(paths)} exports and must name one; only "
                 "prompt.init starts from the mean of several"
             )
-        found += [(path, part) for path in paths]
-    return found
+        pairs += [(path, part) for path in paths]
+    return pairs
 
 
 def head_of(config: RunConfig) -> Kind:

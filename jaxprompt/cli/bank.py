@@ -121,7 +121,7 @@ def make_mesh(mesh: str, batch: int) -> Any:
 
 
 def answer_asked(
-    bank: Any, asked: Sequence[tuple[int, Any]]
+    bank: Any, requests: Sequence[tuple[int, Any]]
 ) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
     """Answers what was read by `read_requests`. -> answers by prompt, and metrics by its name
 
@@ -130,11 +130,11 @@ def answer_asked(
     from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import answer
 
-    answers = answer(bank, asked)
+    answers = answer(bank, requests)
     measured = {}
     for number, found in sorted(answers.items()):
         name, task = bank.names[number], bank.scorers[number].task
-        mine = [own for at, own in asked if at == number]
+        mine = [own for at, own in requests if at == number]
         for line in records.tell_unknown(task, mine):
             _say(f"{name}: {line}")
         if found.cut:

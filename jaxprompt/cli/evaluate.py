@@ -113,9 +113,9 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
     from jaxprompt.serving.bank import read_requests
 
     prompts = bank.open_bank(args)
-    asked = read_requests(prompts, given, args.column)
-    _refuse([record for _, record in asked])
-    measured = bank.answer_asked(prompts, asked)[1]
+    requests = read_requests(prompts, given, args.column)
+    _refuse([record for _, record in requests])
+    measured = bank.answer_asked(prompts, requests)[1]
     return measured if any(own["examples"] for own in measured.values()) else {}
 
 

@@ -12,7 +12,7 @@ def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
     """Trains the runs as few programs, as a command does, and prints their table. -> exit code"""
     from jaxprompt.runs.grid import runner
 
-    grid, outcome = runner.train_grid(config, workdir, command, heard=signals.heard)
+    grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.heard)
     if outcome is None:
         return 0
     # All failed for one reason, which is told once, as the command's own error.

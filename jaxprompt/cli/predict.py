@@ -211,31 +211,31 @@ def _predict_by_bank(args: Any) -> int:
     place = _check_output(args)
     given = _read_texts(args, ())
     prompts = bank.open_bank(args)
-    asked = read_requests(prompts, given, args.column)
-    for number, record in asked:
+    requests = read_requests(prompts, given, args.column)
+    for number, record in requests:
         columns: tuple[str, ...] = ()
         if number >= 0:
             scorer = prompts.scorers[number]
             columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + _error_columns(args), args.prefix)
-    unreadable.raise_first([record for _, record in asked], args.on_error)
+    unreadable.raise_first([record for _, record in requests], args.on_error)
 
-    def mark(asked: Sequence[Any]) -> Sequence[Any]:
-        asked = mark_requests(prompts, asked)
-        unreadable.raise_first([record for _, record in asked], args.on_error)
-        return asked
+    def mark(requests: Sequence[Any]) -> Sequence[Any]:
+        requests = mark_requests(prompts, requests)
+        unreadable.raise_first([record for _, record in requests], args.on_error)
+        return requests
 
     answer = functools.partial(bank.answer_asked, prompts)
-    asked, (answers, measured) = unreadable.answer_encodable(answer, mark, asked)
-    unreadable.report([record for _, record in asked])
+    requests, (answers, measured) = unreadable.answer_encodable(answer, mark, requests)
+    unreadable.report([record for _, record in requests])
     for name, found in measured.items():
         if not found["examples"]:
             continue
         total = len(answers[prompts.names.index(name)].columns)
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
         _say(f"{name}: {shown} on {found['examples']} of {total} examples, those with a label")
-    own = in_order(asked, answers)
-    _write(place, "".join(records.to_lines([r for _, r in asked], own, args.prefix)))
+    own = in_order(requests, answers)
+    _write(place, "".join(records.to_lines([r for _, r in requests], own, args.prefix)))
     return 0
 
 

@@ -114,7 +114,9 @@ def execute(
     failed: dict[str, str] = {}
     if together:
         others = bool(single)
-        outcome = runner.train(together, workdir, heard=signals.heard, size=size, others=others)
+        outcome = runner.train(
+            together, workdir, stop_signal=signals.heard, size=size, others=others
+        )
         if outcome is None:
             return None
         failed |= outcome.failed

@@ -120,11 +120,11 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
     def fetch(weights: list[str]) -> Path:
         patterns = ["config.json", *TOKENIZER_FILES, *weights]
         # Said, since the library may ask the hub for a list of files even where it is offline.
-        found = snapshot_download(
+        folder = snapshot_download(
             repo, revision=revision, allow_patterns=patterns,
             local_files_only=constants.HF_HUB_OFFLINE,
         )  # fmt: skip
-        return Path(found)
+        return Path(folder)
 
     at = f" at revision {revision!r}" if revision else ""
     cure = (

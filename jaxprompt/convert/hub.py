@@ -26,11 +26,11 @@ def fetch_prompt(place: str) -> Path:
     check_name(name)
     cure = "check the name and the network, or log in with `hf auth login` where it is private"
     with asking(f"{place} cannot be fetched", cure):
-        found = snapshot_download(
+        folder = snapshot_download(
             name, revision=revision or None, local_files_only=constants.HF_HUB_OFFLINE,
             allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
         )  # fmt: skip
-    return Path(found)
+    return Path(folder)
 
 
 def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:

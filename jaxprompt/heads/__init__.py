@@ -159,17 +159,17 @@ class Kind:
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template that this kind cannot read."""
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Lays itself out for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
 
     def specials(
-        self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
+        self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
     ) -> Specials:
         """Reads the special tokens that its input and its answer are made with."""
         return read_specials(
-            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=max(int(asked.template.has_mask), sentinels),
+            tokenizer, facts.style, eos=setup.eos, sentinel=facts.sentinel,
+            masks=max(int(setup.template.has_mask), sentinels),
         )  # fmt: skip
 
     def encode(

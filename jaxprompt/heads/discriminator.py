@@ -124,9 +124,9 @@ class Head(Kind):
         """Writes the classes behind the task's own layout (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each class at its first subword."""
-        task = asked.task
+        task = setup.task
         if len(task.labels) < 2:
             raise InputError(f"head.name={self.name} needs 2 classes or more; name task.labels")
         words = [entry[0] for entry in task.words or [(label,) for label in task.labels]]
@@ -152,7 +152,7 @@ class Head(Kind):
         )
         rows = int(starts[-1]) if self.copies else 0
         module = ClassTokens(len(words), self.score == "original", self.bias, rows)
-        specials = self.specials(facts, asked, tokenizer)
+        specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(
             head, {"main": module}, specials, names=words, verbalizer=verbalizer, lists=lists
         )
@@ -192,10 +192,12 @@ class Head(Kind):
         members = [sorted(own) for own in tree.lists]
         width = max(map(len, members))
         every = range(len(tree.lists))
-        asked = [tree.on_path(e.label) if targets and e.label >= 0 else every for e in examples]
+        class_lists = [
+            tree.on_path(e.label) if targets and e.label >= 0 else every for e in examples
+        ]
         found = []
         for number, own in enumerate(members):
-            wanted = [i for i, lists in enumerate(asked) if number in lists]
+            wanted = [i for i, lists in enumerate(class_lists) if number in lists]
             rows = encoder.listing(number).encode_all([examples[i] for i in wanted])
             for i, row in zip(wanted, rows, strict=True):
                 labels = np.full(width, -1, np.int32)

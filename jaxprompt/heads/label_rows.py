@@ -55,15 +55,15 @@ class Head(ByWords):
                 f"head.name={self.name} reads one position, task.form=text several; take cloze"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads the one position where a label would stand."""
         style = facts.style
-        said, sentinels = read_answer(asked.answer or default_answer(style))
-        specials = self.specials(facts, asked, tokenizer, sentinels)
-        words = choose_words(asked.task, style, asked.form)
+        said, sentinels = read_answer(setup.answer or default_answer(style))
+        specials = self.specials(facts, setup, tokenizer, sentinels)
+        words = choose_words(setup.task, style, setup.form)
         # A template that ends with a space has written it already.
-        written = asked.template.writes_space(style, takes_one_space(tokenizer))
-        spaced = asked.task.spaced and not written
+        written = setup.template.writes_space(style, takes_one_space(tokenizer))
+        spaced = setup.task.spaced and not written
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
         around = frame(said, specials) if style in FED else Frame((), ())

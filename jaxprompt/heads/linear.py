@@ -44,13 +44,13 @@ class Head(Kind):
                 f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS], the end of a left-to-right model's input, or a decoder's first state."""
-        task, choice = asked.task, asked.template.uses_choice
+        task, choice = setup.task, setup.template.uses_choice
         if not (choice or task.labels):
             raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
         head, module = self.classifier(facts, 1 if choice else len(task.labels))
-        specials = self.specials(facts, asked, tokenizer)
+        specials = self.specials(facts, setup, tokenizer)
         layout = HeadLayout(head, {"main": module}, specials)
         return layout._replace(names=[words[0] for words in task.words]) if task.words else layout
 

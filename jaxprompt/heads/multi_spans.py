@@ -110,11 +110,11 @@ class Head(InText):
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the text."""
-        self.check_layout(asked)
+        self.check_layout(setup)
         module = JudgedTokens(self.layer, self.score == "original")
-        return HeadLayout(self, {"main": module}, self.specials(facts, asked, tokenizer))
+        return HeadLayout(self, {"main": module}, self.specials(facts, setup, tokenizer))
 
     def answer_of(self, example: Example, places: np.ndarray) -> np.ndarray:
         """Marks the tokens of the answer. -> int32 [tokens], -1 = not known"""

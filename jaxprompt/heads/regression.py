@@ -33,10 +33,10 @@ class Head(linear.Head):
                 "take it out"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads what head.name=linear reads."""
         head, module = self.classifier(facts, 1)
-        return HeadLayout(head, {"main": module}, self.specials(facts, asked, tokenizer))
+        return HeadLayout(head, {"main": module}, self.specials(facts, setup, tokenizer))
 
     def encode(
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,

@@ -65,11 +65,11 @@ class InText(Kind):
                 "answer, once and as it is"
             )
 
-    def check_layout(self, asked: TaskSetup) -> None:
+    def check_layout(self, setup: TaskSetup) -> None:
         """Raises InputError where the last field of the template is not that of the task."""
-        if asked.template.fields[-1] != asked.task.fields[-1]:
+        if setup.template.fields[-1] != setup.task.fields[-1]:
             raise InputError(
-                f"template {asked.template.source!r} must end with {{{asked.task.fields[-1]}}}, "
+                f"template {setup.template.source!r} must end with {{{setup.task.fields[-1]}}}, "
                 "the last of task.fields: the text that holds the answer"
             )
 
@@ -176,10 +176,10 @@ class Head(InText):
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "token")
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
-        self.check_layout(asked)
-        specials = self.specials(facts, asked, tokenizer)
+        self.check_layout(setup)
+        specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(self, {"main": SpanScores()}, specials)
 
     def answer_of(self, example: Example, places: np.ndarray) -> tuple[int, int] | None:
@@ -241,8 +241,8 @@ class Head(InText):
         ends = np.nonzero((split.labels > 0) & (split.labels & END > 0))[1]
         whole = starts > 0  # at [CLS] it is elsewhere
         lengths[split.parts.owner[rows[whole]]] = (ends - starts + 1)[whole]
-        asked = np.array([any(texts) for texts in split.references])
-        return int((lengths > self.max_answer).sum()), int((asked & (lengths == 0)).sum())
+        answerable = np.array([any(texts) for texts in split.references])
+        return int((lengths > self.max_answer).sum()), int((answerable & (lengths == 0)).sum())
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Compares answers with all that are right; `tune` adds the threshold that is best."""

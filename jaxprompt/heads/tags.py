@@ -104,10 +104,10 @@ class Head(Kind):
                 f"'{{{name}}}'"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every word at its first subword."""
-        specials = self.specials(facts, asked, tokenizer)
-        return HeadLayout(self, {"main": TagScores(len(asked.task.labels), self.dropout)}, specials)
+        specials = self.specials(facts, setup, tokenizer)
+        return HeadLayout(self, {"main": TagScores(len(setup.task.labels), self.dropout)}, specials)
 
     def encode(
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,

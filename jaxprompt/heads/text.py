@@ -38,10 +38,10 @@ class Head(Kind):
         """Picks the task's layout for a text-to-text model."""
         return task.text
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
-        specials = self.specials(facts, asked, tokenizer)
-        return HeadLayout(self, {"main": TargetScores()}, specials, Answer(text=asked.max_target))
+        specials = self.specials(facts, setup, tokenizer)
+        return HeadLayout(self, {"main": TargetScores()}, specials, Answer(text=setup.max_target))
 
     def encode(
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,

@@ -41,10 +41,10 @@ class Head(Kind):
                 f"prompt.name={name} is not; take prompt.name=ipt"
             )
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Lays itself out for a task."""
-        specials = self.specials(facts, asked, tokenizer)
-        return HeadLayout(self, {"main": Topics(len(asked.task.labels))}, specials)
+        specials = self.specials(facts, setup, tokenizer)
+        return HeadLayout(self, {"main": Topics(len(setup.task.labels))}, specials)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of the classes."""

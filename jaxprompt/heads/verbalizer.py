@@ -89,14 +89,14 @@ class Head(ByWords):
         choose("head.pieces", self.pieces, PIECES)
         choose("head.span", self.span, SPANS)
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
-        task, style = asked.task, facts.style
-        said, sentinels = read_answer(asked.answer or default_answer(style, asked.form))
-        specials = self.specials(facts, asked, tokenizer, sentinels)
-        words = choose_words(task, style, asked.form)
+        task, style = setup.task, facts.style
+        said, sentinels = read_answer(setup.answer or default_answer(style, setup.form))
+        specials = self.specials(facts, setup, tokenizer, sentinels)
+        words = choose_words(task, style, setup.form)
         # A template that ends with a space has written it already.
-        spaced = task.spaced and not asked.template.writes_space(style, takes_one_space(tokenizer))
+        spaced = task.spaced and not setup.template.writes_space(style, takes_one_space(tokenizer))
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
         around = frame(said, specials) if style in FED else Frame((), ())

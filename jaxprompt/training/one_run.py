@@ -104,12 +104,17 @@ class OneRun:
 
     def __init__(
         self, prepared: Prepared, job: Job, start: Start, log: RunLog, profiler: Profiler,
-        heard: Callable[[], int],
+        stop_signal: Callable[[], int],
     ):  # fmt: skip
-        """Stands where the run goes on from; `heard` gives the signal that asks for a stop."""
+        """Stands where the run goes on from; `stop_signal` gives the signal that asks to stop."""
         self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
         self._feed, self.checkpoints, self.state, self.progress, self.step, _ = start
-        self._job, self._log, self._profiler, self._heard = job, log, profiler, heard
+        self._job, self._log, self._profiler, self._stop_signal = (
+            job,
+            log,
+            profiler,
+            stop_signal,
+        )
         self._place = prepared.placement
         self._patience, self._max_streak = prepared.settings.patience, prepared.settings.max_streak
         where = jax.tree.map(lambda x: x.sharding, self.state)
@@ -147,8 +152,8 @@ class OneRun:
         """Takes a step. Returns its metrics, which may not be computed yet."""
         job = self._job
         if not self._is_alone:
-            # Each process gives what it heard, and the step itself takes the highest of all.
-            self._flags = sharding.put_flag(self._place, self._heard())
+            # Each process gives the signal that it received, and the step takes the highest of all.
+            self._flags = sharding.put_flag(self._place, self._stop_signal())
         self._profiler.before(self.step)
         placed = sharding.put_batch(self._place, batch)
         self.state, measured, raised = self._train_step(self.state, job.frozen, placed, self._flags)
@@ -209,7 +214,7 @@ class OneRun:
 
     def stop_signal(self) -> int:
         """Returns the signal that asks for a stop, 0 where none does."""
-        return self._heard() if self._is_alone else self._stop
+        return self._stop_signal() if self._is_alone else self._stop
 
     def end(self, seconds: float) -> Ended:
         """Reads the best numbers. Raises InputError as `end_broken`."""
@@ -254,18 +259,18 @@ def drive(
         job.fill(log.say)
         traced = settings.profile if processes.is_first() else 0
         with (
-            signals.held() as heard,
+            signals.held() as stop_signal,
             profiled(workdir, traced, start.step) as profiler,
             contextlib.closing(feed.batches),
             start.checkpoints.settling(),
         ):
-            run = OneRun(prepared, job, start, log, profiler, heard)
+            run = OneRun(prepared, job, start, log, profiler, stop_signal)
             seconds = loop.train(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
         signals.note("after the last step; it is saved, and the same command completes the run")
         # One that came during the last step, on any process.
-        signals.check(max(map(int, processes.gather(str(heard())))))
+        signals.check(max(map(int, processes.gather(str(stop_signal())))))
     return ended
 
 

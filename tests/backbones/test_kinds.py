@@ -16,7 +16,6 @@ from pairs import (
     make_tokens,
     read_ours,
     read_pair,
-    skip_old_deberta,
 )
 from safetensors.numpy import load_file, save_file
 from tiny import BERT, CONFIGS, jit
@@ -126,8 +125,6 @@ def scores(module, batch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_logits_and_gradients(folder, tmp_path, kind):
-    if kind == "v2-xlarge":
-        skip_old_deberta()
     where, (family, name, _) = folder(kind), KINDS[kind]
     pair = read_pair(where, family, getattr(transformers, name))
     for side in ("left", "right"):
@@ -184,7 +181,6 @@ def test_a_classifiers_pooler_is_read_and_written(tmp_path, kind):
 
 def test_the_head_is_read_under_the_names_it_was_published_with(folder, tmp_path):
     """What Microsoft published has lm_predictions, and no `legacy` in its config.json."""
-    skip_old_deberta()
     source, (family, name, _) = folder("v2-xlarge"), KINDS["v2-xlarge"]
     (tmp_path / "in").mkdir()
     for file in source.iterdir():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import transformers
 from folders import CARD, KINDS, save_model
-from pairs import assert_near, compiled, draw_tokens, make_batch, read_ours, skip_old_deberta
+from pairs import assert_near, compiled, draw_tokens, make_batch, read_ours
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
@@ -69,8 +69,6 @@ def round_trip(source, out, family):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):
-    if kind == "deberta-v2":
-        skip_old_deberta()
     torch.set_num_threads(1)
     family, name, _ = KINDS[kind]
     save_model(tmp_path / "in", kind)

@@ -81,6 +81,6 @@ def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch)
 
     monkeypatch.setattr(BatchedRuns, "evaluate", evaluated)
     c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
-    runner.train_grid(c, str(tmp_path / "runs"), "train", heard=lambda: 0)
+    runner.train_grid(c, str(tmp_path / "runs"), "train", stop_signal=lambda: 0)
     # Of the backbone that each run starts from.
     assert found and set(found) == {1}

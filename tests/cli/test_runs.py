@@ -446,7 +446,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]
     with pytest.raises(errors.InputError, match="which is none of these runs"):
-        runner.train(runs, str(folder), heard=lambda: 0)
+        runner.train(runs, str(folder), stop_signal=lambda: 0)
 
 
 def test_flags_make_a_grid(backbone, data, tmp_path):

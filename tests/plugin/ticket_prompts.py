@@ -49,10 +49,10 @@ class Cosine(Kind):
 
     scale: float = kinds.option(10.0, "of the similarities")
 
-    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+    def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads [CLS], or the end of a left-to-right model's input."""
-        module = CosineScores(len(asked.task.labels), self.scale)
-        return HeadLayout(self, {"main": module}, self.specials(facts, asked, tokenizer))
+        module = CosineScores(len(setup.task.labels), self.scale)
+        return HeadLayout(self, {"main": module}, self.specials(facts, setup, tokenizer))
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of the classes."""

@@ -55,7 +55,7 @@ class GroupStart(NamedTuple):
 
 def train(
     chunk: Chunk, checkpoints: Checkpoints, log: RunLog, first: list[TrainState] | None,
-    seconds: float, heard: Callable[[], int],
+    seconds: float, stop_signal: Callable[[], int],
 ) -> bool:  # fmt: skip
     """Trains a chunk to its results.
 
@@ -66,7 +66,7 @@ def train(
       first: the states before the first step, emptied here, so that their numbers are freed once
         they are joined; None to go on from the newest checkpoint.
       seconds: that the chunk took so far, where it starts.
-      heard: returns the signal that asks for a stop, 0 where none does.
+      stop_signal: returns the signal that asks for a stop, 0 where none does.
 
     Returns:
       Whether it has ended. A signal may stop it before; it is saved then.
@@ -97,14 +97,14 @@ def train(
             logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
             exits.enter_context(logs[-1])
             logs[-1].resume(step)
-        runs = BatchedRuns(chunk, start, bests, logs, log, heard)
+        runs = BatchedRuns(chunk, start, bests, logs, log, stop_signal)
         before = start.seconds
         del start  # its numbers are donated, or replaced
         with signals.held(), checkpoints.settling():
             taken = loop.train(runs, log, before)
         if taken is None:
             return False
-        signals.check(heard())  # one that came during the last step
+        signals.check(stop_signal())  # one that came during the last step
         runs.end(taken)
     return True
 
@@ -130,12 +130,12 @@ class BatchedRuns:
 
     def __init__(
         self, chunk: Chunk, start: GroupStart, bests: Sequence[Checkpoints],
-        logs: Sequence[RunLog], log: RunLog, heard: Callable[[], int],
+        logs: Sequence[RunLog], log: RunLog, stop_signal: Callable[[], int],
     ):  # fmt: skip
         """Stands where the runs go on from.
 
-        `bests` and `logs` are those of the members, `log` is that of the grid; `heard` gives the
-        signal that asks for a stop.
+        `bests` and `logs` are those of the members, `log` is that of the grid; `stop_signal` gives
+        the signal that asks for a stop.
         """
         self.shared, self.members, self.programs, self.per_run = chunk
         self.settings = self.shared.config.train
@@ -144,7 +144,7 @@ class BatchedRuns:
         self.progress, self.step = start.progress, start.step
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
         self.scorer = self.shared.make_scorer(self.shared, self.members, self.programs)
-        self.bests, self.logs, self.log, self._heard = bests, logs, log, heard
+        self.bests, self.logs, self.log, self._stop_signal = bests, logs, log, stop_signal
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class BatchedRuns:
 
     def stop_signal(self) -> int:
         """Returns the signal that asks for a stop, 0 where none does."""
-        return self._heard()
+        return self._stop_signal()
 
     # -- the results -------------------------------------------------------------------------------
 

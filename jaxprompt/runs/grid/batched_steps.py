@@ -50,16 +50,16 @@ def make_group_step(
     model: Model, tx: optax.GradientTransformation, objectives: Sequence[Objective], *,
     accumulate=1, axis=None, shares=False,
 ):  # fmt: skip
-    """Makes (states, frozen, batches, own) -> (states, metrics): the train step of R runs.
+    """Makes (states, frozen, batches, per_run) -> (states, metrics): the train step of R runs.
 
     All but `frozen` has a leading axis R, with `shares` all but the states that are kept as well.
     `axis` is the axis of the mesh that the runs lie on.
     """
 
-    def one(state: TrainState, frozen: Flat, batch: Batch, own: PerRun):
-        run = with_words(model, own.words)
+    def one(state: TrainState, frozen: Flat, batch: Batch, per_run: PerRun):
+        run = with_words(model, per_run.words)
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
-        return step(state, frozen | own.frozen, batch)
+        return step(state, frozen | per_run.frozen, batch)
 
     batches = Batch._make([0] * len(Batch._fields))._replace(kept=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
@@ -67,39 +67,41 @@ def make_group_step(
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, own, front_kv) -> scores [R, B, C].
+    """Makes (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
 
     A shared batch has no R. `front_kv` is what `make_group_fronts` gave for these numbers, None
     where rows share no front.
     """
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun, front_kv: KeyValues | None):
-        step = make_eval_step(with_words(model, own.words))
-        return step(trainable, frozen | own.frozen, batch, front_kv)
+    def one(
+        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, front_kv: KeyValues | None
+    ):
+        step = make_eval_step(with_words(model, per_run.words))
+        return step(trainable, frozen | per_run.frozen, batch, front_kv)
 
     mapped = (0, None, None if is_shared else 0, 0, 0)
     return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
 
 
 def make_group_fronts(model: Model, *, axis=None):
-    """Makes (trainables, frozen, own) -> what the rows of each run begin with [R, L, B|1, ...]."""
+    """Makes (trainables, frozen, per_run) -> what rows of each run begin with [R, L, B|1, ...]."""
 
-    def one(trainable: Flat, frozen: Flat, own: PerRun):
-        return model.run_front(merge(trainable, frozen | own.frozen))
+    def one(trainable: Flat, frozen: Flat, per_run: PerRun):
+        return model.run_front(merge(trainable, frozen | per_run.frozen))
 
     return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
 
 def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, own) -> the sums of objectives [R], without dropout.
+    """Makes (trainables, frozen, batches, per_run) -> the sums of objectives [R], without dropout.
 
     A shared batch has no R. Objectives may draw nothing.
     """
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
-        count = make_count_step(with_words(model, own.words), objectives)
+    def one(trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun):
+        count = make_count_step(with_words(model, per_run.words), objectives)
         # Any key will do, since nothing is drawn.
-        return count(trainable, frozen | own.frozen, batch, jax.random.key(0))
+        return count(trainable, frozen | per_run.frozen, batch, jax.random.key(0))
 
     return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
 
@@ -217,31 +219,33 @@ class Programs:
         at = dataclasses.replace(self.placement, runs=True)
         return RunsPlacement(**vars(at)) if self.is_apart(runs) else at
 
-    def compile(self, state: TrainState, batch: Batch, own: PerRun):
+    def compile(self, state: TrainState, batch: Batch, per_run: PerRun):
         """Compiles the train step for these shapes, once. -> the executable"""
         key = tuple(x.shape for x in jax.tree.leaves(batch))
         if key not in self.compiled:
             step = self._jitted(batch.index.shape[0], _is_once(batch))
             # Compiled ahead, so that `memory` can read what a step takes before any is run.
-            self.compiled[key] = step.lower(state, self.frozen, batch, own).compile()
+            self.compiled[key] = step.lower(state, self.frozen, batch, per_run).compile()
         return self.compiled[key]
 
     def is_new(self, batch: Batch) -> bool:
         """Tells whether a batch is of shapes that no step is compiled for."""
         return tuple(x.shape for x in jax.tree.leaves(batch)) not in self.compiled
 
-    def train(self, state: TrainState, batch: Batch, own: PerRun):
+    def train(self, state: TrainState, batch: Batch, per_run: PerRun):
         """Takes a step of every run; the state is donated. -> states, metrics [R]"""
-        return self.compile(state, batch, own)(state, self.frozen, batch, own)
+        return self.compile(state, batch, per_run)(state, self.frozen, batch, per_run)
 
-    def fold(self, trainable: Flat, batch: Batch, own: PerRun, runs: int) -> tuple[Method, Flat]:
+    def fold(
+        self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int
+    ) -> tuple[Method, Flat]:
         """Computes the prompt of every run once. `batch` is any of one run.
 
         -> the method that reads what is computed, and the numbers: for `front` and `scores`
         """
         if not self._model.prompt.folds():
             return self._model.prompt, trainable
-        streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
+        streams = jax.device_get(self._inject(trainable, self.frozen, batch, per_run))
         each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]
         prompts, arrays = zip(*(as_constants(self._model.prompt, one) for one in each), strict=True)
         arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
@@ -250,8 +254,8 @@ class Programs:
 
     @functools.cached_property
     def _inject(self):
-        def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
-            return self._model.inject(merge(trainable, frozen | own.frozen), batch)
+        def one(trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun):
+            return self._model.inject(merge(trainable, frozen | per_run.frozen), batch)
 
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
         return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
@@ -263,14 +267,16 @@ class Programs:
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
-    def front(self, prompt: Method, trainable: Flat, own: PerRun, runs: int) -> KeyValues | None:
+    def front(
+        self, prompt: Method, trainable: Flat, per_run: PerRun, runs: int
+    ) -> KeyValues | None:
         """Runs what the rows of every run begin with, once for all batches of a pass.
 
         -> for `scores`; None where they share nothing
         """
         if self._model.front is None:
             return None
-        return self._fronts(prompt, runs)(trainable, self.frozen, own)
+        return self._fronts(prompt, runs)(trainable, self.frozen, per_run)
 
     def _make_fronts(self, prompt: Method, runs: int):
         model = dataclasses.replace(self._model, prompt=prompt)
@@ -278,23 +284,23 @@ class Programs:
         return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
-        self, prompt: Method, trainable: Flat, batch: Batch, own: PerRun, runs: int, *,
+        self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
         is_shared: bool, front_kv: KeyValues | None = None,
     ):  # fmt: skip
         """Scores a batch with every run; `front_kv` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.kept is not None)
-        return step(trainable, self.frozen, batch, own, front_kv)
+        return step(trainable, self.frozen, batch, per_run, front_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None
         counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
         return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
 
-    def counts(self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool):
+    def counts(self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *, is_shared: bool):
         """Sums up a batch's objectives with every run. -> {objective: {name: [R]}}"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        return self._counts(runs, is_shared)(trainable, self.frozen, batch, own)
+        return self._counts(runs, is_shared)(trainable, self.frozen, batch, per_run)
 
     # -- rows ------------------------------------------------------------------------------------
 

@@ -33,11 +33,12 @@ def _free_ram() -> int:
 
 
 def needed(
-    programs: Programs, runs: int, batch: Batch, own: PerRun, *, shares: bool = False
+    programs: Programs, runs: int, batch: Batch, per_run: PerRun, *, shares: bool = False
 ) -> int | None:
     """Tells the bytes a device needs to train so many runs, besides what is frozen for all.
 
-    `batch` and `own` are one run's; states that are kept stand in it once where it `shares` them.
+    `batch` and `per_run` are one run's; states that are kept stand in it once where it `shares`
+    them.
     None where the device refuses to compile so large a program.
     """
     # A view: the batches of many runs take no memory on the host.
@@ -46,7 +47,7 @@ def needed(
     wide = jax.tree.map(spread, batch)
     put = programs.put_batch(wide._replace(kept=batch.kept) if shares else wide, runs)
     try:
-        program = programs.compile(state, put, programs.put_own([own] * runs))
+        program = programs.compile(state, put, programs.put_own([per_run] * runs))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -68,7 +69,13 @@ def local_bytes(tree: Flat) -> int:
 
 
 def fitting(
-    programs: Programs, wanted: int, batch: Batch, own: PerRun, free: int, *, shares: bool = False
+    programs: Programs,
+    wanted: int,
+    batch: Batch,
+    per_run: PerRun,
+    free: int,
+    *,
+    shares: bool = False,
 ) -> int:
     """Tells how many of the `wanted` runs train at once in `free` bytes; at least 1.
 
@@ -76,11 +83,11 @@ def fitting(
     run are the difference between the steps of two and of one.
     """
     limit = SHARE * free
-    whole = needed(programs, wanted, batch, own, shares=shares)
+    whole = needed(programs, wanted, batch, per_run, shares=shares)
     # One run is tried in any case: if it does not fit, nothing smaller would.
     if wanted == 1 or (whole is not None and whole <= limit):
         return wanted
-    one, two = (needed(programs, runs, batch, own, shares=shares) for runs in (1, 2))
+    one, two = (needed(programs, runs, batch, per_run, shares=shares) for runs in (1, 2))
     if one is None or two is None or two > limit:
         return 1
     each = max(two - one, 1)

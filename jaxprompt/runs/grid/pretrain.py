@@ -146,7 +146,7 @@ class HeldOutScorer:
         return -dev["loss"]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, own: PerRun,
+        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
     ) -> list[dict[str, float]]:  # fmt: skip
         """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
@@ -157,7 +157,7 @@ class HeldOutScorer:
         layout, total = self._members[0].scorer.layout, None
         found = (
             self._programs.counts(
-                trainable, each[0] if same else batch, own, len(rows), is_shared=same
+                trainable, each[0] if same else batch, per_run, len(rows), is_shared=same
             )
             for each, batch in side_by_side(passes, layout)
         )

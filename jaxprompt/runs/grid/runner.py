@@ -87,14 +87,14 @@ class Outcome(NamedTuple):
 
 def train(
     runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
-    heard: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
+    stop_signal: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
     Runs with a result are left as they are, but what they learned from must be the same. A run that
     fails does not stop the others, nor do all of them where there are `others` that the caller
-    trains. `ready` is called once data and weights are read. `heard` gives the signal that asks for
-    a stop, 0 where none does. Returns None where one ended it early.
+    trains. `ready` is called once data and weights are read. `stop_signal` gives the signal that
+    asks for a stop, 0 where none does. Returns None where one ended it early.
     """
     if jax.process_count() > 1:
         raise InputError(
@@ -102,7 +102,7 @@ def train(
             "--processes out, config.mesh lays the runs over the devices of one host"
         )
     with lock(workdir):
-        work = _Work(runs, workdir, size, heard)
+        work = _Work(runs, workdir, size, stop_signal)
         work.note()
         try:
             return work.outcome() if _train(work, command, ready, others) else None
@@ -111,7 +111,7 @@ def train(
 
 
 def train_grid(
-    config: RunConfig, workdir: str, command: str = "train", *, heard: Callable[[], int]
+    config: RunConfig, workdir: str, command: str = "train", *, stop_signal: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
     """Trains the runs of `config.runs` as a command does. -> the runs, and their outcome"""
     free = (*FREE, "runs.size")
@@ -122,7 +122,12 @@ def train_grid(
     keep_programs(config.train.compilation_cache)
     bind = partial(guard_workdir, workdir, config.to_dict(), free)
     return grid, train(
-        grid, workdir, command=command, size=config.runs.size, heard=heard, ready=bind
+        grid,
+        workdir,
+        command=command,
+        size=config.runs.size,
+        stop_signal=stop_signal,
+        ready=bind,
     )
 
 
@@ -171,8 +176,10 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
 class _Work:
     """What is left to train, and how it stands on disk."""
 
-    def __init__(self, runs: Sequence[GridRun], workdir: str, size: int, heard: Callable[[], int]):
-        self.runs, self.size, self.heard = runs, size, heard
+    def __init__(
+        self, runs: Sequence[GridRun], workdir: str, size: int, stop_signal: Callable[[], int]
+    ):
+        self.runs, self.size, self.stop_signal = runs, size, stop_signal
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
@@ -195,17 +202,17 @@ class _Work:
 
     def known(self) -> list[GridRun]:
         """Lists the runs whose folder, if there is one, is theirs."""
-        found = []
+        accepted_runs = []
         for run in self.runs:
             try:
                 check_workdir(run.folder, run.config.to_dict(), FREE)
                 is_new = not run.folder.exists()
                 make_folder(run.folder)
                 self.made += [run.folder] * is_new
-                found.append(run)
+                accepted_runs.append(run)
             except InputError as error:
                 self.fail(run, error)
-        return found
+        return accepted_runs
 
     def tidy(self) -> None:
         """Removes the folders that were made for runs which then left nothing there."""
@@ -312,7 +319,7 @@ class _Work:
                 del begun
                 if not batched_runs.train(
                     Chunk(shared, chunk, programs, per_run), self.checkpoints, log,
-                    None if resumed else states, time.monotonic() - began, self.heard,
+                    None if resumed else states, time.monotonic() - began, self.stop_signal,
                 ):  # fmt: skip
                     return False
                 self._clear()

@@ -225,7 +225,7 @@ class SplitScorer:
         return dev[self._metric]
 
     def score(
-        self, split: str, rows: Sequence[int], trainable: Flat, own: PerRun,
+        self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
     ) -> list[dict[str, float] | InputError]:  # fmt: skip
         """Measures a split with the numbers of the runs `rows`. -> metrics of each, or its error
@@ -235,19 +235,19 @@ class SplitScorer:
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
         if scorer.head.WRITES:
-            return self._score_texts(split, members, trainable, own)
+            return self._score_texts(split, members, trainable, per_run)
         parts = [m.held[split] for m in members]
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
         passes = [(m.kept or FeatureCache(m.scorer)).read(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
-        prompt, trainable = programs.fold(trainable, example, own, len(rows))
+        prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
         laid_out = side_by_side(passes, scorer.layout)
-        front_kv = programs.front(prompt, trainable, own, len(rows))
+        front_kv = programs.front(prompt, trainable, per_run, len(rows))
         score = partial(
-            programs.scores, prompt, trainable, own=own, runs=len(rows), is_shared=same,
+            programs.scores, prompt, trainable, per_run=per_run, runs=len(rows), is_shared=same,
             front_kv=front_kv,
         )  # fmt: skip
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
@@ -263,18 +263,18 @@ class SplitScorer:
         return [_measure(*given) for given in zip(fitted, parts, scores, strict=True)]
 
     def _score_texts(
-        self, split: str, members: Sequence[Member], trainable: Flat, own: PerRun
+        self, split: str, members: Sequence[Member], trainable: Flat, per_run: PerRun
     ) -> list[dict[str, float] | InputError]:
         """Lets each run write its texts, one run after another."""
         if self._texts is None:
             config, scorer = self._shared.config, members[0].scorer
             self._texts = build_measure(config, scorer, self._shared.placement)
         programs = self._programs
-        found: list[dict[str, float] | InputError] = []
+        scores: list[dict[str, float] | InputError] = []
         for row, member in enumerate(members):
-            frozen = programs.frozen | {name: x[row] for name, x in own.frozen.items()}
-            found.append(self._texts(member.held[split], programs.pick(trainable, row), frozen))
-        return found
+            frozen = programs.frozen | {name: x[row] for name, x in per_run.frozen.items()}
+            scores.append(self._texts(member.held[split], programs.pick(trainable, row), frozen))
+        return scores
 
 
 def _measure(scorer: Scorer, part: Split, scores: np.ndarray) -> dict[str, float] | InputError:

@@ -40,7 +40,7 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path)
     bests = [SimpleNamespace(restore_best=restore(i)) for i in range(3)]
     start = GroupStart([], None, None, None, [0, 1, 2], progress, 20, 0.0)
     chunk = Chunk(shared, members, programs, per_run)
-    runs = BatchedRuns(chunk, start, bests=bests, logs=[], log=None, heard=None)
+    runs = BatchedRuns(chunk, start, bests=bests, logs=[], log=None, stop_signal=None)
     runs.end(seconds=9.0)
     best = ["numbers of 0 at 10", "numbers of 2 at 12"]
     assert calls == [("test", [0, 2], best, [per_run[0], per_run[2]], [devs[0], devs[2]])]
