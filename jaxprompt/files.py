@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import socket
 import stat
@@ -28,6 +29,7 @@ _OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read
 # Files of a run, an export and a backbone, by which its folder is known.
 _MARKS = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
 _CHECKSUM = "checksum"  # the field of a JSON document that has the digest of its other fields
+_SCRATCH = re.compile(r"\.[0-9a-f]{16}\.tmp")  # what `write_atomic` renames once it is written
 _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
@@ -219,6 +221,13 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
         if isinstance(error, OSError):
             raise write_error(path, error) from error
         raise
+
+
+def remove_scratch(folder: str | os.PathLike) -> None:
+    """Removes the files that killed calls of `write_atomic` left in a folder."""
+    for path in Path(folder).glob(".*.tmp"):
+        if _SCRATCH.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:

@@ -22,7 +22,7 @@ from jaxprompt.files import (
     write_atomic,
     write_output,
 )
-from jaxprompt.training.checkpoint import _check_room
+from jaxprompt.training.checkpoint_writer import _check_room
 from jaxprompt.training.features.store import DiskStore
 from jaxprompt.training.log import RunLog
 
@@ -372,5 +372,5 @@ def test_scratch_of_a_fixed_name_is_no_link(tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         DiskStore(tmp_path / "train", np.array([2]), 4, np.dtype("f4"))
     (tmp_path / "0.room").symlink_to(victim)
-    _check_room(tmp_path, {"x": np.zeros(3)})
+    _check_room(tmp_path / "1", {"state": {"x": np.zeros(3)}})
     assert victim.read_text() == "mine" and len(list(tmp_path.iterdir())) == 4

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -150,6 +150,28 @@ def on_all(action: Callable[[], Result]) -> Result:
     if message:
         raise InputError(message) from error
     return result  # there is one: an error was raised above
+
+
+def meet(name: str, timeout: float, failure: str = "") -> list[str]:
+    """Waits until every process has come to the barrier `name`, which is used once.
+
+    No device takes part, so that any thread may wait. All processes must call it.
+
+    Args:
+      name: of the barrier.
+      timeout: seconds to wait.
+      failure: of this process, which the others are to know of.
+
+    Returns:
+      The failures of all processes.
+    """
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client  # there is one where there are processes
+    if failure:
+        client.key_value_set(f"{name}/{jax.process_index()}", failure)
+    client.wait_at_barrier(name, round(timeout * 1000))
+    return [text for _, text in sorted(client.key_value_dir_get(f"{name}/"))]
 
 
 def agree(facts: Mapping[str, str]) -> None:

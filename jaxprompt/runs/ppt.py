@@ -404,8 +404,7 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     ppt_task = ppt_task.with_backbone(backbone)
     learned = make_learner(config, ppt_task, loaded, placement, restored=True)
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
-    with records.beside_training(workdir):
-        trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
+    trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
     best = Evaluation(**saved)
     weights = Weights(trainable, learned.frozen, learned.report)
     return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)

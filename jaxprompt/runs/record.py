@@ -1,10 +1,9 @@
 """What a run learned from: made for its folder, and compared when the run is repeated or read."""
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.text.identity import check_identity
 from jaxprompt.errors import InputError
-from jaxprompt.files import is_held
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import (
     Record,
@@ -163,23 +161,6 @@ def check_shown(record: TaskData, data: TaskData, workdir: str | os.PathLike) ->
         )
 
 
-@contextlib.contextmanager
-def beside_training(workdir: str) -> Iterator[None]:
-    """Reads checkpoints in a block, which a run that is at work there may replace meanwhile.
-
-    Raises InputError where it did.
-    """
-    try:
-        yield
-    except InputError:
-        if is_held(workdir):
-            raise InputError(
-                f"{workdir} is being trained, and replaced its best parameters while they were "
-                "read; give the command again"
-            ) from None
-        raise
-
-
 def read_trained(
     workdir: str, config: RunConfig, free: tuple[str, ...], kind: type[Record]
 ) -> tuple[Record, int]:
@@ -192,10 +173,7 @@ def read_trained(
     checkpoints, result = Checkpoints(workdir), read_result(workdir)
     record = read_record(workdir, kind)
     # A finished run says which step was best; of an unfinished one the checkpoints do.
-    step = checkpoints.best() if result is None else result.best_step
-    with beside_training(workdir):
-        checkpoints.check_best(step)
-    assert step is not None  # else the line above has raised
+    step = checkpoints.find_best(None if result is None else result.best_step)
     if result is None and (saved := checkpoints.latest()) is not None:
         known = checkpoints.position().get("best")
         if known is not None and known["step"] > step:

@@ -18,7 +18,6 @@ from jaxprompt.data.text.words import FROM_TEXT
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.record import (
-    beside_training,
     check_backbone,
     check_origins,
     check_shown,
@@ -103,10 +102,8 @@ def restore(
     weights = start(config, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
         check_origins(config, record, workdir)
-    with beside_training(workdir):
-        trainable, saved = Checkpoints(workdir).restore_best(
-            weights.trainable, best_step, or_newer=True
-        )
+    checkpoints = Checkpoints(workdir)
+    trainable, saved = checkpoints.restore_best(weights.trainable, best_step, or_newer=True)
     best = Evaluation(**saved)
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.dev)

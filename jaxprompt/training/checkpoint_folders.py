@@ -1,38 +1,93 @@
-"""Folders of checkpoints: what is complete, what is damaged, what killed saves leave behind.
+"""The folders of checkpoints: what is complete, what is damaged, what killed saves left behind.
 
-All functions that ask other processes are called by every process together.
+    <workdir>/checkpoints/<step>/state/           what a run goes on from
+    <workdir>/checkpoints/<step>/best/            what trained, at its best so far, where it changed
+    <workdir>/checkpoints/<step>/position/        where the run stood, as JSON
+    <workdir>/checkpoints/<step>/checksums.json   of the files of all three
+
+A folder named by a bare number is complete. All functions that ask other processes are called by
+every process together.
 """
 
 import json
+import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import folder_checksums, make_folder, parse_json, write_atomic
+from jaxprompt.files import file_checksum, folder_checksums, make_folder, parse_json, write_atomic
 from jaxprompt.parallel import processes
 
-SEAL = "checksums.json"  # file name -> CRC-32, written last
-BEST = "best"  # the folder of the best numbers, beside the states
+STATE, BEST, POSITION = "state", "best", "position"  # the items of a step
+SEAL = "checksums.json"  # file name -> CRC-32
+TEMPORARY = ".orbax-checkpoint-tmp"  # orbax's name for a step that is not complete
 _STEP = re.compile("0|[1-9][0-9]*")
 # Names that only checkpoints and orbax give; whatever else lies there is the user's.
-_LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.shared-\w+")
+_LEFT_BEHIND = re.compile(rf"\d+{re.escape(TEMPORARY)}.*|0\.shared-\w+")
 
 
-def steps_of(folder: Path) -> list[int]:
-    """Lists the complete steps of a folder, in order."""
+def folder_of(workdir: str | os.PathLike) -> Path:
+    """Returns the folder of a run's checkpoints."""
+    return Path(os.path.abspath(workdir)) / "checkpoints"
+
+
+def steps_of(folder: Path, item: str = STATE) -> list[int]:
+    """Lists the complete steps of a folder that have an item, in order."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if _STEP.fullmatch(p.name) and p.is_dir())
+    steps = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(int(path.name) for path in steps if _has(path, item))
 
 
-def agreed_steps(folder: Path) -> list[int]:
+def _has(path: Path, item: str) -> bool:
+    if item == STATE:  # nor does a folder of something else pass for one without a state
+        return (path / STATE).is_dir() or not (path / BEST).is_dir()
+    return (path / item).is_dir()
+
+
+def agreed_steps(folder: Path, item: str = STATE) -> list[int]:
     """Lists the complete steps that process 0 sees."""
     # A folder that was just written may look older to another host.
-    return json.loads(processes.gather(json.dumps(steps_of(folder)))[0])
+    return json.loads(processes.gather(json.dumps(steps_of(folder, item)))[0])
+
+
+def outdated(states: Iterable[int], bests: Iterable[int], keep: int) -> set[int]:
+    """Returns the steps that are not needed besides the newest `keep` states.
+
+    A run that resumes from a state ends with the best of that time, and a best that is newer than
+    the states is of a state to come.
+    """
+    states, bests = sorted(states), sorted(bests)
+    best_of = lambda step: max((best for best in bests if best <= step), default=None)
+    needed = {*states[-keep:], *map(best_of, states[-keep:]), *bests[-1:]}
+    return {*states, *bests} - needed
+
+
+def rewind(folder: Path, step: int, keep: int) -> None:
+    """Removes what was saved after `step`, what is outdated, and what killed saves left behind."""
+    remove_left_behind(folder)
+    states, bests = ({s for s in steps_of(folder, x) if s <= step} for x in (STATE, BEST))
+    kept = (states | bests) - outdated(states, bests, keep)
+    # The newest first: what is left by a kill in between is a run that was saved earlier.
+    for later in sorted({*steps_of(folder), *steps_of(folder, BEST)} - kept, reverse=True):
+        path = folder / str(later)
+        # Renamed first: a kill in the middle of the removal must not leave half a checkpoint.
+        shutil.rmtree(path.rename(path.with_name(path.name + TEMPORARY)), ignore_errors=True)
+
+
+def remove_left_behind(folder: Path) -> None:
+    """Removes what saves left behind that were killed or have failed."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _LEFT_BEHIND.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def check_shared(folder: Path) -> None:
@@ -60,70 +115,53 @@ def _check_seen(path: Path) -> None:
     processes.on_first(conclude)
 
 
-def clean(folder: Path) -> None:
-    """Removes what saves left behind that were killed or have failed."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _LEFT_BEHIND.fullmatch(path.name):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def remove(path: Path) -> None:
-    """Removes a checkpoint."""
-    # Renamed first: a kill in the middle of the removal must not leave half a checkpoint.
-    doomed = path.rename(path.with_name(path.name + ".removed"))
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def partial(path: Path) -> Path:
-    """Returns where a checkpoint lies until it is complete."""
-    return path.with_name(path.name + ".partial")
-
-
 def seal(path: Path) -> None:
-    """Adds the checksums to what is written of a checkpoint, and gives it its name."""
-    write_atomic(partial(path) / SEAL, json.dumps(folder_checksums(partial(path))))
-    partial(path).rename(path)
+    """Adds the checksums to what is written of a step. Raises InputError, OSError."""
+    sums = folder_checksums(path)
+    # Orbax changes its own notes of a step once more when it gives the step its name.
+    write_atomic(path / SEAL, json.dumps({name: x for name, x in sums.items() if "/" in name}))
 
 
-def find(folder: Path, step: int | None) -> Path:
-    """Finds the checkpoint of `step`, the newest by default.
+def find(folder: Path, item: str, step: int | None) -> Path:
+    """Finds the checkpoint of `step` that has an item, the newest by default.
 
     Raises InputError where it is absent or damaged.
     """
-    steps = agreed_steps(folder)
+    steps = agreed_steps(folder, item)
     if not steps or (step is not None and step not in steps):
         there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        is_lost = step is not None and folder.name == BEST  # a state or a result says it was there
+        kind = "best parameters" if item == BEST else "checkpoint"
+        what = "no checkpoint" if step is None else f"no {kind} of step {step}"
+        is_lost = step is not None and item == BEST  # a state or a result says it was there
         first = "train first, until dev is scored, or give another workdir"
-        cure = _anew(folder) if is_lost else first
-        raise InputError(f"{what} in {folder} ({there}); {cure}")
+        raise InputError(f"{what} in {folder} ({there}); {_anew(folder) if is_lost else first}")
     path = folder / str(steps[-1] if step is None else step)
     # Every process reads a part, so each of them has to see the folder.
     _check_seen(path)
-    processes.on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
+    older = [] if item == BEST else [s for s in steps if s < int(path.name)]
+    processes.on_first(lambda: _check_whole(path, item, older))
     return path
 
 
-def _check_whole(path: Path, older: list[int]) -> None:
+def _check_whole(path: Path, item: str, older: list[int]) -> None:
     try:
         sealed = parse_json((path / SEAL).read_bytes())
-        found = folder_checksums(path)
-        bad = [name for name, checksum in sealed.items() if found.get(name) != checksum]
+        # Of these and no more: a state is larger than its best.
+        files = [name for name in sealed if name.startswith((f"{item}/", f"{POSITION}/"))]
+        bad = [name for name in files if sealed[name] != _checksum(path / name)]
         reason = f"{bad[0]} is missing, cut or changed" if bad else ""
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        goes_on = older and path.parent.name != BEST  # a state counts on the best of its time
-        cure = f"delete it to go on from step {older[-1]}" if goes_on else _anew(path.parent)
+        cure = f"delete it to go on from step {older[-1]}" if older else _anew(path.parent)
         raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); {cure}")
+
+
+def _checksum(path: Path) -> int | None:
+    return file_checksum(path) if path.is_file() else None
 
 
 def _anew(folder: Path) -> str:
     """Says how to start again where nothing can be gone on from."""
-    root = folder.parent if folder.name == BEST else folder
     # With the checkpoints alone a result would stay, and the run pass for finished.
-    return f"delete {root.parent} to train from the start"
+    return f"delete {folder.parent} to train from the start"

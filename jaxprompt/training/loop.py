@@ -113,11 +113,11 @@ class Runs(Protocol):
           seconds: since the start of the runs.
         """
 
-    def evaluate(self, seconds: float) -> None:
-        """Scores dev, keeps what is the best so far, and ends runs that are done."""
+    def evaluate(self, seconds: float) -> bool:
+        """Scores dev, and ends runs that are done. Returns whether a best is to be saved."""
 
-    def save(self, seconds: float) -> None:
-        """Saves a checkpoint of the newest step in the background."""
+    def save(self, seconds: float, *, state: bool, best: bool) -> None:
+        """Saves the newest step in the background: what to go on from, a best of this step."""
 
     def settle(self) -> None:
         """Waits until all that was saved is on disk."""
@@ -163,16 +163,14 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
                 pause = runs.step, now
             runs.end_broken(counts, elapsed())
         log.progress(runs.step)
-        if due.evaluates:
-            runs.evaluate(elapsed())
-            if not (plan.save and runs.live()):
-                runs.save(elapsed())
-        if due.saves:
-            runs.save(elapsed())
+        improves = due.evaluates and runs.evaluate(elapsed())
+        number = runs.stop_signal() if runs.live() else 0
+        saves_here = due.saves or (due.evaluates and not (plan.save and runs.live()))
+        if saves_here or improves or number:
+            runs.save(elapsed(), state=bool(saves_here or number), best=improves)
         if due.evaluates or due.saves:  # a rate leaves out what these take
             pause = runs.step, time.monotonic()
-        if (number := runs.stop_signal()) and runs.live():
-            runs.save(elapsed())
+        if number:
             runs.settle()
             saved = f"at step {runs.step}; saved, the same command resumes"
             log.say(signals.stopped(number, saved))

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.config.run import TrainConfig
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
@@ -18,6 +17,7 @@ from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints, abstract
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
 from jaxprompt.training.profiling import Profiler, profiled
@@ -92,7 +92,6 @@ class Start(NamedTuple):
     """Where a run goes on from."""
 
     feed: Feed
-    checkpoints: Checkpoints
     state: TrainState
     progress: Progress
     step: int
@@ -103,18 +102,14 @@ class OneRun:
     """A run that trains; `loop.train` calls its methods."""
 
     def __init__(
-        self, prepared: Prepared, job: Job, start: Start, log: RunLog, profiler: Profiler,
-        stop_signal: Callable[[], int],
+        self, prepared: Prepared, job: Job, start: Start, checkpoints: CheckpointWriter,
+        log: RunLog, profiler: Profiler, stop_signal: Callable[[], int],
     ):  # fmt: skip
         """Stands where the run goes on from; `stop_signal` gives the signal that asks to stop."""
         self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
-        self._feed, self.checkpoints, self.state, self.progress, self.step, _ = start
-        self._job, self._log, self._profiler, self._stop_signal = (
-            job,
-            log,
-            profiler,
-            stop_signal,
-        )
+        self._feed, self.state, self.progress, self.step, _ = start
+        self._job, self._checkpoints, self._log, self._profiler = job, checkpoints, log, profiler
+        self._stop_signal = stop_signal
         self._place = prepared.placement
         self._patience, self._max_streak = prepared.settings.patience, prepared.settings.max_streak
         where = jax.tree.map(lambda x: x.sharding, self.state)
@@ -181,36 +176,36 @@ class OneRun:
         """
         if self.step == self.plan.total:
             self._unchecked = counts
-        else:
-            self._stop_if_broken(counts, seconds)
+        elif self._is_broken(counts):
+            self.save(seconds, state=True, best=False)
+            self.settle()
+            self._raise_broken(counts)
 
-    def evaluate(self, seconds: float) -> None:
-        """Scores dev, and saves the numbers where they are better than before."""
+    def evaluate(self, seconds: float) -> bool:
+        """Scores dev. Returns whether that is better than before."""
         job, step = self._job, self.step
         dev = job.measure(self.state.trainable)
         self._log.write(step, dev=dev, time={"seconds": seconds})
-        is_better = self.progress.note_dev(
+        return self.progress.note_dev(
             step, job.value(dev), dev, last=step == self.plan.total, patience=self._patience
         )
-        if is_better:
-            assert self.progress.best is not None
-            # Before any state of this step is saved, so that each has the best of its time.
-            info = fields_to_plain(self.progress.best)
-            self.checkpoints.save_best(step, self.state.trainable, info)
 
-    def save(self, seconds: float) -> None:
-        """Saves a checkpoint of the newest step in the background."""
+    def save(self, seconds: float, *, state: bool, best: bool) -> None:
+        """Saves the newest step in the background: its state, its parameters as the best."""
         position = self.progress.to_json() | {
             "data": self._feed.batches.get_state(),
             "seconds": seconds,
         }
         # A signal's line names the step once it is complete, which is some steps later.
         on_complete = functools.partial(signals.note, saved_at(self.step))
-        self.checkpoints.save(self.step, self.state, position, on_complete)
+        self._checkpoints.save(
+            self.step, position, state=self.state if state else None,
+            best=self.state.trainable if best else None, on_complete=on_complete,
+        )  # fmt: skip
 
     def settle(self) -> None:
         """Waits until all that was saved is on disk."""
-        self.checkpoints.settle()
+        self._checkpoints.settle()
 
     def stop_signal(self) -> int:
         """Returns the signal that asks for a stop, 0 where none does."""
@@ -218,24 +213,24 @@ class OneRun:
 
     def end(self, seconds: float) -> Ended:
         """Reads the best numbers. Raises InputError as `end_broken`."""
-        self._stop_if_broken(self._unchecked, seconds)
         self.settle()
+        if self._is_broken(self._unchecked):
+            self._raise_broken(self._unchecked)
         progress = self.progress
         progress.steps, progress.skipped = self.step, int(self.state.skipped)
         if progress.best is None:
             raise RuntimeError("the run ended before its first evaluation")
         # From disk: what is in memory is of the last step.
-        numbers, saved = self.checkpoints.restore_best(self.state.trainable, progress.best.step)
+        saved = self._checkpoints.saved
+        numbers, best = saved.restore_best(self.state.trainable, progress.best.step)
         time = {"seconds": seconds, "compilations": len(self._shapes)}
-        return Ended(progress, Evaluation(**saved), numbers, time)
+        return Ended(progress, Evaluation(**best), numbers, time)
 
-    def _stop_if_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
-        limit = self._max_streak
-        step, streak, skipped = max(counts, key=lambda one: one[1], default=(0, 0, 0))
-        if streak < limit:
-            return
-        self.save(seconds)
-        self.settle()
+    def _is_broken(self, counts: list[tuple[int, int, int]]) -> bool:
+        return max((streak for _, streak, _ in counts), default=0) >= self._max_streak
+
+    def _raise_broken(self, counts: list[tuple[int, int, int]]) -> None:
+        step, streak, skipped = max(counts, key=lambda one: one[1])
         message = tell_broken(int(streak), step, int(skipped))
         raise InputError(f"{message}. The last good state is saved")
 
@@ -248,7 +243,8 @@ def drive(
     `started` is the checkpoint's step, None = from the start; `lines` say what begins.
     """
     settings, feed = prepared.settings, job.feed()
-    start = take_up(prepared, job.state, feed, workdir)
+    start = take_up(job.state, feed, workdir)
+    checkpoints = CheckpointWriter(workdir, -1 if started is None else started, settings.keep)
     with RunLog(
         workdir, tracker=settings.tracker, total=prepared.milestones.total,
         enabled=processes.is_first(),
@@ -262,9 +258,9 @@ def drive(
             signals.held() as stop_signal,
             profiled(workdir, traced, start.step) as profiler,
             contextlib.closing(feed.batches),
-            start.checkpoints.settling(),
+            checkpoints,
         ):
-            run = OneRun(prepared, job, start, log, profiler, stop_signal)
+            run = OneRun(prepared, job, start, checkpoints, log, profiler, stop_signal)
             seconds = loop.train(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
@@ -274,12 +270,12 @@ def drive(
     return ended
 
 
-def take_up(prepared: Prepared, state: TrainState, feed: Feed, workdir: str) -> Start:
+def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
     """Goes to the newest checkpoint of a run, or to its start, the `state`.
 
     Raises InputError for a checkpoint that is damaged, or of another model.
     """
-    checkpoints = Checkpoints(workdir, prepared.settings.keep)
+    checkpoints = Checkpoints(workdir)
     progress, seconds = Progress(), 0.0
     started = checkpoints.latest()
     if started is not None:
@@ -291,10 +287,9 @@ def take_up(prepared: Prepared, state: TrainState, feed: Feed, workdir: str) -> 
         progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
-            checkpoints.check_best(progress.best.step)
+            checkpoints.find_best(progress.best.step)
         feed.batches.set_state(position["data"])
-    checkpoints.rewind(-1 if started is None else started)
-    return Start(feed, checkpoints, state, progress, started or 0, seconds)
+    return Start(feed, state, progress, started or 0, seconds)
 
 
 def saved_at(step: int | None) -> str:

@@ -27,10 +27,11 @@ from jaxprompt.files import (
     parse_json,
     pop_checksum,
     read_json,
+    remove_scratch,
     write_atomic,
 )
 from jaxprompt.parallel import processes
-from jaxprompt.training.checkpoint_folders import steps_of
+from jaxprompt.training.checkpoint_folders import folder_of, steps_of
 from jaxprompt.training.run_record import RunRecord, record_from_json
 from jaxprompt.training.run_result import RunResult
 
@@ -91,7 +92,10 @@ def guard_workdir(
     make_folder(workdir)
     old_text = check_workdir(workdir, resolved, free)
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-    if text != old_text and processes.is_first():
+    if not processes.is_first():
+        return
+    remove_scratch(workdir)
+    if text != old_text:
         write_atomic(Path(workdir) / CONFIG, text)
 
 
@@ -197,7 +201,7 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError naming what a run would learn from that differs from its record."""
     saved = read_record(workdir, type(record))
     if saved is None:
-        if steps_of(Path(workdir) / "checkpoints"):
+        if steps_of(folder_of(workdir)):
             check_kept(workdir, workdir)
         return
     if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):

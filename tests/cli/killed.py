@@ -1,8 +1,7 @@
 """Runs a command that ends itself with SIGKILL: `python killed.py MOMENT STEP COMMAND ...`.
 
 MOMENT: taken (STEP is, and not saved), saved (after STEP is saved), saving (its files are half
-written), ahead (they are, and the next step is taken), between (the best of STEP is saved, STEP is
-not), best (while the best of STEP is written), result (before the result is).
+written), ahead (they are, and the next step is taken), result (before the result is).
 """
 
 import os
@@ -13,6 +12,7 @@ import threading
 from jaxprompt.__main__ import main
 from jaxprompt.training import checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 
 
@@ -24,21 +24,21 @@ def kill(*_args, **_kwargs) -> None:
 def after(function, step: int):
     """Calls `function`, then kills where its step is `step`; what it has saved is complete."""
 
-    def call(self, at: int, *args):
-        function(self, at, *args)
+    def call(self, at: int, *args, **kwargs):
+        function(self, at, *args, **kwargs)
         if at == step:
-            if isinstance(self, Checkpoints):
+            if isinstance(self, CheckpointWriter):
                 self.settle()
             kill()
 
     return call
 
 
-def half(function, step: int, best: bool, ready: threading.Event):
+def half(function, step: int, ready: threading.Event):
     """Kills in the middle of the writing of `step`: orbax is done, the seal is not."""
 
     def call(path):
-        if path.name == f"{step}.partial" and (path.parent.name == "best") == best:
+        if path.name == f"{step}{checkpoint_folders.TEMPORARY}":
             assert ready.wait(60)
             kill()
         return function(path)
@@ -62,9 +62,7 @@ if __name__ == "__main__":
     if moment == "taken":
         RunLog.progress = after(RunLog.progress, step)
     elif moment == "saved":
-        Checkpoints.save = after(Checkpoints.save, step)
-    elif moment == "between":
-        Checkpoints.save_best = after(Checkpoints.save_best, step)
+        CheckpointWriter.save = after(CheckpointWriter.save, step)
     elif moment == "result":
         Checkpoints.restore_best = kill
     else:
@@ -74,5 +72,5 @@ if __name__ == "__main__":
         else:
             ready.set()
         sums = checkpoint_folders.folder_checksums
-        checkpoint_folders.folder_checksums = half(sums, step, moment == "best", ready)
+        checkpoint_folders.folder_checksums = half(sums, step, ready)
     sys.exit(main(sys.argv[3:]))

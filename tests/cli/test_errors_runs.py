@@ -51,8 +51,9 @@ def test_a_workdir_without_a_run(refused, no_reading, backbone, data, tmp_path, 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
 def test_a_best_that_is_damaged(refused, no_reading, run, command):
     no_reading()
-    (folder,) = (run / "checkpoints/best").iterdir()
-    spoil = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    (best,) = (run / "checkpoints").glob("*/best")
+    folder = best.parent
+    spoil = max((p for p in best.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     spoil.write_bytes(spoil.read_bytes()[:-10])
     before = files(run)
     line = refused(*again(run, command))
@@ -75,13 +76,12 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
 
 
 def test_a_checkpoint_of_another_model(refused, run):
-    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.checkpoint_writer import CheckpointWriter
 
     shutil.rmtree(run / "checkpoints")
     foreign = {"prompt/table": jnp.zeros((2, 2, 5, 2, 16))}
-    with (checkpoints := Checkpoints(run)).settling():
-        checkpoints.save(3, foreign, {})
-        checkpoints.save_best(3, foreign, {})
+    with CheckpointWriter(run, -1) as writer:
+        writer.save(3, {"best": None}, state=foreign, best=foreign)
     (run / "result.json").unlink()
     before = files(run)
     for command in ("train", "evaluate", "export"):
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_
     sealed = folder_checksums
 
     def full(path):
-        if path.name == "2.partial":
+        if path.name == "2.orbax-checkpoint-tmp":
             first.update(files(run / "checkpoints/1"))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return sealed(path)

@@ -10,6 +10,7 @@ from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid import runner
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.one_run import OneRun
 
 SHORT = dict(
@@ -45,7 +46,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(OneRun, "evaluate", evaluated)
     c = make_config(backbone, data, "full", **SHORT)
-    save = Checkpoints.save
+    save = CheckpointWriter.save
     workdir = str(tmp_path / "run")
 
     def cut(self, step, *rest, **named):
@@ -54,7 +55,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", cut)
+        patch.setattr(CheckpointWriter, "save", cut)
         try:
             tune.run(c, workdir)
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from jaxprompt.runs import train
 from jaxprompt.runs.train import run
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 
 STILL = {
@@ -55,7 +56,7 @@ def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
     assert [r["loss"] == "NaN" for r in lines] == [False, True, True, False, True, False]
     assert result["skipped"] == 3 and result["steps"] == 6
-    state, _ = arrays(tmp_path / "checkpoints")
+    state, _ = arrays(tmp_path)
     assert all(np.isfinite(leaf).all() for leaf in state.values())
 
 
@@ -67,7 +68,7 @@ def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     said = err.splitlines()[-1]
     assert said.startswith("jaxprompt train: 3 steps in a row were not finite")
     assert "optim.lr" in said and "optim.clip" in said and not (tmp_path / "result.json").exists()
-    state, position = arrays(tmp_path / "checkpoints")
+    state, position = arrays(tmp_path)
     assert state["streak"] >= 3 and state["skipped"] == state["streak"]
     assert all(np.isfinite(leaf).all() for leaf in state.values()) and not position["done"]
 
@@ -104,7 +105,7 @@ def test_a_streak_is_seen_where_the_loss_is_logged(
     with pytest.raises(InputError, match=said):
         run(c, str(tmp_path))
     assert Checkpoints(tmp_path).latest() == 6
-    saved, _ = arrays(tmp_path / "checkpoints")
+    saved, _ = arrays(tmp_path)
     assert (saved["step"], saved["skipped"], saved["streak"]) == (6, *state)
 
 
@@ -135,20 +136,20 @@ def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp
     spoil(3, 4, 5, 6, 7, 8, 9)
     with pytest.raises(InputError, match="3 steps in a row were not finite, up to step 5"):
         run(c, str(tmp_path / "bad"))
-    bad, _ = arrays(tmp_path / "bad/checkpoints")
+    bad, _ = arrays(tmp_path / "bad")
     spoil()
     good = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
-    save = Checkpoints.save
+    save = CheckpointWriter.save
 
-    def save_then_end(self, step, *args):
-        save(self, step, *args)
+    def save_then_end(self, step, *args, **kwargs):
+        save(self, step, *args, **kwargs)
         if step == 2:
             raise InterruptedError
 
-    monkeypatch.setattr(Checkpoints, "save", save_then_end)
+    monkeypatch.setattr(CheckpointWriter, "save", save_then_end)
     with pytest.raises(InterruptedError):
         run(good, str(tmp_path / "good"))
-    expected, _ = arrays(tmp_path / "good/checkpoints")
+    expected, _ = arrays(tmp_path / "good")
     for name in expected:
         if name not in ("step", "skipped", "streak"):
             assert bad[name].tobytes() == expected[name].tobytes(), name

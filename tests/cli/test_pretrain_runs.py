@@ -121,7 +121,7 @@ def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, 
         assert timeless(results(folder)[name]) == timeless(results(grid)[name])
         lines, right = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))
         assert list(map(timeless, lines)) == list(map(timeless, right))
-        numbers, others = (arrays(f / name / "checkpoints/best")[0] for f in (folder, grid))
+        numbers, others = (arrays(f / name, "best")[0] for f in (folder, grid))
         for leaf in others:
             assert numbers[leaf].tobytes() == others[leaf].tobytes()
 

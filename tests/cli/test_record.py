@@ -90,7 +90,7 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
     (place / "run/result.json").unlink()  # as of one that is still at work
     assert main([*given]) == 0
-    (place / "run/checkpoints/best/99").mkdir()
+    (place / "run/checkpoints/99/best").mkdir(parents=True)
     assert "best at step 99" in refused(*given)
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
 
@@ -288,11 +288,11 @@ def test_a_frozen_prompt_is_made_again_from_the_same_file_alone(
 
 def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
     best = json.loads((place / "run/result.json").read_text())["best_step"]
-    folder = place / "run/checkpoints/best"
-    shutil.copytree(folder / str(best), folder / str(best + 7))
+    folder = place / "run/checkpoints"
+    shutil.copytree(folder / f"{best}/best", folder / f"{best + 7}/best")
     shutil.rmtree(folder / str(best))
     for command in ("evaluate", "export"):
-        assert f"no checkpoint of step {best} in" in refused(*again(command))
+        assert f"no best parameters of step {best} in" in refused(*again(command))
     (place / "run/result.json").unlink()
     shutil.rmtree(folder)
     assert "checkpoint" in refused(*again("export"))

@@ -17,6 +17,7 @@ from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, t
 
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_folders import find, folder_of
 
 STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
@@ -25,9 +26,11 @@ MOMENTS = {
     "saved-2": 2,
     "saving-6": 4,
     "ahead-4": 2,
-    "between-4": 2,
-    "best-2": None,
     "result-0": STEPS,
+    # Where the best parameters are saved more often than the state.
+    "saved-2 --config.train.save_steps=3": None,
+    "saving-4 --config.train.save_steps=3": 3,
+    "saved-4 --config.train.save_steps=3": 3,
 }
 
 
@@ -55,32 +58,32 @@ def whole(config, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=MOMENTS)
 def killed(request, config, tmp_path_factory):
-    """A run that was killed at a moment: (moment, workdir)."""
-    moment, workdir = request.param, tmp_path_factory.mktemp("killed") / "run"
+    """A run that was killed at a moment: (moment, workdir, the command's words)."""
+    workdir = tmp_path_factory.mktemp("killed") / "run"
     script = Path(__file__).with_name("killed.py")
-    train = ["train", f"--config={config}", f"--workdir={workdir}"]
+    moment, *words = request.param.split()
+    train = ["train", f"--config={config}", f"--workdir={workdir}", *words]
     done = subprocess.run(
         [sys.executable, str(script), *moment.split("-"), *train], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": PYTHON_PATH}, timeout=300,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    return moment, workdir
+    return request.param, workdir, train
 
 
-def arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Reads the newest checkpoint of a folder whatever is in it. -> (arrays by name, position)"""
-    path = max((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
-    with checkpoint._checkpointer() as checkpointer:
-        saved = checkpointer.metadata(path).item_metadata["state"].tree
+def arrays(workdir: Path, item: str = "state") -> tuple[dict[str, np.ndarray], dict]:
+    """Reads the newest state, or best, whatever is in it. -> (arrays by name, position)"""
+    path = find(folder_of(workdir), item, None)
+    saved = checkpoint.handlers()[item].metadata(path / item).tree
     template = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in saved.items()}
-    tree, position = checkpoint._read(folder, None, template)
+    tree, position = checkpoint._restore(path, item, template)
     return {name: np.asarray(leaf) for name, leaf in tree.items()}, position
 
 
 def assert_same_end(workdir: Path, whole: Path) -> None:
     """Compares the final state, the best prompt, the metrics and the result."""
-    for part in ("checkpoints", "checkpoints/best"):
-        (found, stand), (expected, right) = arrays(workdir / part), arrays(whole / part)
+    for item in ("state", "best"):
+        (found, stand), (expected, right) = arrays(workdir, item), arrays(whole, item)
         assert found.keys() == expected.keys()
         assert stand | {"seconds": 0} == right | {"seconds": 0}
         for name, leaf in expected.items():
@@ -100,10 +103,10 @@ def test_each_loss_has_its_learning_rate(whole):
     assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_killed_run_resumes_bit_for_bit(killed, whole, config, capsys):
-    moment, workdir = killed
+def test_a_killed_run_resumes_bit_for_bit(killed, whole, capsys):
+    moment, workdir, train = killed
     assert not (workdir / "result.json").exists()
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
+    code, out, err = jaxprompt(capsys, *train)
     start = "from the start" if MOMENTS[moment] is None else f"resumed at step {MOMENTS[moment]}"
     assert code == 0 and f"{STEPS} steps, {start}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
@@ -189,7 +192,7 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch)
 
 
 def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
-    state, position = arrays(whole / "checkpoints")
+    state, position = arrays(whole)
     numbers = PROMPT + HEAD
     trained = {name: leaf for name, leaf in state.items() if name.startswith("trainable/")}
     assert {name: leaf.size for name, leaf in trained.items()} == {
@@ -206,7 +209,9 @@ def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
     assert set(position) == places
     # On disk three times the prompt and 25 to 33 KiB of orbax's own, by how many writes go into one
     # file; the backbone has 92 KiB.
-    assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 64 * 1024
-    best, info = arrays(whole / "checkpoints/best")
+    files = (whole / f"checkpoints/{STEPS}/state").rglob("*")
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    assert 3 * 4 * numbers < size < 3 * 4 * numbers + 64 * 1024
+    best, position = arrays(whole, "best")
     assert sum(leaf.nbytes for leaf in best.values()) == 4 * numbers
-    assert set(info) == {"step", "value", "dev"}
+    assert set(position["best"]) == {"step", "value", "dev"}

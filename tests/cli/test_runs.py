@@ -138,7 +138,7 @@ def assert_same_end(found, expected):
         assert timeless(results(found)[name]) == timeless(results(expected)[name])
         lines, right = (read_lines(f / name / "metrics.jsonl") for f in (found, expected))
         assert list(map(timeless, lines)) == list(map(timeless, right))
-        numbers, others = (arrays(f / name / "checkpoints/best")[0] for f in (found, expected))
+        numbers, others = (arrays(f / name, "best")[0] for f in (found, expected))
         for leaf in others:
             assert numbers[leaf].tobytes() == others[leaf].tobytes()
 

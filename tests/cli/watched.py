@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxprompt.__main__ import main
 from jaxprompt.parallel import sharding
-from jaxprompt.training import checkpoint
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 
 if __name__ == "__main__":
@@ -21,6 +21,12 @@ if __name__ == "__main__":
     words = sys.argv[5:]
     process = int(next((w.split("=")[1] for w in words if w.startswith("--process=")), "0"))
     put_batch, progress = sharding.put_batch, RunLog.progress
+    init, writers = CheckpointWriter.__init__, []
+
+    def init_and_note(self, *args, **kwargs):
+        """Opens a folder of checkpoints."""
+        init(self, *args, **kwargs)
+        writers.append(self)
 
     def put_and_note(placement, batch):
         """Notes the examples of a batch of this process."""
@@ -33,8 +39,10 @@ if __name__ == "__main__":
         progress(self, at)
         if at == step and process == who:
             # What was begun is complete: how long that takes is none of this test's business.
-            checkpoint._BEHIND.submit(int).result()
+            for writer in writers:
+                writer.settle()
             os.kill(os.getpid(), signal)
 
     sharding.put_batch, RunLog.progress = put_and_note, progress_then_signal
+    CheckpointWriter.__init__ = init_and_note
     sys.exit(main(words))

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
+from orbax.checkpoint._src.serialization import serialization
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training import checkpoint, checkpoint_folders
-from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training import checkpoint_folders
+from jaxprompt.training.checkpoint import Checkpoints, handlers
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 
 SPECS = {
     "whole": P(),
@@ -83,20 +85,21 @@ def save(folder: Path) -> dict:
     """Saves, restores, meets a full disk, damage and a folder that is not shared."""
     placement = make_placement(data=-1, model=2)
     first, second = make_state(placement, 1), make_state(placement, 2)
-    checkpoints = Checkpoints(folder / "run", keep=1)
-    checkpoints.rewind(-1)
+    checkpoints, writer = Checkpoints(folder / "run"), CheckpointWriter(folder / "run", -1, keep=1)
     told, place = [], folder / "run/checkpoints/1"
-    checkpoints.save_best(1, {"whole": first["whole"]}, {"value": 1})
-    checkpoints.save(1, first, {"at": 1}, lambda: told.append(place.exists()))
-    # While both are written, the devices go on with the buffers of what was saved.
+    best, position = {"whole": first["whole"]}, {"at": 1, "best": {"value": 1}}
+    told_of = lambda: told.append(place.exists())
+    writer.save(1, position, state=first, best=best, on_complete=told_of)
+    # While they are written, the devices go on with the buffers of what was saved.
     advance = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     moved = advance(first)
     for _ in range(20):
         moved = advance(moved)
     first = make_state(placement, 1)
+    writer.settle()
     found_first = same(checkpoints.restore(first)[0], first)
-    checkpoints.save(2, second, {"at": 2})
-    checkpoints.save(2, first, {"at": 3})
+    writer.save(2, {"at": 2}, state=second)
+    writer.settle()
     restored, position = checkpoints.restore(first)
     best, info = checkpoints.restore_best({"whole": first["whole"]})
     found = {
@@ -109,25 +112,42 @@ def save(folder: Path) -> dict:
     other, _ = Checkpoints(folder / "one").restore(first)
     found["other_mesh"] = same(other, make_state(placement, 3))
 
-    def full(*_args):
+    def full(*_args, **_kwargs):
         raise OSError(28, os.strerror(28))
 
-    room, checkpoint._check_room = checkpoint._check_room, full
-    found["full"] = refusal(checkpoints.save, 3, first, {})
-    checkpoint._check_room = room
-    sums, checkpoint_folders.folder_checksums = checkpoint_folders.folder_checksums, full
-    checkpoints.save(3, first, {})
-    found["unsealed"] = refusal(checkpoints.settle)
-    checkpoint_folders.folder_checksums = sums
+    def fail_in(owner, name, process):
+        """Saves where a part of a save fails on one process. -> the message of all"""
+        original = getattr(owner, name)
+        if jax.process_index() == process:
+            setattr(owner, name, full)
+        started = time.monotonic()
+        try:
+            writer.save(3, {}, state=first)
+            message = refusal(writer.settle)
+        except InputError as error:
+            message = str(error)
+        setattr(owner, name, original)
+        assert time.monotonic() - started < 60  # nobody waits for a barrier that nobody comes to
+        return message
+
+    handler = type(handlers()["state"])
+    found["full"] = [
+        fail_in(os, "posix_fallocate", 0),
+        fail_in(checkpoint_folders, "folder_checksums", 0),
+        fail_in(handler, "async_save", 0),
+        fail_in(handler, "async_save", 1),
+        fail_in(handler, "finalize", 0),
+        fail_in(serialization, "async_serialize_from_host", 1),
+    ]
+    processes.gather("")
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
-        files = sorted((folder / "one/checkpoints/5").rglob("*"))
+        files = sorted((folder / "one/checkpoints/5/state").rglob("*"))
         file = next(path for path in files if path.is_file() and path.stat().st_size > 60)
         file.write_bytes(b"spoilt" + file.read_bytes()[6:])
     processes.gather("")
     found["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
-    apart = Checkpoints(folder / f"apart{jax.process_index()}")
-    found["apart"] = refusal(apart.rewind, -1)
+    found["apart"] = refusal(CheckpointWriter, folder / f"apart{jax.process_index()}", -1)
     return found
 
 

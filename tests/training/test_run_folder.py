@@ -18,6 +18,7 @@ from jaxprompt.data.sources.digest import SplitRecord
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.run_folder import (
     check_record,
     check_workdir,
@@ -120,9 +121,9 @@ def test_checkpoints_below_any_other_path(tmp_path):
     """One path with all of them in it, so that one save is enough."""
     workdir = tmp_path.joinpath(*HARMLESS)
     check_workdir(workdir, CONFIG)
-    checkpoints = Checkpoints(workdir)
-    checkpoints.save(3, {"a": jnp.arange(6.0)}, {"step": 3})
-    restored, position = checkpoints.restore({"a": jnp.zeros(6)})
+    with CheckpointWriter(workdir, -1) as writer:
+        writer.save(3, {"step": 3}, state={"a": jnp.arange(6.0)})
+    restored, position = Checkpoints(workdir).restore({"a": jnp.zeros(6)})
     np.testing.assert_array_equal(restored["a"], np.arange(6.0))
     assert position == {"step": 3} and (workdir / "checkpoints/3").is_dir()
 

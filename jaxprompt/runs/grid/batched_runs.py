@@ -1,6 +1,7 @@
 """Trains runs of one shape as one program, from their first step to their results."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -9,7 +10,6 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.config.run import FREE
 from jaxprompt.data.batches.stacking import stack
 from jaxprompt.errors import InputError
@@ -18,6 +18,8 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.group import Member, Shared, same_batches
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_folders import folder_of, rewind
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
@@ -44,7 +46,6 @@ class GroupStart(NamedTuple):
     """Where a chunk goes on from."""
 
     feeds: Sequence[Feed]  # by member
-    checkpoints: Checkpoints  # of them all
     state: TrainState  # leaves [R, ...]
     best: Flat  # what each run trained, at its best [R, ...]
     rows: list[int]  # the member of each row of the state
@@ -54,14 +55,14 @@ class GroupStart(NamedTuple):
 
 
 def train(
-    chunk: Chunk, checkpoints: Checkpoints, log: RunLog, first: list[TrainState] | None,
+    chunk: Chunk, workdir: str | os.PathLike, log: RunLog, first: list[TrainState] | None,
     seconds: float, stop_signal: Callable[[], int],
 ) -> bool:  # fmt: skip
     """Trains a chunk to its results.
 
     Args:
       chunk: of runs.
-      checkpoints: of the chunk.
+      workdir: of the grid, which has the checkpoints of one chunk.
       log: of the whole grid.
       first: the states before the first step, emptied here, so that their numbers are freed once
         they are joined; None to go on from the newest checkpoint.
@@ -77,30 +78,30 @@ def train(
         for feed in feeds:
             exits.callback(feed.batches.close)
         if first is None:
-            start = _restore(chunk, checkpoints, feeds)
+            start = _restore(chunk, Checkpoints(workdir), feeds)
         else:
             state = programs.stack(first)
             first.clear()
             # A copy: the state is donated to each step.
             best = jax.tree.map(lambda x: x.copy(), state.trainable)
             rows, progress = list(range(len(members))), [Progress() for _ in members]
-            start = GroupStart(feeds, checkpoints, state, best, rows, progress, 0, seconds)
+            start = GroupStart(feeds, state, best, rows, progress, 0, seconds)
             del state, best
-        bests = [Checkpoints(member.run.folder) for member in members]
         step, logs = (-1 if first is not None else start.step), []
-        for member, best_of_run in zip(members, bests, strict=True):
+        for member in members:
             exits.enter_context(lock(member.run.folder))
             guard_workdir(member.run.folder, member.run.config.to_dict(), FREE)
             write_record(member.run.folder, member.record)
             # Bests newer than the checkpoint are of steps that come once more.
-            best_of_run.rewind(step)
+            rewind(folder_of(member.run.folder), step, keep=1)
             logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
             exits.enter_context(logs[-1])
             logs[-1].resume(step)
-        runs = BatchedRuns(chunk, start, bests, logs, log, stop_signal)
+        checkpoints = CheckpointWriter(workdir, step)
+        runs = BatchedRuns(chunk, start, checkpoints, logs, log, stop_signal)
         before = start.seconds
         del start  # its numbers are donated, or replaced
-        with signals.held(), checkpoints.settling():
+        with signals.held(), checkpoints:
             taken = loop.train(runs, log, before)
         if taken is None:
             return False
@@ -119,7 +120,7 @@ def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> G
     for i, data in zip(rows, position["data"], strict=True):
         feeds[i].batches.set_state(data)
     progress = [Progress.from_json(position["runs"][name]) for name in names]
-    return GroupStart(feeds, checkpoints, state, best, rows, progress, step, position["seconds"])
+    return GroupStart(feeds, state, best, rows, progress, step, position["seconds"])
 
 
 class BatchedRuns:
@@ -129,22 +130,23 @@ class BatchedRuns:
     """
 
     def __init__(
-        self, chunk: Chunk, start: GroupStart, bests: Sequence[Checkpoints],
+        self, chunk: Chunk, start: GroupStart, checkpoints: CheckpointWriter,
         logs: Sequence[RunLog], log: RunLog, stop_signal: Callable[[], int],
     ):  # fmt: skip
         """Stands where the runs go on from.
 
-        `bests` and `logs` are those of the members, `log` is that of the grid; `stop_signal` gives
-        the signal that asks for a stop.
+        `logs` are those of the members, `checkpoints` and `log` are those of the grid;
+        `stop_signal` gives the signal that asks for a stop.
         """
         self.shared, self.members, self.programs, self.per_run = chunk
         self.settings = self.shared.config.train
         self.plan, self.log_steps = self.members[0].plan, self.settings.log_steps
-        self.feeds, self.checkpoints, self.state, self.best, self.rows = start[:5]
+        self.feeds, self.state, self.best, self.rows = start[:4]
         self.progress, self.step = start.progress, start.step
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
         self.scorer = self.shared.make_scorer(self.shared, self.members, self.programs)
-        self.bests, self.logs, self.log, self._stop_signal = bests, logs, log, stop_signal
+        self.checkpoints, self.logs, self.log = checkpoints, logs, log
+        self._stop_signal = stop_signal
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -214,12 +216,13 @@ class BatchedRuns:
         if progress.best is not None:
             # On disk before the run leaves the state.
             numbers = self.programs.pick(self.best, row)
-            best = self.bests[self.rows[row]]
-            best.save_best(progress.best.step, numbers, fields_to_plain(progress.best))
-            best.settle()
+            step, folder = progress.best.step, self.members[self.rows[row]].run.folder
+            # A run that ended before a kill, and again from the checkpoint, writes it again.
+            with CheckpointWriter(folder, step - 1) as checkpoints:
+                checkpoints.save(step, progress.to_json(), best=numbers)
 
-    def evaluate(self, seconds: float) -> None:
-        """Scores dev with every run, renews the best numbers, and ends runs that are done."""
+    def evaluate(self, seconds: float) -> bool:
+        """Scores dev with every run, and ends runs that are done. The best is in the state."""
         live = self._live()
         scores = self.scorer.score("dev", self.rows, self.state.trainable, self.per_row)
         better, values = np.zeros(len(self.rows), bool), []
@@ -245,6 +248,7 @@ class BatchedRuns:
             if progress.done and not progress.error:
                 self._end_run(row)
         self._regroup()
+        return False
 
     def _regroup(self) -> None:
         """Leaves finished runs out once a smaller program holds the rest."""
@@ -266,8 +270,9 @@ class BatchedRuns:
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
         self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
 
-    def save(self, seconds: float) -> None:
-        """Saves a checkpoint of all runs in the background."""
+    def save(self, seconds: float, *, state: bool, best: bool) -> None:
+        """Saves the newest step of all runs, and what was their best, in the background."""
+        assert state and not best
         names = [member.run.name for member in self.members]
         position = {
             "runs": {n: each.to_json() for n, each in zip(names, self.progress, strict=True)},
@@ -277,7 +282,8 @@ class BatchedRuns:
         }
         saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
         on_complete = functools.partial(signals.note, saved)
-        self.checkpoints.save(self.step, (self.state, self.best), position, on_complete)
+        whole = self.state, self.best
+        self.checkpoints.save(self.step, position, state=whole, on_complete=on_complete)
 
     def settle(self) -> None:
         """Waits until all that was saved is on disk."""
@@ -302,7 +308,10 @@ class BatchedRuns:
         bests = {i: _best_of(self.progress[i]) for i in done}
         tests: Sequence[dict[str, float] | InputError | None] = [None] * len(done)
         if self.settings.test and self.scorer.has("test"):
-            best = [self.bests[i].restore_best(template, x.step)[0] for i, x in bests.items()]
+            best = [
+                Checkpoints(self.members[i].run.folder).restore_best(template, x.step)[0]
+                for i, x in bests.items()
+            ]
             per_run = self.programs.put_own([self.per_run[i] for i in done])
             tests = self.scorer.score(
                 "test", done, self.programs.stack_trained(best), per_run,

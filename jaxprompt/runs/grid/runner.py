@@ -43,6 +43,7 @@ from jaxprompt.runs.grid.group import (
 from jaxprompt.runs.grid.memory import available, fitting
 from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_folders import folder_of, rewind
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import count_runs
 from jaxprompt.training.run_folder import (
@@ -307,7 +308,6 @@ class _Work:
                 newest = self.checkpoints.latest() if resumed else None
                 where = "from the start" if newest is None else f"resumed at step {newest}"
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
-                self.checkpoints.rewind(-1 if newest is None else newest)
                 programs, words = program(chunk)
                 states: list[TrainState] = []
                 per_run = []
@@ -318,7 +318,7 @@ class _Work:
                     per_run.append(PerRun(words[member.run.name], begun.own))
                 del begun
                 if not batched_runs.train(
-                    Chunk(shared, chunk, programs, per_run), self.checkpoints, log,
+                    Chunk(shared, chunk, programs, per_run), self.workdir, log,
                     None if resumed else states, time.monotonic() - began, self.stop_signal,
                 ):  # fmt: skip
                     return False
@@ -362,7 +362,7 @@ class _Work:
         self.failed[run.name] = str(error)
 
     def _clear(self) -> None:
-        self.checkpoints.rewind(-1)
+        rewind(folder_of(self.workdir), -1, keep=1)
         self.started = []
 
     def outcome(self) -> Outcome:

@@ -1,0 +1,303 @@
+"""Saves what a run trains, in the background while its next steps run.
+
+orbax's CheckpointManager writes a step beside its place; the checksums of its files are added, and
+it gets its name. A save returns once the arrays are copied and the disk has room for them; what
+fails later is raised by `settle`, which every save calls first.
+
+Several processes call every function together: each writes its part of divided arrays, process 0
+does the rest. In the background they meet at barriers of JAX's coordinator alone, since
+collectives of devices would mix with those of the steps.
+"""
+
+import asyncio
+import collections
+import contextlib
+import copy
+import itertools
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_error
+from jaxprompt.parallel import processes
+from jaxprompt.training.checkpoint import Checkpoints, Tree, flat, handlers
+from jaxprompt.training.checkpoint_folders import (
+    BEST,
+    POSITION,
+    STATE,
+    agreed_steps,
+    check_shared,
+    folder_of,
+    outdated,
+    remove_left_behind,
+    rewind,
+    seal,
+)
+
+OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
+_WRITERS = itertools.count()
+
+
+class CheckpointWriter:
+    """Saves the checkpoints of one workdir; a context manager that waits for the last of them.
+
+    Every kept state keeps the best parameters of its time, so a run that resumes from it misses
+    nothing.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, step: int, keep: int = 2):
+        """Removes what was saved after `step` (-1: all) and what killed saves left behind.
+
+        Keeps the newest `keep` states when saving. Raises InputError where the folder cannot be
+        written, and where several processes do not share it.
+        """
+        if keep < 1:
+            raise InputError(f"{keep=} checkpoints leave nothing to resume from; keep 1 or more")
+        self.saved = Checkpoints(workdir)
+        self._folder = folder_of(workdir)
+        processes.on_first(lambda: make_folder(self._folder))
+        processes.on_first(lambda: rewind(self._folder, step, keep))
+        check_shared(self._folder)
+        # The steps that are there or under way.
+        self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
+        self._writing = _Writing()
+        # Orbax logs with a traceback what it then raises; `settle` says it in one line.
+        logging.getLogger("absl").addFilter(_has_no_traceback)
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for item, handler in handlers().items():
+            args = ocp.args.JsonSave if item == POSITION else ocp.args.PyTreeSave
+            registry.add(item, args, _GuardedHandler(handler, self._writing))
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            save_root_metadata=False,
+            preservation_policy=_Needed(self._steps, keep),
+            temporary_path_class=_sealed_path(self._writing),
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=self._writing.name
+            ),
+            async_options=ocp.AsyncOptions(
+                barrier_sync_fn=self._writing.meet, create_directories_asynchronously=False
+            ),
+        )
+        self._manager = ocp.CheckpointManager(
+            self._folder, options=options, handler_registry=registry
+        )
+
+    def __enter__(self) -> Self:
+        """Saves in a block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        """Settles. A block that fails waits too, and raises its own error."""
+        del kind, traceback
+        try:
+            self.settle()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides: {failure}")
+        finally:
+            self._manager.close()
+
+    def save(
+        self, step: int, position: Mapping[str, Any], *, state: Tree = None, best: Tree = None,
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Saves trees of arrays and a JSON-able dict as a new step.
+
+        Returns once they are copied, so that the arrays may be donated.
+
+        Args:
+          step: that was not saved before.
+          position: where the run stands. Its "best" is the dev result of the best parameters.
+          state: what a run goes on from; None where the best parameters alone are saved.
+          best: the best parameters so far, where they are of this step.
+          on_complete: is called when the step is complete, in another thread or by `settle`.
+
+        Raises:
+          InputError: the disk refuses, now or the save before. Earlier steps are untouched.
+        """
+        # First: two copies of a state might be more than the memory holds.
+        self.settle()
+        trees = {item: tree for item, tree in ((STATE, state), (BEST, best)) if tree is not None}
+        path = self._folder / str(step)
+        self._writing.begin(path, on_complete)
+        processes.on_first(lambda: _check_room(path, trees))
+        # Orbax copies arrays to the host before `save` returns. On a CPU that is a view: XLA then
+        # gives the next step, to which the state is donated, other memory.
+        items: dict[str, Any] = {x: ocp.args.PyTreeSave(flat(tree)) for x, tree in trees.items()}
+        # Written in the background too, while the run goes on to change it.
+        items[POSITION] = ocp.args.JsonSave(copy.deepcopy(dict(position)))
+        for item in trees:
+            self._steps[item].add(step)
+        self._do(lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True))
+
+    def settle(self) -> None:
+        """Waits until all that was saved is complete.
+
+        Raises InputError, once and on every process, where the disk refused a part of it.
+        """
+        self._do(self._manager.wait_until_finished)
+        if not processes.is_first():  # process 0 has called it at the time
+            self._writing.on_complete()
+        self._writing.begin(self._folder)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            if processes.is_first():
+                remove_left_behind(self._folder)
+            if (described := _describe(self._writing.path, error)) is error:
+                raise
+            raise described from error
+
+
+class _Writing:
+    """The save that goes on in the background, by what it calls and how it fails."""
+
+    def __init__(self) -> None:
+        self.name = f"checkpoints{next(_WRITERS)}"
+        self.path = Path()  # of the step
+        self.on_complete: Callable[[], None] = lambda: None
+        self.failure = ""  # of this process, of which the others do not know yet
+        self._meetings: collections.Counter[str] = collections.Counter()
+
+    def begin(self, path: Path, on_complete: Callable[[], None] = lambda: None) -> None:
+        """Goes to another step."""
+        self.path, self.on_complete = path, on_complete
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Makes an error of writing one that is raised on every process."""
+        try:
+            yield
+        except Exception as error:
+            if jax.process_count() == 1:
+                raise
+            described = _describe(self.path, error)
+            text = str(described) if isinstance(described, InputError) else repr(described)
+            self.failure = self.failure or text
+
+    def meet(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for the other processes. Where any of them failed to write, all fail here.
+
+        If that one went on alone instead, the others would wait for it.
+        """
+        if jax.process_count() == 1:
+            return
+        self._meetings[key] += 1
+        failure, self.failure = self.failure, ""
+        name = f"{self.name}/{key}/{self._meetings[key]}"
+        if failures := processes.meet(name, timeout_ms / 1000, failure):
+            raise InputError(failures[0])
+
+
+class _Needed(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the newest states, and the best parameters of their times."""
+
+    def __init__(self, steps: Mapping[str, set[int]], keep: int):
+        self._steps, self._keep = steps, keep
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tells of each checkpoint whether it stays."""
+        del context
+        old = outdated(self._steps[STATE], self._steps[BEST], self._keep)
+        return [checkpoint.step not in old for checkpoint in checkpoints]
+
+
+class _GuardedHandler(ocp.AsyncCheckpointHandler):
+    """Writes an item as another handler does, and guards it."""
+
+    def __init__(self, handler: Any, writing: _Writing):
+        self._handler, self._writing = handler, writing
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        with self._writing.guard():
+            self._handler.save(*args, **kwargs)
+
+    async def async_save(self, *args: Any, **kwargs: Any) -> list[Any]:
+        futures: list[Any] = []
+        with self._writing.guard():
+            futures += await self._handler.async_save(*args, **kwargs)
+        return [_GuardedFuture(future, self._writing) for future in futures]
+
+    def restore(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handler.restore(*args, **kwargs)
+
+    def finalize(self, directory: Any) -> None:
+        if not self._writing.failure:
+            with self._writing.guard():
+                self._handler.finalize(directory)
+
+    def close(self) -> None:
+        self._handler.close()
+
+
+class _GuardedFuture:
+    """A part of a save that goes on in the background, for `_GuardedHandler`."""
+
+    def __init__(self, future: Any, writing: _Writing):
+        self._future, self._writing = future, writing
+
+    def result(self, timeout: float | None = None) -> None:
+        with self._writing.guard():
+            self._future.result(timeout)
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
+def _sealed_path(writing: _Writing) -> type:
+    """Makes the class of the places where steps and their items are written."""
+
+    class SealedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+        """A place that gets its name at the end; a step's checksums are added before."""
+
+        async def finalize(self) -> None:
+            if writing.failure:
+                return
+            with writing.guard():
+                is_step = Path(self.get_final()) == writing.path
+                if is_step:
+                    await asyncio.to_thread(seal, Path(self.get()))
+                await super().finalize()
+                if is_step:
+                    writing.on_complete()
+
+    return SealedPath
+
+
+def _describe(path: Path, error: Exception) -> Exception:
+    """Returns an InputError where the disk refused to write at `path`, other errors as they are."""
+    # tensorstore reports a failed write as a ValueError that quotes the system's code.
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):
+        error = OSError(int(code[1]), os.strerror(int(code[1])))
+    return write_error(path, error) if isinstance(error, OSError) else error
+
+
+def _check_room(path: Path, trees: Mapping[str, Tree]) -> None:
+    # A full disk met inside orbax is reported by each of its threads; here it is one OSError.
+    size = OVERHEAD + sum(leaf.nbytes + OVERHEAD_ARRAY for leaf in jax.tree.leaves(dict(trees)))
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info
