@@ -172,15 +172,16 @@ def read_trained(
     check_workdir(workdir, config.to_dict(), free)
     checkpoints, result = Checkpoints(workdir), read_result(workdir)
     record = read_record(workdir, kind)
-    # A finished run says which step was best; of an unfinished one the checkpoints do.
+    # A finished run says which step was best; of an unfinished one the checkpoints do. Where it was
+    # best is read first: a run that trains meanwhile may improve.
+    saved = checkpoints.latest() if result is None else None
+    known = None if saved is None else checkpoints.position().get("best")
     step = checkpoints.find_best(None if result is None else result.best_step)
-    if result is None and (saved := checkpoints.latest()) is not None:
-        known = checkpoints.position().get("best")
-        if known is not None and known["step"] > step:
-            raise InputError(
-                f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
-                "are not there any more; train again in another workdir"
-            )
+    if known is not None and known["step"] > step:
+        raise InputError(
+            f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
+            "are not there any more; train again in another workdir"
+        )
     if record is None:
         raise InputError(f"{workdir} has no record.json; train again in another workdir")
     return record, step

@@ -70,8 +70,7 @@ class CheckpointWriter:
         # The steps that are there or under way.
         self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
         self._writing = _Writing()
-        # Orbax logs with a traceback what it then raises; `settle` says it in one line.
-        logging.getLogger("absl").addFilter(_has_no_traceback)
+        logging.getLogger("absl").addFilter(_is_news)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item, handler in handlers().items():
             args = ocp.args.JsonSave if item == POSITION else ocp.args.PyTreeSave
@@ -88,9 +87,7 @@ class CheckpointWriter:
                 barrier_sync_fn=self._writing.meet, create_directories_asynchronously=False
             ),
         )
-        self._manager = ocp.CheckpointManager(
-            self._folder, options=options, handler_registry=registry
-        )
+        self._manager = _Manager(self._folder, options=options, handler_registry=registry)
 
     def __enter__(self) -> Self:
         """Saves in a block."""
@@ -205,6 +202,15 @@ class _Writing:
             raise InputError(failures[0])
 
 
+class _Manager(ocp.CheckpointManager):
+    """A manager that leaves signals to the loop, and JAX's service for them alone."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False."""
+        del step
+        return False
+
+
 class _Needed(ocp.checkpoint_managers.PreservationPolicy):
     """Keeps the newest states, and the best parameters of their times."""
 
@@ -299,5 +305,7 @@ def _check_room(path: Path, trees: Mapping[str, Tree]) -> None:
         raise write_error(path, error) from error
 
 
-def _has_no_traceback(record: logging.LogRecord) -> bool:
-    return not record.exc_info
+def _is_news(record: logging.LogRecord) -> bool:
+    # Orbax logs with a traceback what it then raises; `settle` says it in one line. Versions before
+    # 0.12 warn that folders are made before the rest goes on in the background.
+    return not record.exc_info and "blocking the main thread" not in str(record.msg)

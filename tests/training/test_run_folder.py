@@ -103,6 +103,14 @@ def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
 
 
 # As tried out with orbax 0.12 and tensorstore 0.1.86: all of these are folders of one name here.
+def test_what_killed_writes_left_is_removed_at_the_next_start(tmp_path):
+    left, others = [".0123456789abcdef.tmp"], [".mine.tmp", "0123456789abcdef.tmp", "notes"]
+    for name in (*left, *others):
+        (tmp_path / name).write_text("{")
+    guard_workdir(tmp_path, CONFIG)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["config.json", *others])
+
+
 BREAKING = ["run[2]", "a**b", "a*", "a?", "a\\b", "a\\", "gs:/run", "my.gs:/run"]
 HARMLESS = ["a]b", "a%5Cb", "a#b", "a\nb", "~a", "a:b", "s3:", "file:", "gs:x", "a{0}|$b", "東 京"]
 

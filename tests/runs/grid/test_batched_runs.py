@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 from jaxprompt.config.load import load_config
+from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import BatchedRuns, Chunk, GroupStart
 from jaxprompt.training.progress import Evaluation, Progress
 
@@ -15,7 +16,7 @@ def make_member(folder, seed):
     return SimpleNamespace(run=run, plan=None)
 
 
-def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path):
+def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path, monkeypatch):
     """Of three runs the second failed: the third is neither tested as it nor with its dev."""
     members = [make_member(tmp_path / f"run{i}", i) for i in range(3)]
     devs = [{"f1": 0.25 * i, "threshold": i + 0.5} for i in range(3)]
@@ -27,7 +28,9 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path)
         calls.append((split, rows, trainable, own, devs))
         return [{"f1": dev["threshold"]} for dev in devs]
 
-    restore = lambda i: lambda template, step: (f"numbers of {i} at {step}", None)
+    restore = lambda folder: lambda template, step: (f"numbers of {folder.name} at {step}", None)
+    saved = lambda folder: SimpleNamespace(restore_best=restore(folder))
+    monkeypatch.setattr(batched_runs, "Checkpoints", saved)
     scorer = SimpleNamespace(has=lambda split: True, score=score)
     train = SimpleNamespace(test=True, log_steps=1)
     shared = SimpleNamespace(
@@ -37,12 +40,11 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path)
         one_trainable=dict, put_own=list, stack_trained=list, compiled=[1], frozen={}
     )
     per_run = [SimpleNamespace(name=i, frozen={}) for i in range(3)]
-    bests = [SimpleNamespace(restore_best=restore(i)) for i in range(3)]
-    start = GroupStart([], None, None, None, [0, 1, 2], progress, 20, 0.0)
+    start = GroupStart([], None, None, [0, 1, 2], progress, 20, 0.0)
     chunk = Chunk(shared, members, programs, per_run)
-    runs = BatchedRuns(chunk, start, bests=bests, logs=[], log=None, stop_signal=None)
+    runs = BatchedRuns(chunk, start, checkpoints=None, logs=[], log=None, stop_signal=None)
     runs.end(seconds=9.0)
-    best = ["numbers of 0 at 10", "numbers of 2 at 12"]
+    best = ["numbers of run0 at 10", "numbers of run2 at 12"]
     assert calls == [("test", [0, 2], best, [per_run[0], per_run[2]], [devs[0], devs[2]])]
     for i in (0, 2):
         result = json.loads((tmp_path / f"run{i}/result.json").read_text())
