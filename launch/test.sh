@@ -7,7 +7,7 @@
 #        CONSTRAINTS=tests/constraints-oldest.txt bash launch/test.sh [arguments]
 # --fast runs the unit tests, the data tests and the contract on two backbones: what runs by default
 # and is not marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long
-# while a shorter case goes the same way (tests/long.txt), and a real language model (93 MB), whose
+# while a shorter case goes the same way (marked long), and a real language model (93 MB), whose
 # tests are skipped where it is absent. --accelerators compiles what ships for TPUs and
 # GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
 # environment of its own (.venv-accelerators, 3 GB). CONSTRAINTS names versions to install, into

@@ -40,7 +40,6 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent))  # `configs`
 
 import jax  # noqa: E402
-from long import is_long  # noqa: E402
 
 from jaxprompt.convert.folder import resolve  # noqa: E402
 from jaxprompt.data.text.tokenizer import load_tokenizer  # noqa: E402
@@ -61,7 +60,7 @@ SLOW = (
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks what is left out unless it is asked for, and puts the files that take long first.
 
     A file is run by one process: a long one near the end would keep the others waiting.
@@ -74,10 +73,35 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
         if file.parts[0] == "docs":
             item.add_marker("docs")
-        if is_long(file.as_posix(), item.name):
-            item.add_marker("long")
+    _mark_long(items, is_whole=not any("::" in argument for argument in config.args))
     first = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in first)
+
+
+def _mark_long(items, *, is_whole):
+    """Marks the `long_cases` of each test as long, or all but its `default_cases`.
+
+    Where the tests of whole files are collected, a name that is no case's is an error.
+    """
+    unused = {}
+    for item in items:
+        case = item.name.partition("[")[2].removesuffix("]")
+        for kind in ("long_cases", "default_cases"):
+            if mark := item.get_closest_marker(kind):
+                names = [name for name in mark.args if fits(name, case)]
+                unused.setdefault((item.path, item.originalname), set(mark.args)).difference_update(
+                    names
+                )
+                if bool(names) == (kind == "long_cases"):
+                    item.add_marker("long")
+    for (path, test), names in unused.items():
+        if names and is_whole:
+            raise pytest.UsageError(f"{path.name}::{test} has no case {min(names)}")
+
+
+def fits(name, case):
+    """Tells whether a name of a mark, or the beginning that it gives, is that of a case."""
+    return case.startswith(name[:-1]) if name.endswith("*") else case == name
 
 
 def pytest_collection_finish():

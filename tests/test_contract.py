@@ -134,6 +134,7 @@ def case(request):
     return Case(method, family, model, params, *parts, step, jit(make_eval_step(model)))
 
 
+@pytest.mark.long_cases("compose-t5", "constant-t5")
 def test_injects_the_declared_shapes(case):
     dims, batch = case.model.backbone.dims, case.batch(rows=5)
     shapes = jax.eval_shape(lambda p: case.model.inject(p, batch), case.params)
@@ -163,6 +164,20 @@ def test_injects_the_declared_shapes(case):
     assert hidden.shape == (*batch.read.ids.shape, dims.width)
 
 
+@pytest.mark.long_cases(
+    "compose-t5",
+    "constant-bert",
+    "constant-t5",
+    "none-bert",
+    "prefix-albert",
+    "prefix-glm",
+    "prefix-gpt2",
+    "prefix-modernbert",
+    "reading-bert",
+    "soft-bert",
+    "soft-gpt2",
+    "soft-t5",
+)
 def test_padding_changes_nothing(case):
     batch = case.batch()
     assert len(set(batch.encoder.mask.sum(1))) > 1
@@ -174,6 +189,7 @@ def test_padding_changes_nothing(case):
     assert_close(padded, scores)
 
 
+@pytest.mark.long_cases("compose-t5", "constant-t5")
 def test_what_is_masked_changes_nothing(case):
     """Rubbish is never read: in masked columns and rows, and in rows that no token points at."""
     batch = case.batch()
@@ -205,6 +221,25 @@ def test_what_is_masked_changes_nothing(case):
     np.testing.assert_array_equal(clean, spoilt)
 
 
+@pytest.mark.long_cases(
+    "bank-bert",
+    "compose-bert",
+    "compose-t5",
+    "constant-bert",
+    "constant-t5",
+    "ipt-bert",
+    "labels-bert",
+    "none-bert",
+    "p_tuning-bert",
+    "prefix-albert",
+    "prefix-deberta_v2",
+    "prefix-glm",
+    "prefix-gpt2",
+    "prefix-modernbert",
+    "reading-bert",
+    "soft-bert",
+    "soft-t5",
+)
 def test_positions_that_no_head_reads_are_left_out(case):
     """Scores and gradients are those of a last layer that runs at every position."""
     batch = case.batch()
@@ -229,6 +264,19 @@ def test_positions_that_no_head_reads_are_left_out(case):
     assert states.shape[1] == batch.read.ids.shape[1]
 
 
+@pytest.mark.long_cases(
+    "compose-t5",
+    "constant-t5",
+    "none-bert",
+    "prefix-albert",
+    "prefix-deberta_v2",
+    "prefix-glm",
+    "prefix-gpt2",
+    "prefix-modernbert",
+    "prefix-t5",
+    "soft-bert",
+    "soft-gpt2",
+)
 def test_what_is_exported_scores_other_batches_as_what_is_live(case):
     """What is folded was computed from one batch; it must be right for another."""
     prompt, arrays = fold(case.model, case.params, case.batch())
@@ -278,6 +326,24 @@ def train(case, place):
     return state, each
 
 
+@pytest.mark.long_cases(
+    "bank-bert",
+    "compose-bert",
+    "compose-t5",
+    "constant-bert",
+    "constant-t5",
+    "labels-bert",
+    "none-bert",
+    "prefix-albert",
+    "prefix-deberta_v2",
+    "prefix-glm",
+    "prefix-gpt2",
+    "prefix-llama",
+    "prefix-modernbert",
+    "prefix-t5",
+    "reading-bert",
+    "soft-t5",
+)
 def test_trains_what_it_says(case):
     """Every trainable leaf moves, nothing else does, and on eight devices it is the same.
 

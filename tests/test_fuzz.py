@@ -98,6 +98,7 @@ def test_a_config_json_of_any_content(folders, tmp_path, rng, monkeypatch):
         survive(monkeypatch, text, open_backbone, BackboneConfig(path=str(tmp_path)))
 
 
+@pytest.mark.long_cases("albert", "deberta", "modernbert")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_damaged_weights(folders, tmp_path, rng, monkeypatch, family):
     hf, whole = full_config(family), (folders / family / FILE).read_bytes()
@@ -115,6 +116,7 @@ def test_damaged_weights(folders, tmp_path, rng, monkeypatch, family):
         survive(monkeypatch, data[: head + 100], load)
 
 
+@pytest.mark.long
 def test_a_config_that_does_not_belong_to_the_weights(folders, tmp_path, rng, monkeypatch):
     for family in CONFIGS:
         fields, numbers = list(full_config(family)), [1, 2, 3, 8, 53, 1000, 10**6, 2**31 - 1]

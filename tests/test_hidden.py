@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 HIDING = """
 import importlib.metadata, importlib.util, sys
 from jaxprompt import hidden

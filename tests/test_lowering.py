@@ -232,6 +232,58 @@ FRONTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long_cases(
+    "gpu-t5-grid-*",
+    "gpu-albert-grid-*",
+    "gpu-deberta-grid-*",
+    "gpu-roberta-grid-*",
+    "gpu-roberta-train-*",
+    "gpu-deberta-train-*",
+    "gpu-bert-pretrain-*",
+    "gpu-deberta_v2-grid-*",
+    "gpu-bert-train-prefix1-T21-2x2",
+    "gpu-bert-evaluate-prefix16-T27-1x1-dropout",
+    "gpu-bert-grid-prefix16-T24-2x2",
+    "tpu-bert-adapt-prefix16-T21-2x2fsdp",
+    "gpu-electra-train-prefix1-T27-2x2",
+    "gpu-electra-evaluate-prefix16-T36-1x1-dropout",
+    "tpu-electra-predict-prefix1-T24-2x2fsdp",
+    "gpu-electra-grid-prefix16-T32-2x2",
+    "gpu-electra-pretrain-prefix1-T21-1x1-dropout",
+    "tpu-electra-adapt-prefix16-T27-2x2fsdp",
+    "gpu-gpt2-train-prefix1-T36-2x2",
+    "gpu-gpt2-generate-prefix16-T21-2x2",
+    "gpu-gpt2-grid-prefix1-T27-1x1-dropout",
+    "tpu-gpt2-pretrain-prefix16-T36-2x2fsdp",
+    "gpu-gpt2-adapt-prefix1-T24-2x2",
+    "tpu-roberta-evaluate-prefix1-T21-2x2fsdp",
+    "tpu-roberta-adapt-prefix16-T24-2x2fsdp",
+    "gpu-t5-train-prefix1-T32-2x2",
+    "gpu-t5-evaluate-prefix16-T21-1x1-dropout",
+    "tpu-t5-predict-prefix1-T27-2x2fsdp",
+    "gpu-t5-generate-prefix16-T36-2x2",
+    "tpu-t5-pretrain-prefix16-T32-2x2fsdp",
+    "gpu-t5-adapt-prefix1-T21-2x2",
+    "gpu-albert-train-soft20-T52-2x2",
+    "tpu-albert-evaluate-prefix1-T36-2x2fsdp",
+    "gpu-albert-predict-prefix16-T24-2x2",
+    "tpu-albert-pretrain-prefix16-T21-2x2fsdp",
+    "gpu-albert-adapt-prefix1-T27-2x2",
+    "tpu-deberta-evaluate-prefix1-T24-2x2fsdp",
+    "gpu-deberta-predict-prefix16-T32-2x2",
+    "tpu-deberta-pretrain-prefix16-T27-2x2fsdp",
+    "gpu-deberta-adapt-prefix1-T36-2x2",
+    "gpu-deberta_v2-train-soft20-T47-2x2",
+    "tpu-deberta_v2-evaluate-prefix1-T32-2x2fsdp",
+    "gpu-deberta_v2-predict-prefix16-T21-2x2",
+    "tpu-deberta_v2-pretrain-prefix16-T36-2x2fsdp",
+    "gpu-deberta_v2-adapt-prefix1-T24-2x2",
+    "gpu-glm-generate-soft5-T26-2x2",
+    "gpu-glm-pretrain-prefix1-T32-2x2",
+    "gpu-llama-pretrain-prefix1-T21-2x2",
+    "gpu-modernbert-evaluate-prefix16-T24-2x2",
+    "gpu-modernbert-adapt-soft20-T41-2x2",
+)
 @pytest.mark.parametrize("case", [
     pytest.param(case, marks=[pytest.mark.long] * (number % 3 > 0), id=str(case))
     for number, case in enumerate(spread())
@@ -240,6 +292,7 @@ def test_every_step(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases("gpu-gpt2-train-prefix1-T21-1x1")
 @pytest.mark.parametrize("case", ODD, ids=str)
 def test_gpus_take_odd_lengths_and_grids(case):
     text = lower(case)
@@ -247,26 +300,38 @@ def test_gpus_take_odd_lengths_and_grids(case):
     assert has_kernel(text)
 
 
+@pytest.mark.default_cases(
+    "tpu-roberta-evaluate-prefix16-T21-2x2-tags", "tpu-bert-predict-prefix20-T21-2x2fsdp-spans"
+)
 @pytest.mark.parametrize("case", TOKENS, ids=str)
 def test_every_step_that_answers_by_tokens(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases(
+    "gpu-gpt2-evaluate-dart2-T27-1x1-label_rows", "tpu-gpt2-grid-dart2-T27-1x1-word_rows"
+)
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_every_step_of_dart(case):
     check(case, lower(case))
 
 
+@pytest.mark.long_cases(
+    "tpu-deberta-grid-dart3-T27-1x1-label_rows-mask_decoder",
+    "gpu-deberta_v2-adapt-prefix3-T27-2x2-mask_decoder",
+)
 @pytest.mark.parametrize("case", DECODERS, ids=str)
 def test_every_step_of_a_mask_decoder(case):
     check(case, lower(case))
 
 
+@pytest.mark.long_cases("tpu-t5-train-p_tuning5-T29-2x2fsdp", "gpu-gpt2-grid-p_tuning3-T27-1x1")
 @pytest.mark.parametrize("case", ENCODED, ids=str)
 def test_every_step_of_p_tuning(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases("gpu-gpt2-grid-ipt3-T27-1x1", "tpu-roberta-train-ipt_added5-T29-1x1")
 @pytest.mark.parametrize("case", READING, ids=str)
 def test_every_step_of_instance_wise_prompts(case):
     text = lower(case)
@@ -276,16 +341,28 @@ def test_every_step_of_instance_wise_prompts(case):
         check(case, text)
 
 
+@pytest.mark.default_cases("gpu-gpt2-grid-compose3-T27-1x1")
 @pytest.mark.parametrize("case", BESIDE, ids=str)
 def test_every_step_of_a_composition(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases(
+    "tpu-electra-predict-soft3-T27-2x2-discriminator",
+    "gpu-electra-train-prefix5-T27-1x1-multi_spans",
+)
 @pytest.mark.parametrize("case", LISTED, ids=str)
 def test_every_step_of_dpt(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases(
+    "gpu-llama-generate-prefix5-T27-2x2-int4",
+    "tpu-t5-generate-prefix3-T27-1x1-int8",
+    "tpu-gpt2-evaluate-soft3-T27-2x2-int4",
+    "tpu-bert-pretrain-prefix5-T27-2x2fsdp-int8",
+    "gpu-llama-pretrain-soft5-T27-1x1-int4",
+)
 @pytest.mark.parametrize("case", CODES, ids=str)
 def test_codes(case):
     """Codes go in, and every product is of 16 bits, as without them."""
@@ -294,11 +371,21 @@ def test_codes(case):
     check(case, text)
 
 
+@pytest.mark.long_cases(
+    "gpu-llama-train-prefix5-T27-2x2-gemma2",
+    "gpu-llama-train-soft5-T27-2x2-gemma3",
+    "tpu-llama-evaluate-soft5-T27-2x2fsdp-qwen3",
+)
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_every_step_of_other_llamas(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases(
+    "tpu-llama-*",
+    "gpu-gpt2-evaluate-soft5-T24-2x2fsdp-front",
+    "tpu-gpt2-evaluate-soft5-T24-2x2fsdp-front",
+)
 @pytest.mark.parametrize("case", FRONTS, ids=str)
 def test_every_step_behind_a_front_that_runs_once(case):
     check(case, lower(case))
@@ -374,6 +461,7 @@ def test_states_that_processes_exchange(target):
     assert "stablehlo.gather" in text and "callback" not in text
 
 
+@pytest.mark.default_cases("bert-mesh0-target0")
 @pytest.mark.parametrize("family, mesh, target", [
     ("bert", MESHES[1], H100), ("gpt2", MESHES[2], TPU), ("t5", MESHES[0], TPU),
 ])  # fmt: skip
@@ -385,11 +473,15 @@ def test_dropout_by_the_own_generator_of_a_device(family, mesh, target):
     check(case, text)
 
 
+@pytest.mark.default_cases("gpu-bert-train-bank5-T27-1x1", "gpu-gpt2-evaluate-bank5-T28-2x2")
 @pytest.mark.parametrize("case", PROBES, ids=str)
 def test_methods_of_kinds_that_do_not_ship_yet(case):
     check(case, lower(case))
 
 
+@pytest.mark.default_cases(
+    "gpu-bert", "gpu-gpt2", "gpu-llama", "tpu-bert", "tpu-gpt2", "tpu-glm", "tpu-llama"
+)
 @pytest.mark.parametrize(
     "target, family",
     [
@@ -431,6 +523,7 @@ def test_what_a_prompt_adds(target, method):
     assert "callback" not in text and "f64" not in text
 
 
+@pytest.mark.long_cases("target2-t5")
 @pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "gpt2"), (TPU, "t5")])
 def test_a_bank_of_prompts(target, family):
     """Of soft tokens, a prefix and label words, on a mesh."""
@@ -484,6 +577,7 @@ def test_steps_of_tasks_that_share_a_prompt(target, task):
     assert "callback" not in text and "f64" not in text
 
 
+@pytest.mark.default_cases("electra", "glm", "gpt2", "llama")
 @pytest.mark.parametrize("family", families())
 def test_weights_are_drawn_on_gpus(family):
     """Where `adapt` makes a backbone from nothing, or a checkpoint lacks a head."""
@@ -498,6 +592,7 @@ def test_weights_are_drawn_on_gpus(family):
     assert "fmha" not in text
 
 
+@pytest.mark.default_cases("tpu-gpt2-evaluate-soft20-T512-1x1", "tpu-llama-train-prefix16-T512-1x4")
 @pytest.mark.parametrize("case", LONG, ids=str)
 def test_tpus_take_long_texts(case):
     text = lower(case)
@@ -505,6 +600,11 @@ def test_tpus_take_long_texts(case):
     assert has_kernel(text)
 
 
+@pytest.mark.long_cases(
+    "gpu-bert-train-prefix16-T24-1x1-True",
+    "gpu-bert-train-prefix16-T24-1x1-dropout-False",
+    "tpu-bert-train-prefix16-T24-1x1-True",
+)
 @pytest.mark.parametrize(
     "case, told",
     [
@@ -518,6 +618,12 @@ def test_the_kernel_is_there_where_it_is_promised(case, told):
     assert has_kernel(lower(case)) == told
 
 
+@pytest.mark.default_cases(
+    "gpu-*",
+    "tpu-llama-train-prefix5-T512-1x1-mistral-True",
+    "tpu-llama-train-soft5-T512-1x1-gemma3-True",
+    "tpu-modernbert-train-soft5-T512-1x1-True",
+)
 @pytest.mark.parametrize(
     "case, promised",
     [

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from long import LONG
 from rules import ROOT, label, report
 
 MODULES = sorted((ROOT / "jaxprompt").rglob("*.py"))
@@ -118,15 +117,3 @@ def test_nothing_points_outside_the_repository():
 
 def test_nothing_is_left_for_later():
     report(found(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", SHIPPED))
-
-
-def test_what_takes_long_is_there():
-    """A name in tests/long.txt that no test has any more would leave nothing out."""
-    assert sorted(LONG) == (ROOT / "tests/long.txt").read_text().splitlines()
-    named = [name.partition("[")[0].split("::") for name in sorted(LONG)]
-    sources = {file: (ROOT / "tests" / file).read_text() for file in {file for file, _ in named}}
-    report([
-        f"tests/long.txt: {file} has no {name}"
-        for file, name in named
-        if f"def {name}(" not in sources[file]
-    ])  # fmt: skip

@@ -77,6 +77,7 @@ def test_cast_leaves_integers():
     assert found["x"].dtype == jnp.bfloat16 and found["n"].dtype == jnp.int32
 
 
+@pytest.mark.long_cases("patterns1")
 @pytest.mark.parametrize("patterns", [(r"prompt/.*", r"head/.*"), (r"backbone/.*bias", r"head/.*")])
 def test_split_equals_partition_of_the_whole_tree(patterns):
     """Gradients of everything, frozen parts set to zero by optax, give the same numbers."""

@@ -73,6 +73,7 @@ def mixed(prompts):
     return [every[i] for i in np.random.default_rng(0).permutation(len(every))]
 
 
+@pytest.mark.long
 def test_listed_classes_of_other_numbers(rows, small, tmp_path):
     """Each has a bias for its own classes, beside rows that are read at more places."""
     backbone = jp.load_backbone(make_backbone(tmp_path / "disc", "discriminator"))
@@ -242,6 +243,7 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])
 
 
+@pytest.mark.long
 def test_prompts_that_are_computed_or_tuned_make_no_bank(backbone, prompts, rows, small):
     first, _ = prompts["prefix"]
     read = jp.train(backbone, *rows, method=jp.ipt(2), **small).prompt
@@ -274,6 +276,7 @@ def changed(prompt, length, **fields):
     return jp.Prompt(tensors, {**prompt.card, "prompt": own})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family, shelves", [("mistral", 2), ("deberta_v2", 1)])
 def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_path):
     """In local windows and outside of them, of any lengths; a DeBERTa reads no place of theirs."""
@@ -291,6 +294,7 @@ def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_pa
     assert len(bank.bank.shelves) == shelves
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["t5", "gpt2", "mistral", "glm"])
 def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
     backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))

@@ -16,6 +16,8 @@ from tiny_run import (
 import jaxprompt as jp
 from jaxprompt.convert.weights import open_weights
 
+pytestmark = pytest.mark.long
+
 POSITIONS = "deberta.embeddings.position_embeddings.weight"
 WORDS = {"words": tuple(TOPICS), "template": "[soft] {text} : [mask]"}
 

@@ -172,6 +172,7 @@ def test_scores_have_gradients_by_the_prompt(model, rows):
     assert loss(prompt) - loss(moved) == pytest.approx(step * size, rel=0.05)
 
 
+@pytest.mark.long
 def test_scores_map_over_prompts(model, rows):
     batch = model.encode(rows[1][:6])
     two = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), model.params["prompt"])
@@ -203,6 +204,7 @@ def our_scores(model, texts):
     return np.array([list(row["scores"].values()) for row in jp.predict(model, texts)])
 
 
+@pytest.mark.long_cases("bert")
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_prefix_of_pefts_scores_as_there(family, folder, texts, tmp_path):
     from transformers import AutoModelForSequenceClassification
@@ -284,6 +286,7 @@ def refused(*told):
     return pytest.raises(jp.InputError, match=".*".join(told))
 
 
+@pytest.mark.long
 def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys):
     names = ("beast", "food", "tool")
     task = jp.task("text", labels=names, words=names, template="{text} about [mask] .")

@@ -155,6 +155,7 @@ def test_jaxprompt_cannot_be_imported_there(tmp_path):
     assert done.returncode == 1 and "No module named 'jaxprompt'" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_its_script_runs_without_jaxprompt(case, written, tmp_path):
     done = alone(tmp_path, written(case) / "run.py")
@@ -164,6 +165,7 @@ def test_its_script_runs_without_jaxprompt(case, written, tmp_path):
     assert sum(line.endswith(LABELS) for line in done.stdout.splitlines()) == 2
 
 
+@pytest.mark.default_cases("bert-prefix-linear")
 @pytest.mark.parametrize("case", CASES)
 def test_it_scores_batches_of_any_size_and_length(case, written, models, texts):
     program, weights, card = read(written(case))
@@ -208,6 +210,7 @@ INPUTS = {
 }  # fmt: skip
 
 
+@pytest.mark.long_cases("bert-soft-*", "t5-prefix-verbalizer")
 @pytest.mark.parametrize("case", CASES)
 def test_its_card_lists_what_the_scores_depend_on(case, written, models):
     program, weights, card = read(written(case))
@@ -231,6 +234,7 @@ def test_heads_that_it_does_not_read_are_left_out(written):
     assert has(words, "backbone/mlm") and not has(words, "backbone/pooler")
 
 
+@pytest.mark.long
 def test_weights_are_those_of_the_backbone_as_it_was_loaded(folder, tmp_path):
     narrow = jp.load_backbone(str(folder), dtype="bfloat16")
     write_stablehlo(with_words(narrow, "bert", tmp_path), tmp_path / "narrow")
@@ -295,6 +299,7 @@ def soft_prompt(folder, width=32):
     return jp.load_prompt(folder / "soft.npy")
 
 
+@pytest.mark.long
 def test_a_window_is_masked_at_any_length(backbones, tmp_path):
     """A Mistral's of 8 tokens, which the shorter texts do not fill."""
     task = jp.task("text", labels=LABELS, words=WORDS, template="{text} about [mask]")

@@ -47,6 +47,7 @@ def test_history_has_the_losses_and_dev(trained):
     assert all("loss" in line or "dev" in line for line in trained.history)
 
 
+@pytest.mark.long
 def test_rows_of_every_kind_are_the_same_rows(trained, backbone, rows, small, tmp_path):
     import datasets
     import pandas
@@ -67,6 +68,7 @@ def test_rows_of_every_kind_are_the_same_rows(trained, backbone, rows, small, tm
         assert equal(again.prompt.tensors, trained.prompt.tensors)
 
 
+@pytest.mark.long
 def test_the_backbone_stays_as_it_is_when_all_of_it_trains(backbone, rows, small):
     before = jax.tree.map(np.array, backbone.loaded.params)
     tuned = jp.train(backbone, *rows, method=jp.full(lr=0.1), **small)
@@ -79,6 +81,7 @@ def test_the_backbone_stays_as_it_is_when_all_of_it_trains(backbone, rows, small
     assert jp.evaluate(model, rows[1]) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
     run = dict(method=jp.prefix(4), workdir=tmp_path / "run", **small)
     first = jp.train(backbone, *rows, **run)
@@ -92,11 +95,13 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
         jp.train(backbone, *rows, **run, lr=0.5)
 
 
+@pytest.mark.long
 def test_dev_is_drawn_from_train_where_it_is_asked_for(backbone, rows, small):
     drawn = jp.train(backbone, rows[0], method=jp.prefix(4), protocol="holdout", size=12, **small)
     assert drawn.result["best_step"] == 3
 
 
+@pytest.mark.long
 def test_methods_and_heads_bring_their_own_fields(backbone, rows, small):
     about = jp.task(
         "text", label="label", labels=("beast", "food", "tool"), words=("cat", "rice", "saw"),
@@ -119,11 +124,13 @@ def test_numbers_of_numpy_are_numbers(backbone, rows, small):
     assert run.result["seed"] == 1 and run.prompt.card["hyper"]["length"] == 3
 
 
+@pytest.mark.long
 def test_a_method_without_settings_needs_no_call(backbone, rows, small):
     run = jp.train(backbone, *rows, method=jp.head_only, head=jp.linear, **small)
     assert run.prompt.tensors.keys() == {"head/main/out/kernel", "head/main/out/bias"}
 
 
+@pytest.mark.long
 def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
     from tiny_run import make_backbone
 

@@ -93,6 +93,7 @@ def test_model(pairs, kind, side):
     assert hidden[mask].std() > 0.3
 
 
+@pytest.mark.long_cases("plain")
 @pytest.mark.parametrize("kind", MODELS)
 def test_modules(pairs, kind):
     """Each module on the very input that torch gives it."""
@@ -204,6 +205,7 @@ def inject(slots, k, v):
     return Injection(Stream(slots, Prefix(k, v, np.ones(k.shape[:3], bool))))
 
 
+@pytest.mark.long
 def test_scan_unroll_and_remat_agree(pairs):
     """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
     pair = pairs("exact")

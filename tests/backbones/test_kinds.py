@@ -123,6 +123,7 @@ def scores(module, batch):
     return hidden, logits if bias is None else logits + bias
 
 
+@pytest.mark.default_cases("v3", "v2-xlarge", "albert", "modernbert")
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_logits_and_gradients(folder, tmp_path, kind):
     where, (family, name, _) = folder(kind), KINDS[kind]

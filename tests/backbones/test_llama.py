@@ -97,6 +97,7 @@ def run_torch(model, tokens, past=None):
         )  # fmt: skip
 
 
+@pytest.mark.long_cases("left-*")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_model(pairs, kind, side):
@@ -109,6 +110,7 @@ def test_model(pairs, kind, side):
     assert np.asarray(hidden)[tokens.mask].std() > 0.3
 
 
+@pytest.mark.long_cases("mistral wide", "gemma3")
 @pytest.mark.parametrize("kind", ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3"])
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""

@@ -72,6 +72,7 @@ def scores(module, batch, reads=None):
     return hidden, jnp.einsum("btx,vx->btv", module.lm_features(hidden), table) + bias
 
 
+@pytest.mark.default_cases("scan-v3")
 @pytest.mark.parametrize("kind", ["v3", "v2-xlarge"])
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, kind, stack):
@@ -97,6 +98,7 @@ def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, ki
     assert_near(own["layers"]["mlp"]["up"]["kernel"][-1], up.T, 1e-4 * float(up.abs().max()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["v3", "v1"])
 def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
     """In front of the last layer stands a prefix too, in all layers or in the last alone."""

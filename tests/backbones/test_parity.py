@@ -166,6 +166,7 @@ every_model = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long_cases("right-bert-mlm-*")
 @every_model
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_model(pairs, kind, shape, padding):
@@ -252,6 +253,7 @@ def test_bfloat16(pairs, kind):
     assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bert-mlm", "electra-rtd-narrow"])
 def test_scan_unroll_and_remat_agree_exactly(pairs, kind):
     """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
@@ -322,6 +324,7 @@ def test_real_masked_language_model(shared):
     assert_close(mlm_logits(pair, hidden), expected.logits, MODEL, batch.encoder.mask)
 
 
+@pytest.mark.long
 def test_real_masked_language_model_in_bfloat16(shared):
     folder = shared / "weights" / "minilm-mlm"
     pair = load_pair(transformers.BertForMaskedLM.from_pretrained(folder), folder, "bert")

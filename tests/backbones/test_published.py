@@ -158,6 +158,9 @@ def test_all_are_here():
     assert CONFIGS.keys() == PARAMETERS.keys()
 
 
+@pytest.mark.default_cases(
+    "t5-small", "t5-v1_1-xxl", "mt5-small", "mt5-base", "gpt2", "gpt2-medium", "gpt2-xl"
+)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_size(name):
     hf = CONFIGS[name]
@@ -165,6 +168,7 @@ def test_published_size(name):
     assert count(shapes) == PARAMETERS[name] == counted_by_hand(hf) == counted_by_torch(hf)
 
 
+@pytest.mark.long_cases("t5-11b")
 @pytest.mark.parametrize("name", ["t5-11b", "mt5-small"])
 def test_unrolled_has_the_same_shapes(name):
     leaves = flatten(abstract(CONFIGS[name], stack="unroll"))
@@ -189,6 +193,9 @@ ENCODERS = {
 }
 
 
+@pytest.mark.long_cases(
+    "microsoft/deberta-base", "microsoft/deberta-v2-xlarge", "albert/albert-xxlarge-v2"
+)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_published_encoder(name):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

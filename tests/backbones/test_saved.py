@@ -67,6 +67,9 @@ def round_trip(source, out, family):
     save_backbone(out, family, config, loaded.params, tokenizer=source, card=CARD, run="r")
 
 
+@pytest.mark.default_cases(
+    "bert-untied", "roberta", "xlm-roberta", "albert", "deberta-v2", "mt5", "gpt2"
+)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-both"])
 def test_torch_loads_and_scores_it_alike(tmp_path, kind):
     torch.set_num_threads(1)
@@ -95,6 +98,7 @@ def test_a_pooler_beside_the_head_is_kept_though_torchs_masked_lm_has_none(tmp_p
     assert torch.equal(trunk.pooler.dense.weight, pooler.pooler.dense.weight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_real_model(shared, tmp_path, dtype):
     """Stored as float16, which float32 holds exactly."""

@@ -138,6 +138,7 @@ CASES += [
 CASES += [(family, prompt, "left") for family in ("bert", "gpt2") for prompt in ("none", "prefix")]
 
 
+@pytest.mark.default_cases("bert-prefix-left")
 @pytest.mark.parametrize("of, prompt, side", CASES)
 def test_a_packed_document_reads_as_it_does_alone(of, prompt, side):
     batch, value, hidden, grads = run(of, prompt, side)
@@ -151,6 +152,7 @@ def test_a_packed_document_reads_as_it_does_alone(of, prompt, side):
     assert_close(ravel_pytree(grads)[0], ravel_pytree(expected_grads)[0])
 
 
+@pytest.mark.default_cases("bert", "llama")
 def test_without_segments_documents_see_each_other(family):
     batch, _, hidden, _ = run(family, "none", "packed")
     mixed = run(family, "none", "mixed")[2]
@@ -162,6 +164,7 @@ def test_without_segments_documents_see_each_other(family):
     assert gaps[single][batch.read.mask[single]].max() < 1e-5
 
 
+@pytest.mark.long
 def test_a_decoder_reads_the_source_of_its_document_alone():
     """Another second document of the encoder leaves all but its own answer as they are."""
     _, params, *_ = make_program("t5", "none")
@@ -175,6 +178,7 @@ def test_a_decoder_reads_the_source_of_its_document_alone():
     assert not moved[(segments > 0) & (segments != 2)].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "of, stack, remat",
     [("gpt2", "unroll", "full"), ("t5", "unroll", "none"), ("t5", "scan", "dots")],
@@ -185,6 +189,7 @@ def test_every_way_to_run_a_stack(of, stack, remat):
     assert_close((value, hidden, grads), tuple(expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["bert", "gpt2", "t5"])
 def test_a_mesh_changes_nothing(of):
     program, params, *_ = make_program(of, "prefix")
@@ -198,6 +203,7 @@ def test_a_mesh_changes_nothing(of):
     assert len(put_batch(placement, batch).encoder.segments.sharding.device_set) == 4
 
 
+@pytest.mark.long_cases("gpt2")
 @pytest.mark.parametrize("of", ["bert", "gpt2", "t5"])
 def test_layers_go_on_from_kept_states(of):
     _, params, module, injection = make_program(of, "none")
@@ -220,6 +226,7 @@ def plainly_before(tokens):
     return Seen(mask & sees)
 
 
+@pytest.mark.default_cases("bert", "glm")
 def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeypatch):
     """Their absence leaves no trace: neither an array of a batch nor an operation of a step."""
     batch = batch_of(family, "prefix", "alone")

@@ -14,6 +14,8 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.types import Injection
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 COUNT, BATCH, WIDTH = 200, 8, 64

@@ -117,6 +117,7 @@ def encode(module, batch):
     return module.encode(batch, Injection(), deterministic=True)
 
 
+@pytest.mark.default_cases("left-v1.1*", "left-mt5")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("side", SIDES)
 def test_model(pairs, kind, side):
@@ -132,6 +133,7 @@ def test_model(pairs, kind, side):
     assert 0.3 < spread < 20  # 1e-4 of numbers like these means something
 
 
+@pytest.mark.default_cases("v1.1")
 @pytest.mark.parametrize("kind", ["v1.0", "v1.1", "mt5"])
 def test_modules(pairs, kind):
     """Each module on the very input that torch gives it."""
@@ -198,6 +200,7 @@ def test_fused_attention(pairs):
     assert_near(hidden, expected, MODEL, batch.decoder.mask)
 
 
+@pytest.mark.long_cases("v1.1")
 @pytest.mark.parametrize("kind", ["v1.0", "v1.1"])
 def test_bfloat16(pairs, kind):
     pair = pairs(kind)
@@ -255,6 +258,7 @@ def draw_prefixes(dims, shift, length=2):
     )
 
 
+@pytest.mark.long
 def test_scan_unroll_and_remat_agree(pairs):
     """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
     pair = pairs("exact")
@@ -289,6 +293,7 @@ def test_scan_unroll_and_remat_agree(pairs):
             assert np.abs(found - grad).max() <= 5e-6 * np.abs(grad).max(), (stack, remat)
 
 
+@pytest.mark.default_cases("shift")
 @pytest.mark.parametrize("prompt", ["none", "outside", "shift"])
 def test_branches_are_rows_of_their_own(pairs, prompt):
     """Two label words behind one stem, in one row with branches and in a row each."""
@@ -335,6 +340,7 @@ def before_norm(module, batch):
     return kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["v1.0", "v1.1", "gated-tied", "relu-untied", "gated-silu"])
 def test_rescale_leaves_the_function_as_it_is(pairs, kind):
     pair = pairs(kind)
@@ -355,6 +361,7 @@ def test_rescale_leaves_the_function_as_it_is(pairs, kind):
     assert report == plain  # the fingerprint too: it is of the file
 
 
+@pytest.mark.long
 def test_rescale_in_bfloat16(pairs):
     """Rounding is relative, so dividing by 128, a power of two, changes the last bits at most."""
     pair = pairs("v1.1")

@@ -67,6 +67,7 @@ def numbers(value) -> list[float]:
     return [value]
 
 
+@pytest.mark.default_cases("mlm-bert")
 def test_it_learns_held_out_text(case):
     name, workdir = case
     lines, dev = read_lines(workdir / "metrics.jsonl"), scores(workdir)
@@ -78,12 +79,14 @@ def test_it_learns_held_out_text(case):
     assert set(dev[0]) >= {"loss", "accuracy"}
 
 
+@pytest.mark.default_cases("mlm-bert")
 def test_each_loss_has_its_learning_rate(case):
     lines = [line for line in read_lines(case[1] / "metrics.jsonl") if "loss" in line]
     rate = 0.1 if case[0] == "span_corruption-t5" else 1e-2
     assert [line["lr"] for line in lines] == pytest.approx([rate] * STEPS)
 
 
+@pytest.mark.default_cases("mlm-bert")
 def test_the_result_tells_the_best_look_at_it(case):
     name, workdir = case
     result, dev = json.loads((workdir / "result.json").read_text()), scores(workdir)
@@ -100,6 +103,7 @@ def test_the_result_tells_the_best_look_at_it(case):
     assert json.loads((workdir / "record.json").read_text())["store"] == files
 
 
+@pytest.mark.default_cases("mlm-bert")
 def test_the_tokenizer_goes_along(case, tmp_path_factory):
     from transformers import AutoTokenizer
 
@@ -150,6 +154,7 @@ def of_targets(logits, batch) -> tuple[float, int, int]:
     return total.item(), len(targets), int((found.argmax(-1) == targets).sum())
 
 
+@pytest.mark.default_cases("mlm-bert")
 def test_torch_scores_the_held_out_rows_alike(case):
     name, workdir = case
     objective = CASES[name].objective
@@ -178,6 +183,7 @@ def load_pair(workdir):
     return make_pair(*modules), params | {"generator": untie(params["generator"])}
 
 
+@pytest.mark.long
 def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     """The same draws: the discriminator reads what the generator put in."""
     torch = pytest.importorskip("torch")
@@ -204,6 +210,7 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     assert result["majority"] == pytest.approx(1 - sums[3] / sums[1])
 
 
+@pytest.mark.long
 def test_train_takes_the_folder(tmp_path_factory, tmp_path, data, capsys):
     workdir = adapted(tmp_path_factory, "mlm-bert")
     fields = tiny_fields(workdir / "backbone", data) | {"train.total_steps": 1}
@@ -216,6 +223,7 @@ def test_train_takes_the_folder(tmp_path_factory, tmp_path, data, capsys):
 # -- where it starts ------------------------------------------------------------------------------
 
 
+@pytest.mark.default_cases("mlm-bert", "mlm-roberta", "rtd-electra", "clm-gpt2", "prefix_lm-t5")
 @pytest.mark.parametrize("name", CASES)
 def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
@@ -227,6 +235,7 @@ def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, c
     assert f"{CASES[name].objective}: {STEPS} steps, from the start" in err
 
 
+@pytest.mark.long
 def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys):
     """The weights are drawn; what cannot be read of the text is left out and counted."""
     corpus = tmp_path / "corpus"
@@ -254,6 +263,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
     assert f"60 documents, {sum(counts):,} tokens; {rows} rows of {LENGTH}, " in err
 
 
+@pytest.mark.long
 def test_apart_a_document_is_read_alone(tmp_path_factory, run):
     """Weights and text are the same: the first loss tells."""
     mixed = losses(adapted(tmp_path_factory, "mlm-bert"))[0]
@@ -264,6 +274,7 @@ def test_apart_a_document_is_read_alone(tmp_path_factory, run):
 # -- how it runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_batch_in_parts_is_the_batch(tmp_path_factory, run):
     whole = run("mlm-bert", optim__accumulate=1, train__total_steps=SCORED)
     parts = adapted(tmp_path_factory, "mlm-bert")
@@ -271,6 +282,7 @@ def test_a_batch_in_parts_is_the_batch(tmp_path_factory, run):
     assert scores(whole)[0] == pytest.approx(scores(parts)[0], rel=1e-5)
 
 
+@pytest.mark.long
 def test_bfloat16_computes_and_float32_is_kept(tmp_path_factory, run):
     workdir = run("mlm-bert", backbone__dtype="bfloat16", train__total_steps=2 * SCORED)
     exact, dev = adapted(tmp_path_factory, "mlm-bert"), scores(workdir)

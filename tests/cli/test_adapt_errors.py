@@ -189,6 +189,7 @@ def test_a_full_disk_while_indexing(adapt, tmp_path, monkeypatch, moment):
     assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
 
 
+@pytest.mark.long
 def test_a_corpus_that_changed_under_a_run(refused, own, tmp_path_factory, tmp_path):
     """Where the run stood, its folder is left as it is."""
     workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
@@ -210,6 +211,7 @@ def test_a_corpus_that_changed_under_a_run(refused, own, tmp_path_factory, tmp_p
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_layers_that_changed_under_a_run(refused, kind, tmp_path_factory, tmp_path):
     """The weights are the same, and config.json says that they compute something else."""
     workdir, folder = (
@@ -223,6 +225,7 @@ def test_layers_that_changed_under_a_run(refused, kind, tmp_path_factory, tmp_pa
     assert "was trained with another config.json beside these weights" in line
 
 
+@pytest.mark.long
 def test_settings_that_changed_under_a_run(refused, tmp_path_factory, tmp_path):
     workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
     for field in ("objective__rate=0.2", "data__max_len=16", "corpus__held_out=0.1"):

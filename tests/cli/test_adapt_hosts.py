@@ -38,6 +38,7 @@ def assert_same(workdir, alone) -> None:
     assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_adapt_as_one(name, tmp_path_factory, tmp_path):
     alone = adapted(tmp_path_factory, name)
@@ -45,6 +46,7 @@ def test_eight_devices_adapt_as_one(name, tmp_path_factory, tmp_path):
     assert_same(workdir, alone)
 
 
+@pytest.mark.long
 def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path):
     """Of dev's last batch, which is short, the second has filling alone."""
     alone = adapted(tmp_path_factory, "mlm-bert")
@@ -84,6 +86,7 @@ def test_processes_compare_their_texts(tmp_path_factory, tmp_path, refused, monk
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
+@pytest.mark.long
 def test_processes_with_another_text_are_refused(tmp_path_factory, tmp_path):
     """The same config and path, but a copy of the text that ends early on one of the hosts."""
     words = words_of(

@@ -10,6 +10,8 @@ from processes import Processes
 from tiny_adapt import SCORED, STEPS, adapted, words_of
 from tiny_run import jaxprompt, read_lines, timeless
 
+pytestmark = pytest.mark.long
+
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
 CASE = "span_corruption-t5"
 

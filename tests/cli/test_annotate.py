@@ -100,6 +100,7 @@ def units_of(texts) -> list[str]:
     return [unit.strip() for text in texts for unit in text.splitlines()]
 
 
+@pytest.mark.long
 def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     """From the text itself, by the exported classifier: the first word has no space before it."""
     workdir, output, _ = annotated
@@ -125,6 +126,7 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     )
 
 
+@pytest.mark.long
 def test_what_is_printed(annotated):
     workdir, output, out = annotated
     found, table = json.loads(out), Annotations(output).probabilities.astype(np.float32)
@@ -144,6 +146,7 @@ def test_what_is_printed(annotated):
     assert saved["corpus"]["path"] == "" and (workdir / "result.json").exists()
 
 
+@pytest.mark.long
 def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, capsys):
     """By another tokenizer, on the units that are sure."""
     changes = dict(
@@ -177,6 +180,7 @@ def stop_in(monkeypatch, after: int) -> None:
     monkeypatch.setattr(AnnotationWriter, "append", half)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [PART + 50, UNITS])
 def test_it_goes_on_where_it_was_cut_off(
     after, annotated, words, fields, tmp_path, capsys, monkeypatch
@@ -194,6 +198,7 @@ def test_it_goes_on_where_it_was_cut_off(
     assert found | {"output": ""} == expected | {"output": ""}
 
 
+@pytest.mark.long
 def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeypatch):
     append = AnnotationWriter.append
 
@@ -209,6 +214,7 @@ def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeyp
     assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
 
 
+@pytest.mark.long
 def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
     """It is trained to its end first."""
     workdir = shutil.copytree(annotated[0], tmp_path / "run")
@@ -219,6 +225,7 @@ def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
     assert files(tmp_path / "labels") == files(annotated[1])
 
 
+@pytest.mark.long
 def test_equal_trainings_are_one_annotator(annotated, words, tmp_path):
     """So that the same command goes on with the labels of one by the other."""
     assert main(words(tmp_path / "run", tmp_path / "labels")) == 0
@@ -232,6 +239,7 @@ def close_to(output, whole) -> None:
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-3)
 
 
+@pytest.mark.long
 def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     """A masked LM as it is, by its label words: nothing is trained."""
     changes = dict(
@@ -246,6 +254,7 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
 
 
+@pytest.mark.long
 def test_two_processes_label_as_one(annotated, words, tmp_path):
     workdir, whole, printed = annotated
     command = words(workdir, tmp_path / "labels", mesh__data=2)
@@ -327,6 +336,7 @@ def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
     assert files(output) == before
 
 
+@pytest.mark.long
 def test_what_changed_under_a_run(refused, annotated, words, fields, tmp_path, monkeypatch):
     own = shutil.copytree(
         fields["corpus.path"].parent, tmp_path / "own", ignore=shutil.ignore_patterns("roberta")

@@ -67,6 +67,7 @@ def rte(seed, size, hidden):
 METRICS = {"multirc": "f1a", "record": "answer_f1"}
 
 
+@pytest.mark.long_cases("wsc-wsc")
 @pytest.mark.parametrize(
     "name, make", [("multirc", multirc), ("record", record), ("wsc", wsc), ("rte", rte)]
 )

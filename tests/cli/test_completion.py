@@ -27,6 +27,9 @@ def offered(line: str, tmp_path) -> list[str]:
     return out.read_text().split("\n")
 
 
+@pytest.mark.long_cases(
+    "jaxprompt train --config.optim.l-some2", "jaxprompt train --config.backbone.dtype -some3"
+)
 @pytest.mark.parametrize(
     "line, some",
     [

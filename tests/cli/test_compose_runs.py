@@ -31,6 +31,7 @@ def predicts(workdir, data, tmp_path, capsys):
 SHORT = {"train.total_steps": 40, "train.eval_steps": 20, "optim.lr": 0.05}
 
 
+@pytest.mark.long
 def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, capsys):
     """The prefix is that of an export, to the last bit; the export of both is plain constants."""
     shared = make_config(backbone, data, "prefix", **{"prompt.length": 3, "optim.lr": 0.1} | SHORT)
@@ -62,6 +63,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     assert code == 2 and "which holds another export now; restore that" in err
 
 
+@pytest.mark.long
 def test_soft_tokens_stand_before_those_of_dart(backbone, data, tmp_path, capsys):
     fields = {
         "head.name": "label_rows", "task.labels": "beast,food,tool", "data.max_len": 32,
@@ -78,6 +80,7 @@ def test_soft_tokens_stand_before_those_of_dart(backbone, data, tmp_path, capsys
     assert predicts(workdir, data, tmp_path, capsys) > 0.6
 
 
+@pytest.mark.long
 def test_a_grid_of_them_trains_as_one_program(backbone, data, tmp_path, capsys):
     c = composed(backbone, data, "prefix(length=2)+p_tuning(length=2,encoder=mlp)", **SHORT)
     c = c.replace({"runs.seeds": (0, 1)})
@@ -94,6 +97,7 @@ def test_a_grid_of_them_trains_as_one_program(backbone, data, tmp_path, capsys):
         assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
 
 
+@pytest.mark.long
 def test_parts_of_a_t5(data, tmp_path, capsys):
     """In the input, in what the decoder is fed, and in its attention over the encoder."""
     folder = make_backbone(tmp_path / "t5", "t5")
@@ -142,6 +146,7 @@ def test_a_composition_starts_by_its_parts_alone(backbone, data, tmp_path, capsy
     assert "set init= of each of prompt.parts" in refused("train", *words, started=True)
 
 
+@pytest.mark.long
 def test_a_part_of_another_length_is_cut_or_repeated(trained, backbone, data, tmp_path, capsys):
     """And it is said. What stands still is that to the last bit."""
     before = load_file(trained / "export/prompt.safetensors")
@@ -158,6 +163,7 @@ def test_a_part_of_another_length_is_cut_or_repeated(trained, backbone, data, tm
             np.testing.assert_array_equal(held[name], expected)
 
 
+@pytest.mark.long
 def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused):
     folders = []
     for seed in (0, 1):

@@ -171,6 +171,7 @@ def electra(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("electra") / "electra", "discriminator")
 
 
+@pytest.mark.long_cases("accuracy-sst2-full", "p_tuning/lama-")
 @pytest.mark.parametrize("path, argument", BUILDS)
 def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, rows_of):
     c = load(path, argument)
@@ -331,6 +332,7 @@ def test_the_page_of_fields_is_that_of_the_code():
     assert page == write_page(), "run: python -m jaxprompt.cli.reference > docs/config.md"
 
 
+@pytest.mark.long
 def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, capsys):
     c = load(CONFIGS / "base.py")
     wanted = tiny_fields(backbone, data) | {"backbone.dropout": 0, "train.eval_steps": 3}

@@ -51,6 +51,7 @@ def prepare(folder, data, family, **fields):
     return make_config(folder, data, "dart", **own | fields)
 
 
+@pytest.mark.default_cases("bert")
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
     result, workdir, _ = train_and_export(capsys, tmp_path, prepare(folders(family), data, family))
@@ -66,12 +67,14 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
     assert right > 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", OTHERS)
 def test_learns_on_other_families(family, folders, data, tmp_path):
     result = run(prepare(folders(family), data, family), str(tmp_path / "run")).to_json()
     assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
 
 
+@pytest.mark.long
 def test_a_config_that_names_no_model_type(data, tmp_path, capsys):
     """As SciBERT's, whose vocabulary is all of its tokenizer."""
     folder = make_backbone(tmp_path / "bert")
@@ -92,6 +95,7 @@ def test_a_config_that_names_no_model_type(data, tmp_path, capsys):
     assert code == 0 and read_config(tmp_path / "whole")["model_type"] == "bert", err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family, trainable", [("bert", ""), ("t5", "prompt/.*")])
 def test_a_mesh_changes_nothing(family, trainable, folders, data, tmp_path):
     """The learned rows are whole on each device, the vocabulary's tables are sharded."""
@@ -106,6 +110,7 @@ def test_a_mesh_changes_nothing(family, trainable, folders, data, tmp_path):
     assert len(found[0]) == 4
 
 
+@pytest.mark.long
 def test_full_scores_evaluate_as_they_predict(folders, data, tmp_path, capsys):
     """After a step words of the vocabulary are likelier than any row; none of them is an answer."""
     short = {"head.scores": "full", "train.total_steps": 1, "train.eval_steps": 1}
@@ -122,6 +127,7 @@ def test_full_scores_evaluate_as_they_predict(folders, data, tmp_path, capsys):
     assert right > 0
 
 
+@pytest.mark.long
 def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     c = prepare(folders("bert"), data, "bert", trainable="prompt/.*,head/.*", optim__lr=0.05)
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
@@ -131,6 +137,7 @@ def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     assert size < 4 * result["trained"] + 600
 
 
+@pytest.mark.long
 def test_a_tuned_backbone_ships_beside_the_rows(folders, data, tmp_path, capsys):
     """As weights, as differences, and as a folder; at a learning rate of 0 it stays."""
     c = prepare(folders("bert"), data, "bert", optim__lr_backbone=2e-3)
@@ -163,6 +170,7 @@ def test_a_tuned_backbone_ships_beside_the_rows(folders, data, tmp_path, capsys)
     assert np.abs(moved[name] - held[name]).max() > 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fixed, kept", [("prompt/rows", "slots"), ("prompt/table", "rows")])
 def test_what_is_fixed_of_a_prompt_is_there_after_training(
     fixed, kept, folders, data, tmp_path, capsys
@@ -182,6 +190,7 @@ def test_what_is_fixed_of_a_prompt_is_there_after_training(
     np.testing.assert_array_equal(tensors[f"prompt/{kept}"], expected)
 
 
+@pytest.mark.long
 def test_in_two_stages(folders, data, tmp_path, capsys):
     """The rows alone first, then everything from them: a run that starts from an export."""
     rows = dict(trainable="prompt/.*,head/.*", optim__lr=0.05, train__total_steps=6)

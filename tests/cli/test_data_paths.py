@@ -70,6 +70,7 @@ def expected(backbone, data, tmp_path_factory):
     return run(make_config(backbone, folder, "prefix", **fields), str(folder / "run")).to_json()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_format_gives_the_same_run(kind, expected, backbone, data, tmp_path, capsys):
     files = {}
@@ -91,6 +92,7 @@ def test_every_format_gives_the_same_run(kind, expected, backbone, data, tmp_pat
     assert card["label_words"] == [["cat", "dog"], ["bread"], ["saw", "hammer"]]
 
 
+@pytest.mark.long
 def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, capsys):
     """By class; the run says which label is which, and what may be a mistake in them."""
     odd = [{"text": "a saw " * 20, "label": "Tool"}]
@@ -155,6 +157,7 @@ def test_a_total_of_examples_counts_short_batches(total, steps):
     assert plan_of(c, 100, 1600).total == 55
 
 
+@pytest.mark.long
 def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):
     order = {"beast": 10, "food": 2, "tool": 0}
     for split in ("train", "dev"):

@@ -53,6 +53,7 @@ def folders(tmp_path_factory):
     return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in BACKBONES}
 
 
+@pytest.mark.default_cases("llama_chat")
 @pytest.mark.parametrize("case", CASES)
 def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
     family, method, fields, rate = CASES[case]
@@ -87,6 +88,7 @@ def text_data(folder):
 TEXT = {"head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5}
 
 
+@pytest.mark.default_cases("t5-1")
 @pytest.mark.parametrize(
     "family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2), ("llama", 2)]
 )
@@ -116,6 +118,7 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     assert err.endswith(told)
 
 
+@pytest.mark.long
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
     fields = T5 | {"generate.max_new": 3}
     c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
@@ -162,6 +165,7 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     "family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM"), ("llama", "CAUSAL_LM")]
@@ -183,6 +187,7 @@ def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
     np.testing.assert_array_equal(found, np.load(rows))
 
 
+@pytest.mark.long
 def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
     fields = dict(prompt__decoder=3, prompt__dropout=0)
     run(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
@@ -192,6 +197,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.long
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
     writers = "a T5, a GLM, a GPT-2 or a Llama"
@@ -270,6 +276,7 @@ def test_a_window_that_a_prefix_fills_is_told_before_the_folder_is_made(data, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long_cases("beams")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case, folders, backbone, data, tmp_path, refused):
     name, fields, message = REFUSED[case]

@@ -75,6 +75,7 @@ def torch_scores(backbone, texts):
     return np.array(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [
     {"demos__per_class": 1, "demos__samples": 3}, {"demos__total": 4, "demos__samples": 2},
 ])  # fmt: skip
@@ -171,6 +172,7 @@ def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
             assert shown == {demos.pool[row].fields["text"] for row in best}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["full", "dart"])
 def test_what_is_trained_with_them_predicts_from_its_export(
     method, backbone, data, encoder, tmp_path, capsys
@@ -211,6 +213,7 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     assert shown < {row["text"] for row in read_lines(data / "train.jsonl")}
 
 
+@pytest.mark.long_cases("gpt2")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_decoder_reads_them_in_front(family, data, tmp_path, capsys):
     folder = make_backbone(tmp_path / family, family)
@@ -341,6 +344,7 @@ def exported(backbone, data, encoder, tmp_path_factory):
     return root / "run", own
 
 
+@pytest.mark.long
 def test_other_formats_are_refused(exported, refused, tmp_path):
     workdir, _ = exported
     line = refused("export", f"--workdir={workdir}", f"--peft={tmp_path / 'p'}", started=True)
@@ -349,6 +353,7 @@ def test_other_formats_are_refused(exported, refused, tmp_path):
     assert "stablehlo: the prompt is laid with demonstrations" in line
 
 
+@pytest.mark.long
 def test_inspect_averages_over_samples(backbone, data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     c = prepare(
@@ -386,6 +391,7 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
     assert found["examples"] == 8 and {"micro_f1", "precision", "recall"} <= found.keys()
 
 
+@pytest.mark.long
 def test_other_training_examples_or_fields_are_refused(exported, refused, tmp_path):
     workdir, own = exported
     words = ["evaluate", f"--workdir={workdir}", "--split=test"]
@@ -422,6 +428,7 @@ def test_demonstrations_of_an_export_are_checked(change, part, exported, tmp_pat
     assert part in line and line.count("\n") == 0, line
 
 
+@pytest.mark.long
 def test_the_sentence_encoder_may_stand_elsewhere(
     exported, encoder, backbone, tmp_path, capsys, refused
 ):
@@ -455,6 +462,7 @@ def test_the_sentence_encoder_may_stand_elsewhere(
 # -- where they meet other parts ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_runs_that_train_as_one_program_score_as_alone(backbone, data, tmp_path, capsys):
     fields = dict(
         demos__per_class=1, demos__samples=2, train__total_steps=4, train__eval_steps=2,
@@ -474,6 +482,7 @@ def test_runs_that_train_as_one_program_score_as_alone(backbone, data, tmp_path,
     assert len(found) == 2 and (same["dev"], same["test"]) == (expected["dev"], expected["test"])
 
 
+@pytest.mark.long
 def test_a_decoder_that_shows_them_writes_too(data, tmp_path, capsys):
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
     fields = dict(
@@ -490,6 +499,7 @@ def test_a_decoder_that_shows_them_writes_too(data, tmp_path, capsys):
     assert [set(json.loads(line)) for line in out.splitlines()] == [{"text", "generated"}] * 2
 
 
+@pytest.mark.long
 def test_a_plan_and_a_check_know_them(backbone, data, tmp_path, capsys):
     c = prepare(
         backbone, data, "prefix", demos__per_class=1, demos__samples=3, train__total_steps=1,

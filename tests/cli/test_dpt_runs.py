@@ -65,6 +65,7 @@ def test_every_method_is_run():
     assert set(methods()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
 
 
+@pytest.mark.default_cases("all_weights")
 @pytest.mark.parametrize("kind", RUNS)
 def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     fields = {"head__order": "random", "head__order_seed": 0} if kind == "all_weights" else {}
@@ -92,6 +93,7 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     assert (result["trained"] == result["total"]) == (kind in trained)
 
 
+@pytest.mark.long
 def test_a_mesh_changes_nothing(electra, data, tmp_path):
     """The copies of the words are whole on each device, the vocabulary's tables are sharded."""
     found = []
@@ -104,6 +106,7 @@ def test_a_mesh_changes_nothing(electra, data, tmp_path):
     assert len(found[0]) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fields, told",
     [
@@ -137,6 +140,7 @@ def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, 
     assert code == 2 and "makes 2; list all classes in one input" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [0, 2])
 def test_a_metric_that_leaves_a_class_out(group, electra, data, tmp_path, capsys):
     """Whether all classes stand in one list or in two."""
@@ -192,6 +196,7 @@ def test_rows_that_nothing_reads_are_refused(kind, fields, told, electra, data, 
         assert told in refused(*words, started=True)
 
 
+@pytest.mark.long
 def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
     c = prepare(electra, data, "dpt", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
@@ -200,6 +205,7 @@ def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
     assert size < 4 * result["trained"] + 600
 
 
+@pytest.mark.long
 def test_a_plan_is_made(electra, data, tmp_path, capsys):
     config = tmp_path / "plan.json"
     config.write_text(prepare(electra, data, "all_weights").to_json())

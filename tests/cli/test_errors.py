@@ -301,6 +301,7 @@ def test_a_process_says_one_line_and_exits_with_2(tmp_path):
     assert done.stderr.startswith("jaxprompt train: unknown task 'trek'; nearest: trec")
 
 
+@pytest.mark.long
 def test_a_process_shows_tracebacks_and_helps(tmp_path):
     words = ["train", f"--config={BASE}", f"--workdir={tmp_path}", "--config.task.name=trek"]
     command = [sys.executable, "-m", "jaxprompt"]

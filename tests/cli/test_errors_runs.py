@@ -75,6 +75,7 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
     assert files(run) == before
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_model(refused, run):
     from jaxprompt.training.checkpoint_writer import CheckpointWriter
 

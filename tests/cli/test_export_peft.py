@@ -59,6 +59,7 @@ def test_peft_scores_an_exported_prefix_as_we_do(capsys, tmp_path, backbone, dat
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
     code, _, workdir = _train(capsys, tmp_path, backbone, data, method="soft")
     assert code == 0
@@ -82,6 +83,7 @@ def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
         assert code == 0, err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoder", ["lstm", "mlp"])
 def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
     """The encoder is folded away, and what is left scores as the run did."""
@@ -125,6 +127,7 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
     assert before == [files(folder), files(backbone)]
 
 
+@pytest.mark.long
 def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, data):
     code, err, _ = _train(capsys, tmp_path, backbone, data, prompt__shift=False)
     assert code == 2
@@ -132,6 +135,7 @@ def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, d
     assert not (tmp_path / "peft").exists()
 
 
+@pytest.mark.default_cases("deberta")
 @pytest.mark.parametrize("family", ["albert", "modernbert", "deberta", "deberta_v2"])
 def test_a_family_whose_torch_model_reads_no_prefix_is_refused(
     family, capsys, tmp_path, data, tmp_path_factory
@@ -172,6 +176,7 @@ def divided(t5, data, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data):
     """Written for a T5 that nothing divides, and taken in again by one that is divided."""
     given = np.load(divided / "given.npy")
@@ -189,6 +194,7 @@ def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data):
     np.testing.assert_array_max_ulp(rows, inside["prompt/slots"], maxulp=1)
 
 
+@pytest.mark.long
 def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
     """Logits of the whole vocabulary behind the sentinel, of torch and of the export."""
     import transformers
@@ -220,6 +226,7 @@ def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
         assert np.abs(theirs - bare).max() > 0.1  # the prompt matters
 
 
+@pytest.mark.long
 def test_bare_soft_tokens_are_no_export(divided, t5, data, refused):
     for path in (divided / "soft.npy", divided / "peft"):
         c = make_config(t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path)

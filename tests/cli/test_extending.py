@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny_run import TOPICS, make_backbone, sentences, write_rows
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = re.compile(r"to be saved as\s+`(jaxprompt/[\w/]+\.py)`:\n\n```python\n(.*?)```", re.S)

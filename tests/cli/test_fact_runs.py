@@ -44,6 +44,7 @@ def given(backbone, relation):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_relation_is_learned(given, relation, tmp_path, capsys):
     """Predictions are ranked over the list; a row whose object is no word of it is left out."""
     fields = given | {
@@ -75,6 +76,7 @@ def test_a_relation_is_learned(given, relation, tmp_path, capsys):
     assert json.loads(out)["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
+@pytest.mark.long
 def test_columns_of_other_names_on_a_gpt2(given, relation, tmp_path, capsys):
     names = {"sub_label": "subject", "obj_label": "object", "predicate_id": "relation"}
     for split in ("train", "dev", "test"):

@@ -81,6 +81,7 @@ def names_of(config: dict) -> list[str]:
     return [".".join(path) for path in leaves(config)]
 
 
+@pytest.mark.long
 def test_every_field_by_override(configs, tmp_path, rng, monkeypatch):
     ends = set()
     for method, config in configs.items():
@@ -101,6 +102,7 @@ def test_fields_that_data_and_backbone_are_read_by(configs, tmp_path, rng, monke
         survive(monkeypatch, (name, text), read, path, name, text)
 
 
+@pytest.mark.long
 def test_every_field_in_json(configs, tmp_path, rng, monkeypatch):
     path = tmp_path / "config.json"
     ways = [(method, way) for method, c in configs.items() for way in leaves(c)]
@@ -144,6 +146,7 @@ def write_spoilt(path, card):
         write(path, text)
 
 
+@pytest.mark.long
 def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
     folder, card = export
     path, placement = folder / "prompt.json", make_placement(1, 1)

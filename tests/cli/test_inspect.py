@@ -100,6 +100,7 @@ def pictures(workdir):
 SLOW = ("bert verbalizer", "t5 prefix", "gpt2 soft")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS]
 )
@@ -129,6 +130,7 @@ def test_every_run_has_its_page(name, runs, looked_at):
     assert all(row["name"] in out for row in found["rows"])
 
 
+@pytest.mark.long
 def test_nearest_words_are_those_of_the_whole_vocabulary(runs, looked_at):
     """By plain numpy over the word table; the start is what the run's seed draws."""
     (workdir, c), (_, found, _) = runs("dart"), looked_at("dart")
@@ -170,6 +172,7 @@ def test_words_near_the_tasks_soft_tokens_are_marked(runs, looked_at):
         assert f"[{case['tokens'][case['nearest'][0]]}]" in out
 
 
+@pytest.mark.long_cases("dart")
 @pytest.mark.parametrize("name", ["bert verbalizer", "dart"])
 def test_states_are_those_at_the_mask(name, runs, looked_at):
     """R_D of the last layer at label_pos, by the model itself, at every step that is kept."""
@@ -193,6 +196,7 @@ def test_states_are_those_at_the_mask(name, runs, looked_at):
         np.testing.assert_allclose(own["ratio"], separate(states, part.labels).ratio, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_that_learns_nothing_stays_where_it_starts(backbone, data, tmp_path):
     fields = KEPT | {"optim.lr": 0, "optim.weight_decay": 0, "train.total_steps": 3}
     fields |= {"train.eval_steps": 1, "train.keep": 3}
@@ -206,6 +210,7 @@ def test_a_run_that_learns_nothing_stays_where_it_starts(backbone, data, tmp_pat
     assert not [name for name in pictures(tmp_path / "run") if name.endswith("-0.png")]
 
 
+@pytest.mark.long
 def test_confusion_is_what_evaluate_scores(runs, looked_at, capsys):
     (workdir, _), (_, found, _) = runs("bert prefix"), looked_at("bert prefix")
     code, out, _ = jaxprompt(capsys, "evaluate", f"--workdir={workdir}")
@@ -213,6 +218,7 @@ def test_confusion_is_what_evaluate_scores(runs, looked_at, capsys):
     assert code == 0 and np.trace(counts) / 30 == pytest.approx(json.loads(out)["accuracy"])
 
 
+@pytest.mark.long
 def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     """Of another split; what an earlier look drew is gone."""
     workdir = shutil.copytree(runs("head alone")[0], tmp_path / "run")
@@ -226,6 +232,7 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_has_no_classes_says_so(kind, backbone, tmp_path):
     make, fields = KINDS[kind]

@@ -44,6 +44,7 @@ def write_splits(folder, make):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
 
 
+@pytest.mark.long
 def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
     write_splits(tmp_path, questions)
     fields = KEPT | {
@@ -60,6 +61,7 @@ def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
     assert (shares > 0).all() and (shares < 1).all()
 
 
+@pytest.mark.long
 def test_texts_have_no_classes(tmp_path):
     t5 = make_backbone(tmp_path / "t5", "t5")
     make = lambda *at: [{"text": row["text"], "answer": row["label"]} for row in sentences(*at)]
@@ -74,6 +76,7 @@ def test_texts_have_no_classes(tmp_path):
     assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
 
 
+@pytest.mark.long
 def test_equal_states_are_one_point(backbone, tmp_path):
     """The same text in every example: a state without distances ends no process."""
     for name in ("train", "dev", "test"):
@@ -137,6 +140,7 @@ def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
     assert list_instances(SimpleNamespace(instances=None), colours=True) == ""
 
 
+@pytest.mark.long
 def test_zero_shot_has_one_step(backbone, data, tmp_path):
     fields = tiny_fields(backbone, data) | VERBALIZER
     words = flags({name: value for name, value in fields.items() if name != "prompt.length"})
@@ -146,6 +150,7 @@ def test_zero_shot_has_one_step(backbone, data, tmp_path):
     assert "no metrics" in page and np.array(found["confusion"]["counts"]).sum() == 30
 
 
+@pytest.mark.long
 def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     """As in DialogRE: the first relation of an example is learned, all of them count."""
     labels = get_task("dialog_re").labels
@@ -160,6 +165,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     assert counts[9, 9] == counts.sum() == 3 and "3 of 3 answers are right" in page
 
 
+@pytest.mark.long
 def test_a_text_of_few_words_has_no_more_soft_tokens(backbone, data, tmp_path):
     fields = KEPT | {"prompt.length": 24, "data.max_len": 40, "data.multiple": 40}
     run(make_config(backbone, data, "ipt", **fields), str(tmp_path / "run"))
@@ -168,6 +174,7 @@ def test_a_text_of_few_words_has_no_more_soft_tokens(backbone, data, tmp_path):
     assert len(found["rows"]) == len(words) < 24
 
 
+@pytest.mark.long
 def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
     backbone, data, tmp_path
 ):
@@ -185,6 +192,7 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
     assert "not known" in page
 
 
+@pytest.mark.long
 def test_a_mesh_changes_nothing(backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", arguments={"layers": "1-1"}, **KEPT)
     run(c, str(tmp_path / "run"))
@@ -199,6 +207,7 @@ def test_a_mesh_changes_nothing(backbone, data, tmp_path):
         assert one["ratio"] == pytest.approx(other["ratio"], rel=1e-4)
 
 
+@pytest.mark.long
 def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, capsys, refused):
     folder = tmp_path / "prompts"
     means = {}

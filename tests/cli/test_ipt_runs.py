@@ -58,6 +58,7 @@ def topics(backbone, data, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.long
 def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, capsys):
     assert predicts(topics, data, tmp_path, capsys) > 0.7
     record = json.loads((topics / "record.json").read_text())
@@ -70,6 +71,7 @@ def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, 
     assert held["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
 
 
+@pytest.mark.default_cases("slots")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -122,6 +124,7 @@ def check_cosines(backbone, workdir, case):
     np.testing.assert_allclose(case["cosines"], (unit(words[ids]) @ unit(rows).T).max(1), atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [{}, ENCODES], ids=["rows", "encoder"])
 def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data, tmp_path, capsys):
     """Its rows stay where they are: the export names the other, and holds what it trained."""
@@ -156,6 +159,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     assert code == 2 and "holds another export now" in err
 
 
+@pytest.mark.long
 def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
     folder = make_backbone(tmp_path / "roberta", "roberta")
     own = {"prompt.pretrained": str(topics / "export")}
@@ -166,6 +170,7 @@ def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
     assert "was trained on weights" in line and "give that backbone, or another export" in line
 
 
+@pytest.mark.long
 def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
     c = make_config(backbone, data, "ipt", **SHORT)
     c = c.replace({"runs.seeds": (0, 1)})
@@ -180,6 +185,7 @@ def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
     assert evaluates(workdir / "seed=1", capsys) == pytest.approx(result["test"]["accuracy"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", ["seen", "all"])
 def test_a_mesh_changes_nothing(rows, backbone, data, tmp_path, capsys):
     """The rows lie on two devices each half, and examples on four."""
@@ -192,6 +198,7 @@ def test_a_mesh_changes_nothing(rows, backbone, data, tmp_path, capsys):
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
 
 
+@pytest.mark.long
 def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
     """What does not read the text is folded where that spares work: P-tuning's encoder is gone."""
     parts = "prefix(length=2)+ipt(length=3,scale=0.1)+p_tuning(length=2,encoder='mlp')"
@@ -284,6 +291,7 @@ def test_an_empty_text_is_answered_without_a_prompt(topics, capsys):
     assert empty["text"] == "" and np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
 
 
+@pytest.mark.long
 def test_what_it_depends_on_is_that_of_training_at_every_remove(
     topics, backbone, data, tmp_path, capsys, refused
 ):
@@ -311,6 +319,7 @@ def test_what_it_depends_on_is_that_of_training_at_every_remove(
     assert "depends on no other export; leave out pretrained=" in refused(*words)
 
 
+@pytest.mark.long
 def test_a_folded_prefix_beside_one_of_texts_is_read_back(backbone, data, tmp_path, capsys):
     parts = "prefix(length=2,hidden=4)+ipt(length=3,on=prefix,scale=0.1)"
     own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
@@ -321,6 +330,7 @@ def test_a_folded_prefix_beside_one_of_texts_is_read_back(backbone, data, tmp_pa
     assert right == pytest.approx(result["test"]["accuracy"])
 
 
+@pytest.mark.long
 def test_a_folded_prefix_of_another_stream_is_read_back(data, tmp_path, capsys):
     """It shifts nothing, where the prefix of the texts does."""
     parts = "ipt(length=3,scale=0.1)+prefix(length=4)+prefix(length=0,cross=4,hidden=8)"

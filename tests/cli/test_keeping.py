@@ -73,6 +73,7 @@ def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, m
     assert {int(number) for _, number in counts} == {total}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_keeps_is_the_same_run(case, folders, data, tmp_path, capsys):
     family, method, fields = CASES[case]
@@ -88,6 +89,7 @@ def test_a_run_that_keeps_is_the_same_run(case, folders, data, tmp_path, capsys)
     assert ("sequences x 1 tokens" in err) == (case in SPARED)
 
 
+@pytest.mark.long
 def test_texts_are_learned_from_what_is_kept_and_written_in_full(folders, tmp_path):
     """A T5 whose decoder alone is prompted."""
     for seed, (name, size) in enumerate({"train": 48, "dev": 12, "test": 12}.items()):
@@ -103,6 +105,7 @@ def test_texts_are_learned_from_what_is_kept_and_written_in_full(folders, tmp_pa
     assert not (tmp_path / "disk/kept/dev.states").exists()
 
 
+@pytest.mark.long
 def test_choices_are_kept_row_by_row(folders, tmp_path):
     """Examples of two and three choices, each a row of its own length."""
     rng, words = np.random.default_rng(0), "cat dog bread rice hammer saw the a very old".split()
@@ -122,6 +125,7 @@ def test_choices_are_kept_row_by_row(folders, tmp_path):
         assert found == expected
 
 
+@pytest.mark.long
 def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
     args = (folders["bert"], data, "prefix")
     _, losses = start(tmp_path / "off", *args, **COMMON, **UPPER)
@@ -151,6 +155,7 @@ def config(folders, data, tmp_path):
     return write
 
 
+@pytest.mark.long
 def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, capsys, monkeypatch):
     from jaxprompt.training.log import RunLog
 
@@ -185,6 +190,7 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 
+@pytest.mark.long
 def test_a_folder_of_something_else_is_refused(config, refused, data, other_backbone, tmp_path):
     where = f"--workdir={tmp_path / 'run'}"
     run_config = json.loads(config().read_text())
@@ -256,6 +262,7 @@ def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path)
     assert not (tmp_path / "run/config.json").exists()
 
 
+@pytest.mark.long
 def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
     """Else nothing of a published GPT-2 could be kept."""
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
@@ -265,6 +272,7 @@ def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
     start(tmp_path / "run", folder, data, "prefix", **fields)
 
 
+@pytest.mark.long
 def test_flags_reach_the_block(folders, data, tmp_path, capsys):
     words = flags({"cache.where": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
     c = make_config(folders["bert"], data, "prefix", **COMMON | UPPER | dict(train__total_steps=1))

@@ -9,6 +9,8 @@ from processes import Processes
 from test_keeping import COMMON, DECODER, UPPER, start
 from tiny_run import WIDTH, make_backbone, make_config, timeless
 
+pytestmark = pytest.mark.long
+
 STILL = COMMON | dict(
     prompt__dropout=0, head__dropout=0, data__multiple=4, data__batch=8, data__eval_batch=16,
     train__total_steps=8, train__eval_steps=4,

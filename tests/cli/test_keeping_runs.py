@@ -70,6 +70,7 @@ def told(err):
     return int(line.partition(" of ")[2].split(" splits")[0].rpartition(" ")[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_grid_that_keeps_is_the_same_grid(case, folders, data, tmp_path, capsys, monkeypatch):
     family, method, fields = CASES[case]
@@ -86,6 +87,7 @@ def test_a_grid_that_keeps_is_the_same_grid(case, folders, data, tmp_path, capsy
     same_ends(found, expected)
 
 
+@pytest.mark.long
 def test_runs_are_those_of_single_runs_that_keep(folders, data, tmp_path):
     fields = COMMON | UPPER | HOST | dict(runs__seeds="1,2", runs__lr="1e-2,2e-2", runs__size=4)
     c = make_config(folders["bert"], data, "prefix", **fields)
@@ -104,6 +106,7 @@ def test_runs_are_those_of_single_runs_that_keep(folders, data, tmp_path):
 SEEDS = dict(data__protocol="listed", runs__lr="1e-2,2e-2", runs__size=4, data__eval_batch=2)
 
 
+@pytest.mark.long
 def test_other_rows_are_kept_by_themselves(folders, data, tmp_path, capsys):
     """Two data seeds of unlike dev splits, all runs at once: batches of other lengths."""
     rows = rows_file(tmp_path, [(30, 7), (32, 3)])
@@ -210,6 +213,7 @@ def sweep():
 )
 
 
+@pytest.mark.long
 def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):
     """Prefixes and heads alone: of the same rows, and yet other states."""
     file = tmp_path / "grid.py"

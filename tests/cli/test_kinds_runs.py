@@ -9,6 +9,8 @@ from tiny_run import (
     train_and_export,
 )
 
+pytestmark = pytest.mark.long
+
 FAMILIES = ("albert", "deberta", "deberta_v2", "modernbert")
 
 

@@ -43,6 +43,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_learns(case, backbone, data, tmp_path):
     method, fields, rate = CASES[case]
@@ -94,6 +95,7 @@ PROMPT = {"prefix": 2 * 4 * WIDTH, "prefix_mlp": LAYERS * 2 * 4 * WIDTH, "soft":
 HEAD = (WIDTH + 1) * 3
 
 
+@pytest.mark.default_cases("prefix")
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp_path, capsys):
     method, fields = ROUND_TRIPS[case]
@@ -144,6 +146,7 @@ def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp
     assert all(row["score"] == max(row["scores"].values()) for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["npy", "export"])
 def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys):
     first = make_config(backbone, data, "soft", **SHORT)
@@ -163,6 +166,7 @@ def test_a_soft_prompt_starts_from_a_file(kind, backbone, data, tmp_path, capsys
     assert again.read_bytes() == rows.read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["roberta", "electra"])
 def test_other_families_go_the_same_way(family, data, tmp_path, capsys):
     folder = make_backbone(tmp_path / family, family)

@@ -173,6 +173,7 @@ def test_runs_of_a_folder_are_a_line_each(run, capsys):
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run"]
 
 
+@pytest.mark.long
 def test_a_run_is_seen_while_it_runs_and_when_it_was_cut(backbone, data, tmp_path, capsys):
     fields = tiny_fields(backbone, data)
     fields |= {"train.total_steps": 2000, "train.eval_steps": 2, "train.save_steps": 2}

@@ -7,6 +7,8 @@ from jaxprompt.build import evaluation
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.runs.train import run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])
 def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path, monkeypatch):

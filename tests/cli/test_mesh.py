@@ -29,6 +29,7 @@ def start(folder, backbone, data, method, **changes):
     return c, result, [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.default_cases("prefix")
 @pytest.mark.parametrize("method", MESHES)
 def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path, monkeypatch):
     steps, jit = [], compilation.jit
@@ -42,6 +43,7 @@ def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path,
     assert [step._cache_size() for step in steps] == [1, 1]
 
 
+@pytest.mark.long
 def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, capsys):
     c, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESHES["soft"])
     path = tmp_path / "c.json"
@@ -63,6 +65,7 @@ def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, cap
         assert one == pytest.approx(other, rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
     changes = dict(train__total_steps=6, train__eval_steps=2)
     _, _, expected = start(tmp_path / "one", dropping, data, "prefix", **changes)

@@ -57,6 +57,7 @@ def prepare(folder, **fields):
     return with_overrides(c, list((given | head).items()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [{"head__tune": True}, {"head__layer": "linear"}], ids=str)
 def test_learns_exports_and_predicts(fields, folder, tmp_path, capsys):
     result, workdir, err = train_and_export(capsys, tmp_path, prepare(folder, **fields))
@@ -85,6 +86,7 @@ def test_learns_exports_and_predicts(fields, folder, tmp_path, capsys):
     assert code == 0 and (workdir / "inspect" / "inspect.html").exists(), err
 
 
+@pytest.mark.long
 def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
     c = prepare(folder, head__tune=True, train__total_steps=40, train__eval_steps=20)
     c = c.replace({"runs.seeds": (0, 1)})
@@ -102,6 +104,7 @@ def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
     assert code == 0 and ", best 1 on dev | 1 |" in out
 
 
+@pytest.mark.long
 def test_ten_percent_of_the_questions(folder, tmp_path, capsys):
     c = prepare(folder, data__protocol="fraction", data__protocol__ratio=0.25, train__total_steps=2)
     c = c.replace({"train.eval_steps": 1})

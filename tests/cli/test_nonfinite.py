@@ -47,6 +47,7 @@ def spoil(monkeypatch):
     return call
 
 
+@pytest.mark.long
 def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL)
     spoil(2, 3, 5)
@@ -60,6 +61,7 @@ def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in state.values())
 
 
+@pytest.mark.long
 def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     words = flags(tiny_fields(backbone, data) | STOPPED | {"optim.lr": "1e38", "optim.clip": 0})
     train = ("train", f"--config={ROOT / 'configs/base.py'}", f"--workdir={tmp_path}", *words)
@@ -73,6 +75,7 @@ def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     assert all(np.isfinite(leaf).all() for leaf in state.values()) and not position["done"]
 
 
+@pytest.mark.long
 def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
     spoil, backbone, data, tmp_path
 ):
@@ -85,6 +88,7 @@ def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
     assert "optim.lr" not in str(found.value) and "backbone.dtype=float32" in str(found.value)
 
 
+@pytest.mark.default_cases("spoilt0-3 steps in a row were not finite, up to step 4-state0")
 @pytest.mark.parametrize(
     "spoilt, said, state",
     [
@@ -131,6 +135,7 @@ def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkey
     assert seen == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]
 
 
+@pytest.mark.long
 def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, monkeypatch):
     c = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
     spoil(3, 4, 5, 6, 7, 8, 9)

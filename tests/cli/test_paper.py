@@ -44,6 +44,7 @@ def run(backbone, tmp_path_factory):
     return call
 
 
+@pytest.mark.long
 def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
     rows = {"pt": "70.5 ± 15.5", "hybrid_pt": "87.6 ± 6.6"}
     told, workdir = run(capsys, "table4", f"--rows={';'.join(rows)}")
@@ -82,6 +83,7 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
         run(capsys, "table2")
 
 
+@pytest.mark.long
 def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     """Beside a row that trains with each of the batches that are searched."""
     _, folder = run(capsys, "table4", "--rows=full", "--print")
@@ -125,6 +127,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert "holds a run of another config: backbone.path" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["full", "pt"])
 def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, method):
     """The checkpoint of some cells is no stranger's to the others."""
@@ -174,6 +177,7 @@ def test_an_argument_that_a_config_does_not_know(config, message):
         load_config(f"{ROOT}/configs/ppt/{config}")
 
 
+@pytest.mark.long
 def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, monkeypatch):
     """Table 3 of IPT: every learning rate in every fold, then one run of each seed."""
     rows = [

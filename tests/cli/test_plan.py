@@ -45,6 +45,7 @@ def run_alone(*argv):
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_largest_is_planned_over_four_devices():
     found = json.loads(run_alone(
         f"--config={ROOT}/configs/ppt/t5_xxl.py", "--devices=4x A100-40", "--format=json",
@@ -68,6 +69,7 @@ def test_the_largest_is_planned_over_four_devices():
     assert best["fits"] and best["seconds"]["step"] <= own["seconds"]["step"]
 
 
+@pytest.mark.long
 def test_a_device_without_bfloat16_holds_float32_in_its_place(capsys):
     found = {}
     for device in ("v100-32", "v5e"):
@@ -78,6 +80,7 @@ def test_a_device_without_bfloat16_holds_float32_in_its_place(capsys):
     assert "v100-32 has no bfloat16" in found["v100-32"]["notes"][-1]
 
 
+@pytest.mark.default_cases("mt5_small", "t5_xxl")
 @pytest.mark.parametrize("path", PPT, ids=lambda path: path.stem)
 def test_every_published_size_has_a_plan(path):
     run = open_run(load_config(str(path)))
@@ -89,6 +92,7 @@ def test_every_published_size_has_a_plan(path):
     assert sizes.frozen_bytes == pytest.approx(width * sizes.total / model, rel=0.01)
 
 
+@pytest.mark.long
 def test_pretraining_is_planned_without_a_corpus(capsys):
     """The tokens of published T5 small and a device of 16 GiB, by the shapes of a real step."""
     words = (
@@ -138,6 +142,7 @@ def test_pretraining_that_cannot_be_is_not_planned(refused):
     assert "learns the prompt alone" in refused(*words, "--config.trainable=backbone/.*")
 
 
+@pytest.mark.long
 def test_without_devices_it_says_what_is_held_and_sent(capsys):
     code, out, _ = jaxprompt(capsys, "plan", *SMALL, "--config.mesh.model=2")
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip())
@@ -146,6 +151,7 @@ def test_without_devices_it_says_what_is_held_and_sent(capsys):
     assert "fits" not in lines and "tokens" not in out.split("sent per device")[1]
 
 
+@pytest.mark.long
 def test_key_heads_that_every_device_holds_are_told(capsys):
     words = ["--config=base", "--config.backbone.path=google/gemma-3-270m", "--config.mesh.data=1"]
     words += ["--config.task.name=sst2", "--config.mesh.model=4", "--config.data.max_len=16"]
@@ -154,6 +160,7 @@ def test_key_heads_that_every_device_holds_are_told(capsys):
     assert "key heads on every device" in " ".join(out.split())
 
 
+@pytest.mark.long
 def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
     code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
     assert code == 0
@@ -164,6 +171,7 @@ def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
     assert "tokens per second" in out and "https://cloud.google.com/tpu/docs/v5e" in out
 
 
+@pytest.mark.long
 def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, monkeypatch):
     """Its memory decides what fits, and its collectives are told; it may refuse."""
     work = DeviceWork(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
@@ -210,6 +218,7 @@ def _refuse(said):
     raise InputError(said)
 
 
+@pytest.mark.long
 def test_what_fits_nowhere_is_said(capsys):
     large = ("--config.data.batch=4096", "--config.data.max_len=492", "--config.mesh.data=1")
     code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, *large, "--devices=1x v5e", "--limit=1")
@@ -261,6 +270,7 @@ def test_a_config_is_needed(refused):
     assert "--config is missing" in refused("plan")
 
 
+@pytest.mark.long
 def test_codes_are_planned(capsys):
     """Their bytes by the definition; what trains and is computed stays."""
     found = {}
@@ -275,6 +285,7 @@ def test_codes_are_planned(capsys):
     assert len({(own["trained"], own["optimizer"]) for own in found.values()}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", CODES, ids=[row[0].rpartition("/")[2] for row in CODES])
 @pytest.mark.parametrize("column, kind", [(1, "none"), (2, "int8"), (3, "int4")])
 def test_the_fewest_devices_for_codes_are_those_of_the_guide(row, column, kind):

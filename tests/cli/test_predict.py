@@ -87,6 +87,7 @@ def test_one_text(prompt, predict, expected):
     assert close(predict(prompt, f"--text={TEXTS[2]}"), expected[2:3])
 
 
+@pytest.mark.long
 def test_files_and_stdin_give_the_same(prompt, predict, expected, tmp_path):
     rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
     plain = write_rows(tmp_path / "rows.jsonl", rows)
@@ -320,6 +321,7 @@ def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, caps
     assert code == 2 and "--prompt is scored on the rows of --input; give both" in err
 
 
+@pytest.mark.long
 def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_path, capsys):
     """A zero-shot head on dev rows drawn from train; a column that would be lost is refused."""
     rows = [row | {"id": i} for i, row in enumerate(read_lines(data / "train.jsonl"))]
@@ -347,6 +349,7 @@ def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_pat
     assert code == 2 and f"{tmp_path / 'train.jsonl'}:1: the input has a column 'score'" in err
 
 
+@pytest.mark.long
 def test_two_fields(backbone, tmp_path, predict, capsys):
     rows = [{"a": r["text"], "b": "it was new", "label": r["label"]} for r in sentences(5, 12)]
     for split in ("train", "dev"):
@@ -365,6 +368,7 @@ def test_two_fields(backbone, tmp_path, predict, capsys):
     assert code == 2 and "the task has 2 fields, a, b" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["linear", "verbalizer"])
 def test_choices(head, backbone, tmp_path, predict, capsys, monkeypatch):
     rng = np.random.default_rng(0)
@@ -408,6 +412,7 @@ def test_choices(head, backbone, tmp_path, predict, capsys, monkeypatch):
     assert alone == around[1] | {"error": around[1]["error"].replace("stdin:2", "stdin:1")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["reading", "labels"])
 def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp_path, capsys):
     """Folded on one text, what is computed from each would be another prompt for all others.

@@ -55,6 +55,7 @@ def card_of(workdir) -> dict:
 # -- what a run leaves ----------------------------------------------------------------------------
 
 
+@pytest.mark.default_cases("nss-bert")
 def test_it_learns(case):
     name, workdir = case
     lines, dev = read_lines(workdir / "metrics.jsonl"), scores(workdir)
@@ -69,11 +70,13 @@ def test_it_learns(case):
         assert result_of(workdir)["held_out"]["accuracy"] > dev[0]["majority"] + 0.3
 
 
+@pytest.mark.default_cases("nss-bert")
 def test_each_loss_has_its_learning_rate(case):
     lines = [line for line in read_lines(case[1] / "metrics.jsonl") if "loss" in line]
     assert lines and all(line["lr"] > 0 for line in lines)
 
 
+@pytest.mark.default_cases("nsp-glm", "nss-bert")
 def test_the_result_and_the_card_tell_the_best_look(case):
     name, workdir = case
     result, dev, card = result_of(workdir), scores(workdir), card_of(workdir)
@@ -97,6 +100,7 @@ def count_words() -> int:
     return sum(len(text.split()) for text in corpus_texts())
 
 
+@pytest.mark.default_cases("nsp-glm", "nss-bert")
 def test_only_the_prompt_is_saved(case):
     name, workdir = case
     tensors = load_file(workdir / "export/prompt.safetensors")
@@ -119,6 +123,7 @@ def made_of(workdir) -> Path:
     return Path(card_of(workdir)["backbone"]["id"])
 
 
+@pytest.mark.long
 def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys):
     """The prompt stands downstream where it stood: the same accuracy, from texts."""
     workdir = pretrained(tmp_path_factory, "cls-bert")
@@ -144,6 +149,7 @@ def label_of(text: str) -> str:
     return label
 
 
+@pytest.mark.long
 def test_the_loss_is_over_all_that_is_written(tmp_path_factory):
     """Sentinel, word and sentinel, from the exported prompt and rows of the data's own making."""
     workdir = pretrained(tmp_path_factory, "nsp-t5")
@@ -203,6 +209,7 @@ def assert_same_end(workdir, whole) -> None:
     assert found.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.long
 def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys):
     """In the middle of an epoch, which has 16 steps."""
     whole, workdir = pretrained(tmp_path_factory, "nsp-t5"), tmp_path / "run"
@@ -219,6 +226,7 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
     assert_same_end(workdir, whole)
 
 
+@pytest.mark.long
 def test_eight_devices_pretrain_as_one(tmp_path_factory, tmp_path):
     alone = pretrained(tmp_path_factory, "nsp-t5")
     mesh = dict(mesh__data=4, mesh__model=2, train__total_steps=SCORED)
@@ -227,6 +235,7 @@ def test_eight_devices_pretrain_as_one(tmp_path_factory, tmp_path):
     assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
 
 
+@pytest.mark.long
 def test_two_processes_pretrain_as_one(tmp_path_factory, tmp_path):
     alone = pretrained(tmp_path_factory, "cls-bert")
     workdir = tmp_path / "run"
@@ -261,6 +270,7 @@ METHODS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data, capsys):
     """Soft tokens of a T5 were learned among embeddings divided by 100."""
@@ -290,6 +300,7 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
     assert card["init"]["task"] == CASES[name].task and "pretrained" not in card
 
 
+@pytest.mark.default_cases("nss-causal")
 @pytest.mark.parametrize("kind", ["causal", "causal-deep"])
 @pytest.mark.parametrize("task", ["nss", "nsp"])
 def test_a_llama_reads_both_texts(tmp_path_factory, tmp_path, capsys, monkeypatch, task, kind):
@@ -309,6 +320,7 @@ def test_a_llama_reads_both_texts(tmp_path_factory, tmp_path, capsys, monkeypatc
     assert "a llama cannot read it; set ppt.patterns=en_end, or take another backbone" in err
 
 
+@pytest.mark.long
 def test_pretraining_goes_on_from_an_export(tmp_path_factory, tmp_path):
     origin = pretrained(tmp_path_factory, "cls-bert")
     changes = dict(prompt__init=origin / "export", train__total_steps=1)

@@ -99,6 +99,7 @@ def test_no_prompt_and_no_task(start, refused, tmp_path_factory, tmp_path):
     assert line.startswith("prompt.name=none has nothing to learn; take soft or prefix")
 
 
+@pytest.mark.long
 def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone, tmp_path):
     """A config that pre-trains is no config of a task, and the other way round."""
     config = pretrained(tmp_path_factory, "cls-bert") / "config.json"
@@ -196,6 +197,7 @@ def unfinished(tmp_path_factory, tmp_path):
     return copy
 
 
+@pytest.mark.long
 def test_a_corpus_that_changed_under_a_run(refused, unfinished, tmp_path):
     workdir, words = unfinished("nsp-t5")
     before = (workdir / "metrics.jsonl").read_bytes()
@@ -206,6 +208,7 @@ def test_a_corpus_that_changed_under_a_run(refused, unfinished, tmp_path):
     assert "data.max_len (saved 48, given 50)" in refused(*words, "--config.data.max_len=50")
 
 
+@pytest.mark.long
 def test_labels_that_changed_under_a_run(refused, unfinished, tmp_path_factory, tmp_path):
     workdir, words = unfinished("cls-bert")
     shutil.rmtree(tmp_path / "labels")
@@ -214,6 +217,7 @@ def test_labels_that_changed_under_a_run(refused, unfinished, tmp_path_factory, 
     assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
 
 
+@pytest.mark.long
 def test_labels_that_changed_places_under_a_run(refused, unfinished, tmp_path_factory, tmp_path):
     workdir, words = unfinished("cls-bert")
     tokenizer = load_tokenizer(made(tmp_path_factory, "bert"))
@@ -242,6 +246,7 @@ def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_pat
     )
 
 
+@pytest.mark.long
 def test_an_export_of_nothing(refused, tmp_path_factory, tmp_path):
     config = pretrained(tmp_path_factory, "nsp-t5") / "config.json"
     line = refused("export", f"--config={config}", f"--workdir={tmp_path / 'empty'}")
@@ -274,6 +279,7 @@ def tune(refused, tmp_path_factory, data, tmp_path):
     return call
 
 
+@pytest.mark.long
 def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("weights were read")
@@ -293,6 +299,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         assert "cannot read /no/where/prompt.json: No such file or directory; give the" in line
 
 
+@pytest.mark.long
 def test_prompts_of_other_weights(tune, tmp_path_factory):
     line = tune(prompt__decoder=1, family="t5-other")
     assert "was learned on weights " in line and ", backbone.path holds " in line

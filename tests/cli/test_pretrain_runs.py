@@ -69,6 +69,7 @@ def compare(together: Path, alone: Path) -> None:
             assert own["scores"] == pytest.approx(other["scores"], rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task, seed", [("nsp", 2), ("nss", 1)])
 def test_every_run_is_as_if_alone(task, seed, command, grid, tmp_path, capsys):
     own = dict(ppt__task=task, seed=seed, **ALONE)
@@ -77,6 +78,7 @@ def test_every_run_is_as_if_alone(task, seed, command, grid, tmp_path, capsys):
     compare(grid / f"task={task},seed={seed}", tmp_path / "alone")
 
 
+@pytest.mark.long
 def test_a_table(command, grid, capsys):
     code, out, err = jaxprompt(capsys, *command(grid))  # again: nothing is left to do
     assert code == 0 and "at once" not in err
@@ -96,6 +98,7 @@ def test_a_table(command, grid, capsys):
         assert cells[:3] == [f"| task={task}", "2", "1, 2"] and cells[6:8] == shown
 
 
+@pytest.mark.long
 def test_a_run_is_exported_from_its_folder(grid, capsys):
     for task, options in (("nsp", None), ("nss", [6, 6])):
         folder = grid / f"task={task},seed=2"
@@ -108,6 +111,7 @@ def test_a_run_is_exported_from_its_folder(grid, capsys):
         assert card["pretrained"]["held_out"] == result["held_out"] == card["metrics"]["held_out"]
 
 
+@pytest.mark.long
 def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, capsys):
     folder = tmp_path / "grid"
     words = command(folder)
@@ -126,6 +130,7 @@ def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, 
             assert numbers[leaf].tobytes() == others[leaf].tobytes()
 
 
+@pytest.mark.long
 def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
     """On a CPU the rates of a task; scores are among the label words. A task may fail alone."""
     two = dict(
@@ -153,6 +158,7 @@ def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
         assert cells[7] == f"{min(tried):.3f}"
 
 
+@pytest.mark.long
 def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     folder = shutil.copytree(grid, tmp_path / "grid")
     name = NAMES[0]

@@ -21,6 +21,7 @@ def test_operations_are_named_by_kind(name, kind):
     assert kind_of(name) == kind
 
 
+@pytest.mark.long
 def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, capsys):
     fields = tiny_fields(backbone, data) | {"train.total_epochs": 0, "train.total_steps": 6}
     place = ("--config=base:soft", f"--workdir={tmp_path / 'run'}", *flags(fields))

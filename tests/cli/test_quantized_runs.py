@@ -55,6 +55,7 @@ def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
     assert right == pytest.approx(result["test"]["accuracy"])
 
 
+@pytest.mark.long
 def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data, tmp_path, capsys):
     c, workdir, _ = served
     config = tmp_path / "c.json"
@@ -83,6 +84,7 @@ def test_other_codes_are_another_run(served, capsys, tmp_path):
     assert code == 2 and "backbone.quantize" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes", [
         dict(mesh__data=2, mesh__model=2), dict(mesh__data=2, mesh__fsdp=True),
@@ -99,6 +101,7 @@ def test_it_is_the_same_run_however_it_is_laid_out(served, whole, data, tmp_path
     )
 
 
+@pytest.mark.long
 def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
     fields = dict(backbone__quantize="int4", backbone__dropout=0, train__total_steps=8)
     fields |= dict(train__eval_steps=4)
@@ -111,6 +114,7 @@ def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
     assert found["dev"] == pytest.approx(alone["dev"], abs=0.04)
 
 
+@pytest.mark.long
 def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     """Codes of 8 bits: heads of 32 numbers, of which two share keys."""
     own = dict(hidden_size=64, head_dim=32, intermediate_size=64)
@@ -135,6 +139,7 @@ def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     assert np.abs(np.array(losses("grid/seed=1")) - expected).max() > 1e-3
 
 
+@pytest.mark.long
 def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys):
     c = make_config(
         whole, data, "soft", arguments=dict(start="text", text="the old cat was"),
@@ -156,6 +161,7 @@ def test_codes_do_not_train(whole, data, tmp_path, capsys):
     assert not (tmp_path / "run/checkpoints").exists()
 
 
+@pytest.mark.long
 def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, capsys):
     c = make_config(whole, data, "bias_only", backbone__quantize="int8", train__total_steps=2)
     _, workdir, _ = train_and_export(capsys, tmp_path, c)

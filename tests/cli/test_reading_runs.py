@@ -112,6 +112,7 @@ def recompute(kind, backbone, slots, row):
     return logits[words].double().log_softmax(-1).numpy()
 
 
+@pytest.mark.long
 def test_scores_are_those_of_torch(tuned, reading, capsys):
     """Of 2 to 4 options: no other is given, and probabilities are over those that there are."""
     kind, backbone, workdir, result = tuned
@@ -135,6 +136,7 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
     assert json.loads(out)["accuracy"] == result["test"]["accuracy"] == np.mean(right)
 
 
+@pytest.mark.long
 def test_loss_is_over_the_options_of_each_row(tuned, reading):
     """What training makes smaller, of the tuned prompt: mean -log p of the right options."""
     kind, backbone, workdir, _ = tuned
@@ -153,6 +155,7 @@ def test_loss_is_over_the_options_of_each_row(tuned, reading):
     assert total / count == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+@pytest.mark.long_cases("t5")
 def test_the_card_says_the_form(tuned):
     kind, _, workdir, _ = tuned
     card = json.loads((workdir / "export/prompt.json").read_text())
@@ -166,6 +169,7 @@ def test_the_card_says_the_form(tuned):
         assert card["template"] == wanted
 
 
+@pytest.mark.long
 def test_classes_as_options(data, tmp_path, capsys):
     """A task of classes in unified form on a left-to-right model; its classes keep their names."""
     backbone = make_backbone(tmp_path / "gpt2", "gpt2")

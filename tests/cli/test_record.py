@@ -66,6 +66,7 @@ def other_eps(folder):
     edit(folder / "config.json", layer_norm_eps=0.5)
 
 
+@pytest.mark.long_cases("reverse_words-tokenizer")
 @pytest.mark.parametrize("spoil, name", [(reverse_words, "tokenizer"), (other_eps, "config.json")])
 def test_a_backbone_is_more_than_its_weights(spoil, name, place, backbone, tmp_path, refused):
     """Another tokenizer or another function beside the same weights would answer otherwise."""
@@ -150,6 +151,7 @@ def test_the_record_tells_all(place):
     assert record["template"] and record["choices"] == 1
 
 
+@pytest.mark.long
 def test_export_and_evaluate_need_no_training_data(place, capsys):
     code, before, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
     assert code == 0
@@ -237,6 +239,7 @@ def test_without_its_record_a_run_is_not_resumed(place, refused):
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
     rows = read_lines(place / "data/dev.jsonl")
     write_rows(place / "data/dev.jsonl", rows[:-1])
@@ -247,6 +250,7 @@ def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
     assert "dev: 30 examples, not those of the run" in jaxprompt(capsys, *again("evaluate"))[2]
 
 
+@pytest.mark.long
 def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, capsys):
     """Its numbers are in no checkpoint: another text would give another prompt."""
     blocks = ["--config.prompt.name=soft", "--config.prompt.start=task", "--config.prompt.length=4"]

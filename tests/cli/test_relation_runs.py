@@ -77,6 +77,7 @@ METHODS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_learn_and_predict(method, backbone, files, tmp_path, capsys):
     c = make_config(backbone, files, method, **FIELDS | METHODS[method])
@@ -94,6 +95,7 @@ def test_methods_learn_and_predict(method, backbone, files, tmp_path, capsys):
     assert line["prediction"] in ("is_beast", "is_food", "is_tool", "none")
 
 
+@pytest.mark.long
 def test_rows_around_entities_move_and_nothing_of_the_vocabulary(backbone, files, tmp_path, capsys):
     """On a frozen backbone seven rows, four labels and their biases train, and all of them move."""
     from safetensors.numpy import load_file
@@ -110,6 +112,7 @@ def test_rows_around_entities_move_and_nothing_of_the_vocabulary(backbone, files
     assert (gaps > 1e-5).all() and (gaps < 0.2).all()  # each near the word that it was a copy of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family, template, slots, text", [
     ("t5", "{text|soft} {entity1} [soft*2] [mask] {entity2}", 6, "a a an an is the"),
     ("gpt2", "{text|soft} {entity1} {entity2} [mask]", 4, "a a an an"),
@@ -169,6 +172,7 @@ def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
         assert re.sub(r"\{\w+\|soft\}", "{sentence|soft}", other) == c.task.template
 
 
+@pytest.mark.long
 def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
     c = load_config(FIGURE_2_B)
     changes = {
@@ -195,6 +199,7 @@ def test_four_examples_per_class_are_of_events_alone():
         load_config("dart/relations:wiki80,4")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["dart", "full"])
 def test_semeval_by_its_name(method, backbone, semeval, tmp_path, capsys):
     """The scores of what a run answers are the official ones."""
@@ -223,6 +228,7 @@ def test_semeval_by_its_name(method, backbone, semeval, tmp_path, capsys):
     assert method == "dart" or len({line["prediction"] for line in lines}) > 2 and official > 0.02
 
 
+@pytest.mark.long
 def test_arguments_of_events(backbone, tmp_path, capsys):
     """A row of the data holds an event with all its arguments: each is answered."""
     rng = np.random.default_rng(0)
@@ -257,6 +263,7 @@ def test_arguments_of_events(backbone, tmp_path, capsys):
     assert right == pytest.approx(result["test"]["accuracy"])
 
 
+@pytest.mark.long
 def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     """Dev and test are read up to every turn, train as a whole."""
     turns = ["cat: it was a dog", "dog: the rice is good", "cat: an old saw"]

@@ -96,6 +96,7 @@ def assert_same_end(workdir: Path, whole: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.long
 def test_each_loss_has_its_learning_rate(whole):
     """From 1e-2 to 0 along a line."""
     lines = [line for line in read_lines(whole / "metrics.jsonl") if "loss" in line]
@@ -103,6 +104,7 @@ def test_each_loss_has_its_learning_rate(whole):
     assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long_cases("saved-2", "ahead-4", "result-0")
 def test_a_killed_run_resumes_bit_for_bit(killed, whole, capsys):
     moment, workdir, train = killed
     assert not (workdir / "result.json").exists()
@@ -129,6 +131,7 @@ def stop_at(patch, step, number):
     patch.setattr(RunLog, "progress", progress_then_signal)
 
 
+@pytest.mark.long_cases("4-15")
 @pytest.mark.parametrize("step, number", [(3, signal.SIGINT), (4, signal.SIGTERM)])
 def test_a_signal_saves_and_the_same_command_resumes(
     step, number, whole, config, tmp_path, capsys, monkeypatch
@@ -154,6 +157,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert 3600 < taken < json.loads((tmp_path / "result.json").read_text())["time"]["seconds"]
 
 
+@pytest.mark.long
 def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
     whole, config, tmp_path, capsys, monkeypatch
 ):

@@ -78,6 +78,7 @@ def grid(config, tmp_path_factory):
     return folder
 
 
+@pytest.mark.default_cases("seed=1,lr=0.03")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_is_as_if_alone(name, config, grid):
     """With AdamW and every kind of dropout, though batches are filled up to those of others."""
@@ -143,6 +144,7 @@ def assert_same_end(found, expected):
             assert numbers[leaf].tobytes() == others[leaf].tobytes()
 
 
+@pytest.mark.default_cases("step 3")
 @pytest.mark.parametrize("moment", ["step 3", "step 5", "between", "tests", "results"])
 def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_path, monkeypatch):
     def cut_at(owner, name, when):
@@ -181,6 +183,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
     assert_same_end(folder, grid)
 
 
+@pytest.mark.long
 def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
     import os
     import signal
@@ -209,6 +212,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
     assert_same_end(folder, grid)
 
 
+@pytest.mark.long
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
     monkeypatch.setattr(batched_runs, "WORTH", 0)
@@ -223,6 +227,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
     compare(c, tmp_path / "grid")
 
 
+@pytest.mark.long
 def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     c = make_config(
         backbone, data, "prefix", **SHORT | {"train__eval_steps": 4}, runs__lr="1e-2,1e38",
@@ -263,6 +268,7 @@ def rows_file(folder, sizes):
     return write_rows(folder / "rows.jsonl", lines)
 
 
+@pytest.mark.long
 def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
     """Dev is filled up; another number of steps an epoch is another group."""
     fields = {
@@ -280,6 +286,7 @@ def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
     compare(c, tmp_path / "grid")
 
 
+@pytest.mark.long
 def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys):
     fields = WORDS | {
         "task.template": "{text} about [mask] .", "prompt.text": "good", "backbone.dropout": 0,
@@ -304,6 +311,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_backbones_and_all_that_trains(family, data, tmp_path):
     folder = make_backbone(tmp_path / family, family)
@@ -322,6 +330,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method, own", WRITERS.values(), ids=WRITERS)
 def test_free_texts(method, own, data, tmp_path):
     texts = tmp_path / "texts"
@@ -345,6 +354,7 @@ CHUNKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", CHUNKS)
 def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     size, sizes = CHUNKS[why]
@@ -377,6 +387,7 @@ def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
     assert [run.name for run in list_runs(c, str(tmp_path))] == ["text=1", "text=2"]
 
 
+@pytest.mark.long
 def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
     c = config.replace({"runs.size": 0, "mesh.data": 4})
     assert train_grid(c, str(tmp_path / "grid")) == 0
@@ -438,6 +449,7 @@ def test_starts_are_for_a_method_that_has_some(tmp_path):
         list_runs(c, str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
     folder = tmp_path / "grid"
     with pytest.MonkeyPatch.context() as patch:
@@ -467,6 +479,7 @@ def sweep():
 )
 
 
+@pytest.mark.long
 def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     """IPT makes the rows of words by it in every step, so that such runs are no one program."""
     own = {"prompt.encoder": "mlp", "prompt.fixed": True, "prompt.hidden": 8, "prompt.length": 2}
@@ -488,6 +501,7 @@ def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
     assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
 
+@pytest.mark.long
 def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):
     file = tmp_path / "grid.py"
     file.write_text(SWEEP)

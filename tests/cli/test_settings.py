@@ -39,6 +39,7 @@ def expected(backbone, data, tmp_path_factory):
     return split_scores(c, workdir)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SAME)
 def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL | SAME[case])
@@ -46,6 +47,7 @@ def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
     np.testing.assert_allclose(split_scores(c, tmp_path), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", OTHER)
 def test_a_run_ends_well(case, expected, backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **STILL | OTHER[case])
@@ -95,11 +97,13 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
+@pytest.mark.long
 def test_no_event_files_where_they_are_not_wanted(backbone, data, tmp_path):
     run(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
     assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "tensorboard").exists()
 
 
+@pytest.mark.long
 def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
 

@@ -110,6 +110,7 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
 
 
+@pytest.mark.long
 def test_answers_in_a_text_share_a_prompt_with_tags(backbone, folder, tmp_path, capsys):
     config = config_of(
         backbone, folder, tmp_path / "c.json", tasks=("answers", "tags"),
@@ -125,6 +126,7 @@ def test_answers_in_a_text_share_a_prompt_with_tags(backbone, folder, tmp_path, 
         assert code == 0 and f"{metric} {expected:.4f}" in err, err
 
 
+@pytest.mark.long
 def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys):
     """Each export has a row for every word that any task's training text has, and no other."""
     named = ",".join(str(folder / f"{name}.json") for name in ("beasts", "tags"))
@@ -152,6 +154,7 @@ def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys
     assert unpack_ids(record["seen"]).tolist() == seen.tolist()
 
 
+@pytest.mark.long
 def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_path, capsys):
     soft = {"prompt.name": "soft", "train.total_epochs": 0, "train.total_steps": 3}
     named = ",".join(str(folder / f"{name}.json") for name in ("topics", "tags"))
@@ -221,6 +224,7 @@ def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsy
         assert lines[0] == lines[1] and why in lines[0]
 
 
+@pytest.mark.long
 def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys, monkeypatch):
     fields = {"train.total_steps": 8, "train.eval_steps": 4, "train.patience": 0}
     config = config_of(backbone, folder, tmp_path / "c.json", **fields)
@@ -283,6 +287,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     assert len(seen) > 1
 
 
+@pytest.mark.long
 def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_path, capsys):
     """And no mean stands for the tasks."""
     (tmp_path / "hidden").mkdir()

@@ -63,6 +63,7 @@ def test_an_answer_that_is_not_there_is_no_success(number, tmp_path, monkeypatch
     assert err == f"stopped by {NAMES[number]} before anything was saved\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
     """A terminal sends it to all of them."""
     words = words_of(

@@ -73,6 +73,7 @@ def scores(report, name):
     return [float(cell) for cell in line.split("|")[2:-1]]
 
 
+@pytest.mark.long
 def test_a_masked_lm_is_made_once_and_compared(recipe, backbone, tmp_path, here):
     report = recipe("mlm", f"--backbone={backbone}", "--against", str(backbone))
     result = json.loads((tmp_path / "work" / "mlm" / "result.json").read_text())
@@ -85,6 +86,7 @@ def test_a_masked_lm_is_made_once_and_compared(recipe, backbone, tmp_path, here)
     assert len(here) == 2  # what is done is not tried or trained again
 
 
+@pytest.mark.long
 def test_a_discriminator_begins_with_a_generator(recipe, backbone, tmp_path):
     report = recipe("electra", f"--backbone={backbone}", f"--generator={backbone}")
     config = json.loads((tmp_path / "work" / "rtd" / "generator" / "config.json").read_text())
@@ -92,6 +94,7 @@ def test_a_discriminator_begins_with_a_generator(recipe, backbone, tmp_path):
     assert "majority" in report and "[+" in report or "[-" in report
 
 
+@pytest.mark.long
 def test_a_t5_is_made_from_nothing(recipe, tmp_path, here):
     report = recipe("t5")
     assert report.index("## span_corruption") < report.index("## prefix_lm")

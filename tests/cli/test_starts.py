@@ -22,6 +22,7 @@ from jaxprompt.runs.train import run
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 
 
+@pytest.mark.long
 def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys):
     text = " ".join(word for i, word in enumerate(COMMON) for _ in range(20 - i))
     (tmp_path / "corpus.txt").write_text(f"{text} the old lion near a red vice\n")
@@ -48,6 +49,7 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys
         assert {row.tobytes() for row in np.load(f"{place}.npy")} == expected
 
 
+@pytest.mark.long
 def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_path, capsys):
     text = "cat bread saw lion red"
     fields = dict(
@@ -71,6 +73,7 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
             np.testing.assert_allclose(tensors[f"prompt/{name}"], expected[1:2], atol=1e-5)
 
 
+@pytest.mark.long
 def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, capsys, refused):
     """An export of P-tuning holds rows: they go on without an encoder, and never through one."""
     first = make_config(backbone, data, "p_tuning", prompt__encoder="mlp", optim__lr=1e-2)
@@ -178,6 +181,7 @@ def test_soft_tokens_start_from_the_label_words_that_the_head_reads(spaced, data
     np.testing.assert_allclose(found["table"], np.stack(means), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path, capsys):
     """By which the model scores words; `inspect` finds their words in it."""
     import transformers

@@ -41,6 +41,7 @@ def given(tmp_path, backbone, data):
     return [f"--config={file}", f"--workdir={tmp_path / 'runs'}", *flags(fields)]
 
 
+@pytest.mark.long
 def test_a_sweep_prints_one_train_command_a_run(given, capsys, tmp_path):
     code, out, _ = jaxprompt(capsys, "sweep", *given)
     lines = out.splitlines()
@@ -54,6 +55,7 @@ def test_a_sweep_prints_one_train_command_a_run(given, capsys, tmp_path):
     assert json.loads(out)["seed"] == 1
 
 
+@pytest.mark.long
 def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_path, refused):
     code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
     assert code == 0
@@ -101,6 +103,7 @@ def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
     assert totals(load(run, [("train.total_steps", "3")])) == (3, 2.0)
 
 
+@pytest.mark.long
 def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):
     """Alone they would train one by one, for each seed has batches of its own."""
     code, out, _ = jaxprompt(capsys, "sweep", *given, "--config.runs.size=2", "--run")
@@ -138,6 +141,7 @@ def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys):
     assert code == 2 and "sweep() sets optim.lr of each run; leave --config.optim.lr out" in err
 
 
+@pytest.mark.long
 def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tmp_path):
     code, _, err = jaxprompt(capsys, "sweep", *given, "--config.rng=rbg", "--run")
     assert code == 0, err
@@ -145,6 +149,7 @@ def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tm
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 4
 
 
+@pytest.mark.long
 def test_a_run_that_fails_does_not_stop_the_others(given, capsys, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "prefix-seed=0-optim.lr=0.01").write_text("in the way")
@@ -164,6 +169,7 @@ def sweep():
 """
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_path):
     """Of its program, and of others; nothing is compiled for it."""
     for name, width in (("RIGHT", 32), ("WRONG", 16)):

@@ -124,6 +124,7 @@ def trained(request, backbone, tmp_path_factory):
     return request.param, c, folder, run(c, str(folder / "run")).to_json()
 
 
+@pytest.mark.long_cases("words")
 def test_it_learns_and_scores_by_its_metric(trained):
     kind, _, folder, result = trained
     metric, least = {
@@ -139,6 +140,7 @@ def test_it_learns_and_scores_by_its_metric(trained):
         assert list(result["test"]) == ["accuracy"]
 
 
+@pytest.mark.default_cases("words")
 def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
     kind, c, folder, result = trained
     config = tmp_path / "config.json"
@@ -272,6 +274,7 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
     assert "holds the list" in line and "task.tags=label with head.name=tags" in line
 
 
+@pytest.mark.long
 def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     """Runs as one program, and states of the frozen backbone that are computed once."""
     kind, _, folder, _ = trained

@@ -70,6 +70,19 @@ def made(tmp_path_factory):
     return make
 
 
+@pytest.mark.long_cases(
+    "bert-tags-full",
+    "bert-tags-compose",
+    "bert-spans-soft",
+    "bert-spans-p_tuning",
+    "bert-spans-dart",
+    "albert-tags-prefix",
+    "albert-spans-prefix",
+    "deberta_v2-tags-prefix",
+    "deberta_v2-spans-prefix",
+    "modernbert-tags-prefix",
+    "modernbert-spans-prefix",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_trains_exports_and_predicts(case, made, tmp_path, capsys):
     family, kind, method = case

@@ -99,6 +99,7 @@ def measured(workdir: Path) -> list:
     return [*dev, json.loads((workdir / "result.json").read_text())["test"]]
 
 
+@pytest.mark.default_cases("2-1")
 @pytest.mark.parametrize("devices", [1, 4])
 def test_several_processes_train_as_one(whole, devices, one):
     """On one device, and on as many as they drive together."""
@@ -109,6 +110,7 @@ def test_several_processes_train_as_one(whole, devices, one):
     assert measured(workdir) == measured(alone)
 
 
+@pytest.mark.long_cases("4")
 def test_each_process_reads_its_share(whole, one):
     n, _, processes = whole
     (expected,) = one(1)[1].batches
@@ -121,6 +123,7 @@ def test_each_process_reads_its_share(whole, one):
     assert not all(map(all, zip(*processes.batches, strict=True)))
 
 
+@pytest.mark.long_cases("4")
 def test_process_0_alone_writes_and_prints(whole):
     n, workdir, processes = whole
     assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())
@@ -133,6 +136,7 @@ def test_process_0_alone_writes_and_prints(whole):
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [2], indirect=True)
 def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
@@ -155,6 +159,7 @@ def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
     assert measured(stopped) == measured(expected)
 
 
+@pytest.mark.long
 def test_tasks_that_share_a_prompt_train_on_two_processes_as_on_one(backbone, data, tmp_path):
     """Each process takes its share of the same batches, of the task that is drawn for both."""
     still = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0, "optim.lr": 1e-2}
@@ -212,6 +217,7 @@ def lines_of_two(tmp_path, config, changes: list[list[str]]) -> list[str]:
     return [said[0].removeprefix("jaxprompt train: ") for said in lines]
 
 
+@pytest.mark.long
 def test_other_configs_are_refused(tmp_path, config):
     changes = [["--config.optim.lr=0.1"], ["--config.optim.lr=0.2", "--config.seed=5"]]
     said, other = lines_of_two(tmp_path, config, changes)
@@ -220,6 +226,7 @@ def test_other_configs_are_refused(tmp_path, config):
     assert "seed (0 on process 0, 5 on process 1)" in said
 
 
+@pytest.mark.long
 def test_other_data_are_refused(tmp_path, data, config):
     changed = make_data(tmp_path / "data")
     rows = (changed / "dev.jsonl").read_text().replace("big", "small")

@@ -104,6 +104,7 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     assert "tuned with jaxprompt" in (place / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_a_family_that_transformers_does_not_load_is_not_written(data, tmp_path, refused, capsys):
     folder = make_backbone(tmp_path / "glm", "glm")
     c = make_config(folder, data, "full", **MASKED, data__max_len=24, train__total_steps=1)
@@ -155,6 +156,7 @@ def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
         jp.save_prompt(jp.load_prompt(str(tmp_path / "d")), str(tmp_path / "x"), "delta")
 
 
+@pytest.mark.long
 def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     given = [f"--config={run / 'config.json'}", f"--workdir={run}"]
     for words in (["--delta"], [f"--tuned={tmp_path / 'm'}"]):

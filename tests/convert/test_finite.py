@@ -18,6 +18,7 @@ FILE = "model.safetensors"
 NAME = "bert.encoder.layer.1.output.dense.weight"
 
 
+@pytest.mark.long_cases("float16")
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_every_number_of_16_bits(dtype):
     every = np.arange(2**16, dtype=np.uint16).view(dtype)

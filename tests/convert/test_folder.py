@@ -52,6 +52,7 @@ def test_a_folder_is_itself(tmp_path):
     assert resolve(tmp_path) == tmp_path
 
 
+@pytest.mark.long_cases("pytorch_model.bin-*")
 @pytest.mark.parametrize("repo", ["owner/tiny-bert", "tiny-bert"])
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
 def test_hub_id_offline_from_the_cache(tmp_path, repo, weights):

@@ -38,6 +38,14 @@ COUNTS = {
 }
 
 
+@pytest.mark.long_cases(
+    "google/t5-v1_1-*",
+    "t5-base",
+    "google-t5/t5-large",
+    "google/t5-xl-lm-adapt",
+    "google/mt5-large",
+    "google/mt5-xl",
+)
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_those_of_the_checkpoints(name):
     backbone, notes = find_backbone(BackboneConfig(path=name))

@@ -74,6 +74,7 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     assert query[name].sharding.is_fully_replicated == (mesh == "one")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("family, model, fsdp", [("gpt2", 2, 0), ("bert", 2, 1)])
 def test_two_hosts_hold_the_codes_of_one(saved, tmp_path, family, model, fsdp):

@@ -206,6 +206,7 @@ def test_an_axis_inside_a_merged_one_cannot_be_divided(saved, monkeypatch):
         load(saved / "bert", placement=make_placement(4, 2))
 
 
+@pytest.mark.default_cases("model")
 @pytest.mark.parametrize("mesh", ["model", "fsdp", "copies"])
 def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):
     """Rows of the file are read as they are needed; these are too short for part of one."""
@@ -235,6 +236,7 @@ def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):
         assert reads == [total, total]
 
 
+@pytest.mark.long
 def test_other_weights_on_one_host_are_noticed(saved, tmp_path):
     """The two differ in one norm alone."""
     other = shutil.copytree(saved / "bert", tmp_path / "other")
@@ -250,6 +252,7 @@ def test_other_weights_on_one_host_are_noticed(saved, tmp_path):
             assert "the processes read different weights as" in processes.err(process)
 
 
+@pytest.mark.long
 def test_nan_that_one_host_reads_ends_both(saved, tmp_path):
     other = shutil.copytree(saved / "bert", tmp_path / "other")
     holds = lambda path: next((n for n in load_file(path) if n.endswith("query.weight")), None)

@@ -69,6 +69,7 @@ def draw(kind, *, mesh=(1, 1), seed=0, **options):
     return draw_backbone(family, config, heads, seed=seed, placement=place, **options)
 
 
+@pytest.mark.long_cases("bert", "generator", "t5", "t5-gated")
 @pytest.mark.parametrize("kind", MODELS)
 def test_as_transformers_draws(tmp_path, kind):
     """Standard deviations and means within the error of the sample, constants exactly."""
@@ -105,6 +106,7 @@ def test_padding_may_have_no_row():
     assert np.asarray(params["embed"]["word"]["table"]).any(-1).all()
 
 
+@pytest.mark.long_cases("mesh1-*", "mesh0-t5-gated")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 4)])
 def test_every_parameter_of_the_module_is_there(kind, mesh):
@@ -172,6 +174,7 @@ def test_rescale_divides_what_writes_into_the_stream():
         np.testing.assert_array_equal(np.asarray(divided[name]) * factor, leaf, err_msg=name)
 
 
+@pytest.mark.long
 def test_two_processes_draw_what_one_draws(tmp_path):
     config = ENCODER | dict(model_type="bert")
     source = tmp_path / "source"

@@ -336,6 +336,7 @@ def test_the_host_holds_a_tensor_at_a_time(tmp_path):
     assert peak <= 3 * largest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bert", "t5-gated"])
 def test_two_processes_save_what_they_share(saved, tmp_path, kind):
     source, family = saved(kind), KINDS[kind][0]

@@ -92,6 +92,7 @@ def test_documents_and_units(folder, tiny, tmp_path):
     assert ids(pickle.loads(pickle.dumps(corpus))) == EXPECTED
 
 
+@pytest.mark.long_cases("paragraph-roberta")
 @pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
 @pytest.mark.parametrize("units", ["paragraph", "sentence"])
 def test_ids_are_those_of_transformers_behind_a_space(shared, name, units, tmp_path, request):
@@ -376,6 +377,7 @@ def parts(store):
     return {path.name: path.stat().st_size for path in found}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_full_disk(tmp_path, processes):
@@ -389,6 +391,7 @@ def test_full_disk(tmp_path, processes):
     assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
 
 
+@pytest.mark.long
 def test_killed_indexing_leaves_nothing_that_looks_finished(tmp_path, tiny):
     source, store = tmp_path / "x.jsonl", tmp_path / "store"
     write(source, ["one two three " * 20000] * 40)
@@ -419,6 +422,7 @@ def group_lives(group):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_script_that_does_not_guard_its_start(tmp_path):
     write(tmp_path / "x.jsonl", ["one two three"])
@@ -428,6 +432,7 @@ def test_a_script_that_does_not_guard_its_start(tmp_path):
     assert process.returncode == 1 and "InputError: an indexing process ended without" in last
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_at_once_share_the_work(tmp_path):
     write(tmp_path / "x.jsonl", ["one two three " * 20000] * 20)
@@ -437,6 +442,7 @@ def test_two_at_once_share_the_work(tmp_path):
     assert len(list((tmp_path / "store").glob("*/" + META))) == 1 and not parts(tmp_path / "store")
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     script = textwrap.dedent("""
         import resource, sys

@@ -32,6 +32,7 @@ def test_a_shuffle_depends_on_its_seeds_alone():
     assert len({tuple(Shuffle(10, *seeds)) for seeds in [(3, 4), (4, 3), (3,), (3, 0)]}) == 4
 
 
+@pytest.mark.long
 def test_all_orders_of_few_are_equally_frequent():
     counts = Counter(tuple(Shuffle(4, seed)) for seed in range(3000))
     assert chi_square(counts, list(permutations(range(4)))) > 1e-3

@@ -37,6 +37,7 @@ def trained(text, tmp_path_factory):
     return {name: train(name, text, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
+@pytest.mark.default_cases("t5")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_gets_its_own(family, trained, text):
     import transformers

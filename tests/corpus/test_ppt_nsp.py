@@ -108,6 +108,7 @@ def guess_by_length(examples):
     return (scores.argmax(1) == labels[half:]).mean()
 
 
+@pytest.mark.long_cases("True")
 @pytest.mark.parametrize("matched", [True, False])
 def test_lengths_do_not_tell(tmp_path, matched):
     corpus = wandering_corpus(tmp_path / "store")

@@ -139,6 +139,7 @@ def real(request, tmp_path_factory):
     return index_corpus(str(source), tokenizer, store, processes=1), tokenizer, style
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
 def test_real_text(real, name):
     """Rows are whole, and the lengths of their texts tell nothing."""

@@ -127,6 +127,7 @@ def test_six_options_of_nss(long):
         assert len({one // UNITS for one in options}) == 5
 
 
+@pytest.mark.long
 def test_the_place_of_the_answer_is_even(task, corpus):
     labels = [label for _, label in draw(task, 20_000)]
     assert chi_square(np.bincount(labels, minlength=6)) < 20.5
@@ -153,6 +154,7 @@ def guess_by_length(examples):
     return [((score + odd).argmax(1) == labels[half:]).mean() for score in scores]
 
 
+@pytest.mark.long_cases("True")
 @pytest.mark.parametrize("matched", [True, False])
 def test_lengths_do_not_tell(tmp_path, matched):
     corpus = wandering_corpus(tmp_path / "store")

@@ -492,6 +492,7 @@ def refuse(*address, **_):
     raise OSError(f"{address} is outside of the tests; put the command into SKIPPED")
 
 
+@pytest.mark.default_cases("quickstart")
 @pytest.mark.parametrize("page", GUIDES)
 def test_commands_run(page, files, backbones, tmp_path, monkeypatch, capsys):
     """Each ends with 0 and leaves what it promises."""

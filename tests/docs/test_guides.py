@@ -150,6 +150,7 @@ def test_python_lines_use_names_that_exist(page):
             assert getattr(jp, name) is not None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
@@ -164,6 +165,7 @@ def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
     assert {path.name for path in Path("export").iterdir()} >= {"prompt.safetensors", "prompt.json"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
     """The blocks on inference and on pure scores, behind the first one."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/first_prompt.ipynb"
 
 

@@ -57,6 +57,7 @@ def run(where, scores, masks, family="bert"):
     return np.asarray(found), features @ table.T + np.asarray(weights["mlm"]["bias"], np.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [SINGLE, SEVERAL])
 def test_choices_that_an_example_lacks(where):
     """Restricted: they are absent, in the loss too. Full: scores are as they were."""
@@ -82,6 +83,7 @@ def test_choices_that_an_example_lacks(where):
         assert float(total) == pytest.approx(expected, rel=1e-5) and float(n) == 8
 
 
+@pytest.mark.default_cases("roberta")
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
 def test_restricted_is_a_softmax_over_the_words(family):
     rows = ROWS[SINGLE[:, 0, 0]]
@@ -149,6 +151,7 @@ def shapes_of(text):
     return {shape for shape in found if VOCAB in shape}
 
 
+@pytest.mark.long_cases("full-allowed1")
 @pytest.mark.parametrize("scores, allowed", [("restricted", set()), ("full", {(5, 2, VOCAB)})])
 def test_logits_of_every_position_are_never_built(scores, allowed):
     module, weights = backbone()

@@ -23,6 +23,7 @@ def apply(head, family, batch):
     return jit(run)(weights, batch)
 
 
+@pytest.mark.default_cases("electra")
 @pytest.mark.parametrize("family", ["bert", "electra", "gpt2", "t5"])
 def test_targets_are_scored_as_free_texts_are(family):
     batch = make_batch(family=family, masks=3)

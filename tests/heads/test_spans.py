@@ -65,6 +65,12 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
         assert own.num_choices == len(own.label_pos)
 
 
+@pytest.mark.long_cases(
+    "-{question} context: {context}-multi_spans",
+    "-{question} [sep] {context}-multi_spans",
+    " -{question} context: {context}-multi_spans",
+    " -{question} [sep] {context}-multi_spans",
+)
 @pytest.mark.parametrize("head", ["spans", "multi_spans"])
 @pytest.mark.parametrize("layout", ["{question} context: {context}", "{question} [sep] {context}"])
 @pytest.mark.parametrize("space", ["", " ", "\n  "])

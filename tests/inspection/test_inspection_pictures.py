@@ -39,6 +39,7 @@ def test_odd_names_are_drawn_as_they_are(tmp_path):
         pixels(path)
 
 
+@pytest.mark.long_cases("40")
 @pytest.mark.parametrize("classes", [2, 40])
 def test_many_classes_are_told_apart(classes, tmp_path):
     styles = [(style["color"], style["marker"]) for style in map(draw.style_of, range(104))]

@@ -34,6 +34,7 @@ def test_bad_input_is_one_line(words, told, tmp_path, monkeypatch):
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_runs_that_fail_are_counted_and_end_with_an_exit_code(tmp_path):
     command = [sys.executable, ROOT / "launch" / "accuracy", "run", "--only=boolq-full"]
     done = subprocess.run(

@@ -30,6 +30,7 @@ def test_without_a_case_all_are_listed():
     assert bench("stpe").returncode == 2 and len(CASES) > 15
 
 
+@pytest.mark.long_cases("words2-data folder none")
 @pytest.mark.parametrize(
     "words, told",
     [
@@ -57,6 +58,7 @@ def test_every_case_tells_its_flags(monkeypatch, capsys):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words, fields",

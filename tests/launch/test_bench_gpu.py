@@ -29,6 +29,7 @@ SIDES = ("ours", "PEFT")
 
 
 # A soft prompt of 20 x 32 numbers or a prefix of 2 layers x 2 x 20 x 32, and a head of 2 x 32 + 2.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, stack, dropout, backend, trained",
@@ -59,6 +60,7 @@ def test_a_dry_run_takes_every_path(tmp_path, kind, stack, dropout, backend, tra
     assert lines[1].startswith("| method | PEFT |") and len(lines) == 3 + 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("platforms", ["cpu", "cuda", ""])
 def test_no_gpu_is_one_line(tmp_path, platforms):

@@ -117,6 +117,7 @@ def test_the_first_word_of_table_1_stands_for_positive():
 TABLES = [*((name, "t5") for name in paper_ppt.TABLES), ("table4", "masked-deep")]
 
 
+@pytest.mark.long_cases("table4-*", "table4_chinese-t5")
 @pytest.mark.parametrize(("name", "kind"), TABLES)
 def test_every_cell_has_its_runs(name, kind):
     """Each loads, and no two are one run."""
@@ -219,6 +220,7 @@ def test_published_numbers_are_darts(shared):
         assert line["backbone"] == (cell.get("model") or line["backbone"])
 
 
+@pytest.mark.long_cases("table1")
 @pytest.mark.parametrize("name", paper_dart.TABLES)
 def test_every_cell_of_darts_tables_has_its_runs(name):
     args = arguments(paper="dart", backbone="x")

@@ -48,6 +48,7 @@ def test_bfloat16_stays():
     assert drop(jnp.ones(8, jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
 
 
+@pytest.mark.long_cases("small0-large0")
 @pytest.mark.parametrize("small, large", [((2, 3, 5, 8), (2, 3, 9, 13)), ((4, 7), (6, 8))])
 def test_padding_changes_nothing(small, large):
     """Of hidden states [B, T, H] and probabilities [B, N, T, S], whatever T and S are."""

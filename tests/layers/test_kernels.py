@@ -161,11 +161,13 @@ def interpreted(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
     compare(kernels.by_pallas, name)
 
 
+@pytest.mark.default_cases("left")
 @pytest.mark.parametrize("name", SHARED)
 def test_tpus_kernel_where_heads_share_keys(name, interpreted):
     compare_shared(kernels.by_pallas, name)
@@ -186,6 +188,12 @@ WINDOWS = {
 }
 
 
+@pytest.mark.default_cases(
+    "prefix in it-False",
+    "several blocks-False",
+    "shared keys, capped-True",
+    "to both sides, prefix outside-False",
+)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_tpus_kernel_of_windows(name, traced, interpreted):

@@ -216,6 +216,7 @@ def on_mesh(mesh, block):
     return jax.jit(within(placement, grad)).lower(*args).compile(), args
 
 
+@pytest.mark.long_cases("data-3", "model-3", "both-3")
 @pytest.mark.parametrize("block", [3, 100])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mesh_changes_nothing(mesh, block):

@@ -65,6 +65,7 @@ def test_a_table_scores_features_of_any_shape(shape, dtype):
         np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
 
 
+@pytest.mark.long_cases("float32")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dense_layers_are_flaxs(dtype):
     x = draw((2, 5, 3, 4), 0, dtype)

@@ -95,6 +95,7 @@ def make_both(family, bits, **how):
     return model, params, params | {"backbone": restore(codes, jnp.float32)}
 
 
+@pytest.mark.default_cases("bert", "deberta_v2", "gpt2", "llama", "t5")
 @pytest.mark.parametrize("family", families())
 def test_every_matrix_of_a_layer_is_quantized(family):
     backbone, weights = make_quantizable(family)
@@ -139,6 +140,9 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.default_cases(
+    "albert", "bert", "deberta", "electra", "glm", "roberta", "bert-scan-full-8"
+)
 @pytest.mark.parametrize("family, stack, remat, bits", CASES)
 def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
     model, codes, numbers = make_both(family, bits, stack=stack, remat=remat)
@@ -153,6 +157,7 @@ def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
     assert float(jnp.abs(jax.tree.leaves(expected[0])[0]).max()) > 0
 
 
+@pytest.mark.default_cases("bert-scan-dots")
 @pytest.mark.parametrize("stack, remat", [("scan", "none"), ("scan", "dots"), ("unroll", "none")])
 @pytest.mark.parametrize("family", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_no_number_of_a_matrix_is_kept_for_the_backward_pass(family, stack, remat):
@@ -186,6 +191,7 @@ def label_words():
     return verbalizer.LabelWords(np.arange(5, 8), words, 0 * words, "full")
 
 
+@pytest.mark.long_cases("rows")
 @pytest.mark.parametrize(
     "prompt, head",
     [
@@ -237,6 +243,7 @@ def test_what_is_quantized_has_no_gradient():
         )
 
 
+@pytest.mark.long_cases("llama")
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_attention_is_looked_at_through_codes(family):
     model, codes, numbers = make_both(family, 8)
@@ -247,6 +254,7 @@ def test_attention_is_looked_at_through_codes(family):
     assert_close(found, expected, 1e-6)
 
 
+@pytest.mark.default_cases("t5")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "t5", "glm", "llama"])
 def test_texts_are_written_through_codes(family):

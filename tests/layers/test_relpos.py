@@ -27,6 +27,7 @@ def test_buckets_are_torchs(buckets, max_distance, both_ways):
     assert set(np.unique(expected)) <= set(range(buckets)) and expected.max() == buckets - 1
 
 
+@pytest.mark.long_cases("True")
 @pytest.mark.parametrize("both_ways", [True, False])
 def test_bias_is_torchs(both_ways):
     config = t5.T5Config(

@@ -54,6 +54,7 @@ def run(stack, remat, dropout=0.0, wide=True):
     return None if dropout else exact_jit(forward)(*args), hidden, grads
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack, remat", WAYS[1:])
 def test_every_way_is_bit_equal_forward(stack, remat):
     expected, found = run("unroll", "none"), run(stack, remat)
@@ -67,6 +68,7 @@ def test_every_way_is_bit_equal_forward(stack, remat):
         assert np.abs(grad[0]).max() > 0 and np.abs(grad[2][:, 0]).max() > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack, remat", [("scan", "none"), ("unroll", "full"), ("scan", "dots")])
 def test_every_way_drops_the_same_elements(stack, remat):
     expected, found = run("unroll", "none", 0.2, False), run(stack, remat, 0.2, False)
@@ -111,6 +113,7 @@ def test_what_layers_give_is_collected(stack, remat):
     assert y == x and none is None
 
 
+@pytest.mark.long_cases("none")
 @pytest.mark.parametrize("remat", REMATS)
 def test_gradients_flow_through_what_is_collected(remat):
     params, parts = {"scale": jnp.array([1.0, 10.0, 100.0])}, {"k": jnp.arange(6.0).reshape(3, 2)}
@@ -126,6 +129,7 @@ def test_gradients_flow_through_what_is_collected(remat):
     assert_close(one[1]["k"][0], np.full(2, 1 + 3 + 7 * 2 + 4, np.float32))
 
 
+@pytest.mark.long
 def test_remat_keeps_less():
     """Bytes that the compiled gradient needs beside arguments and results; layers in a loop."""
     batch, needed = make_batch(rows=32, length=32), {}
@@ -173,6 +177,7 @@ def tuned(stack, remat, mask, reads=None, **sizes):
     return loss, (table, params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack, remat", WAYS)
 def test_layers_without_the_prefix_are_spared_it(stack, remat):
     """The mask as a numpy array cuts the stack, as a traced one it hides columns: one result."""
@@ -188,6 +193,7 @@ def test_layers_without_the_prefix_are_spared_it(stack, remat):
     assert np.abs(np.delete(table, [2, 3], axis=1)).max() == 0
 
 
+@pytest.mark.long_cases("unroll")
 @pytest.mark.parametrize("stack", STACKS)
 def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
     """A frozen layer costs one product forward and one backward where a gradient passes it; the

@@ -82,6 +82,7 @@ def test_a_front_takes_its_positions_of_what_is_written():
         check_writing(model, batch, room + 1, 1)
 
 
+@pytest.mark.default_cases("gpt2-soft-right", "llama-prefix-left", "llama-compose-right")
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -104,6 +105,7 @@ def test_scores_and_gradients_are_those_of_whole_rows(family, method, side):
         assert np.linalg.norm(expected) > 0.01
 
 
+@pytest.mark.long_cases("gpt2")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_texts_are_those_behind_whole_rows(family):
     model, (trainable, frozen) = make_model(family, "compose")
@@ -118,6 +120,7 @@ def test_texts_are_those_behind_whole_rows(family):
     np.testing.assert_allclose(shared.scores, whole.scores, rtol=1e-5)
 
 
+@pytest.mark.default_cases("prefix")
 @pytest.mark.parametrize("method", METHODS)
 def test_an_evaluation_runs_the_front_once(method, monkeypatch):
     """Its batches hold no work of the front, and their scores are those of one program."""
@@ -146,6 +149,7 @@ def test_an_evaluation_runs_the_front_once(method, monkeypatch):
     assert 0 < front and whole - rest == pytest.approx(front, rel=0.02)
 
 
+@pytest.mark.long
 def test_runs_of_a_grid_have_fronts_of_their_own():
     model, (trainable, frozen) = make_model("gpt2", "soft")
     (_, shared), (_, batch) = lay(model, "right")
@@ -158,6 +162,7 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
     assert float(jnp.abs(expected[0] - expected[1]).max()) > 0.01
 
 
+@pytest.mark.long
 def test_texts_of_a_pass_are_those_of_one_program():
     model, (trainable, frozen) = make_model("gpt2", "compose")
     (_, shared), (_, batch) = lay(model, "left")

@@ -190,6 +190,7 @@ def lengths_of(ids, eos):
     return np.where(ends.any(1), ends.argmax(1) + 1, ids.shape[1])
 
 
+@pytest.mark.default_cases("gpt2", "llama", "gemma3")
 @pytest.mark.parametrize("kind", EVERY)
 def test_greedy(pairs, kind):
     pair = pairs(kind)
@@ -218,6 +219,7 @@ CASES = [("t5", *rule) for rule in RULES] + [
 CASES += [(kind, *RULES[1]) for kind in ("mistral", "qwen3", "gemma3")]
 
 
+@pytest.mark.default_cases("gpt2-4-0.6-True", "gemma3-4-0.6-True")
 @pytest.mark.parametrize(("kind", "beams", "penalty", "stop"), CASES)
 def test_beam_search(pairs, kind, beams, penalty, stop):
     pair = pairs(kind)
@@ -230,6 +232,7 @@ def test_beam_search(pairs, kind, beams, penalty, stop):
     assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
 
 
+@pytest.mark.long_cases("t5-3", "gpt2-1", "qwen3-1")
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "qwen3"])
 def test_any_of_several_ends_is_one(pairs, kind, beams):
@@ -263,6 +266,7 @@ def test_the_rules_of_beam_search_differ(pairs):
     assert texts[3, 2.0, "never"] != texts[3, 2.0, True]
 
 
+@pytest.mark.long
 def test_a_forced_stem_and_one_token(pairs):
     """Rows whose decoders are fed differing numbers of tokens: each equals torch's run of it."""
     pair, stems = pairs("t5"), [3, 1, 2, 3]
@@ -332,6 +336,7 @@ PROMPTS = {
 }  # fmt: skip
 
 
+@pytest.mark.default_cases("prefix-gemma2-outside")
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_prompt_is_read_once(pairs, name):
     """The cached run equals whole runs; its beams' scores are those of what they wrote."""
@@ -356,6 +361,7 @@ def test_a_prompt_is_read_once(pairs, name):
     assert_close(beams.scores, np.where(kept, logp, 0).sum(1) / beams.lengths**0.6, MODEL)
 
 
+@pytest.mark.long_cases("llama-prompt", "gemma2-prompt")
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
 @pytest.mark.parametrize("method", ["prompt", "prefix"])
@@ -383,6 +389,7 @@ def test_peft(pairs, kind, method):
     np.testing.assert_array_equal(found.ids, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_stacks_agree(pairs, kind):
     pair, batch = pairs(kind), make_batch(kind)
@@ -406,6 +413,7 @@ def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeyp
     assert_close(found.scores, copied.scores)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_bfloat16(pairs, kind):
     """Ids and scores of whole runs in float32, but for the rounding of states and caches."""

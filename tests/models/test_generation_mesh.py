@@ -12,6 +12,8 @@ from jaxprompt.parallel.hlo import read_work
 from jaxprompt.parallel.sharding import make_placement, put_batch, within
 from jaxprompt.prompts import make_prompt
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_beams_are_not_sent_around(family):

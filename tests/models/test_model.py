@@ -57,6 +57,7 @@ def test_equal_models_share_their_programs():
     assert step(model) is not step(model)
 
 
+@pytest.mark.long_cases("1")
 @pytest.mark.parametrize("masks", [1, 7])
 def test_padding_changes_no_dropout(masks):
     """Nor where it makes few of what is read: 7 of 24 positions, and not of 12."""
@@ -78,6 +79,7 @@ def test_padding_changes_no_dropout(masks):
     assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
 
 
+@pytest.mark.long_cases("t5")
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_init_of_decoders(family):
     fields = dict(decoder=2, cross=1) if family == "t5" else {}

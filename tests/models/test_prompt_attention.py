@@ -115,6 +115,7 @@ def test_soft_tokens_draw_what_transformers_says(bert):
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
 
 
+@pytest.mark.long_cases("bert", "t5")
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "glm"])
 def test_layers_without_a_prefix_give_it_nothing(family):
     model, params = build(family, "prefix", layers="2-2", **FIELDS.get(family, {}))
@@ -134,6 +135,7 @@ def test_layers_without_a_prefix_give_it_nothing(family):
         assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, heads)
 
 
+@pytest.mark.long_cases("bert", "t5")
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "glm"])
 def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
     """Where queries are 0 every key that is seen has the same probability."""
@@ -157,6 +159,7 @@ def test_nothing_of_a_prompt_is_met_where_there_is_none():
     assert measure(model, make_params(model, weights), make_batch()) == {}
 
 
+@pytest.mark.long_cases("scan")
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 def test_the_way_that_layers_run_changes_nothing(stack):
     model, params = build("bert", "prefix", layers="1-1")

@@ -34,6 +34,7 @@ THEIRS = {
 }  # fmt: skip
 
 
+@pytest.mark.long_cases("t5-*")
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
 @pytest.mark.parametrize("family", families())
 def test_their_shapes(family, stack):
@@ -49,6 +50,7 @@ def test_their_shapes(family, stack):
     }
 
 
+@pytest.mark.long_cases("bert", "t5")
 @pytest.mark.parametrize("family", THEIRS)
 def test_they_are_those_of_transformers(family, tmp_path):
     torch.manual_seed(0)

@@ -164,6 +164,7 @@ def inputs_of(pair, tokenizer, template="{} It was"):
     return found
 
 
+@pytest.mark.default_cases("causal-sum")
 @pytest.mark.parametrize("pieces", ["mean", "sum"])
 @pytest.mark.parametrize("style", STYLES)
 def test_branches_score_like_one_word_after_the_other(style, pieces, pairs):
@@ -192,6 +193,7 @@ def test_branches_score_like_one_word_after_the_other(style, pieces, pairs):
         assert len(row.ids) == len(inputs[0]) + fed
 
 
+@pytest.mark.long_cases("seq2seq")
 @pytest.mark.parametrize("style", STYLES)
 def test_restricted_scores_are_those_of_the_words_rows(style, pairs):
     pair = pairs[style]
@@ -213,6 +215,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_loss_over_the_whole_target_is_torchs(answer, pairs):
     """PPT's tuning and pre-training loss, and prompt tuning's: the mean over a target's tokens."""
@@ -245,6 +248,7 @@ def text_task():
     return custom_task(fields=("text",), target="answer")
 
 
+@pytest.mark.long_cases("seq2seq")
 @pytest.mark.parametrize("style", STYLES)
 def test_loss_of_a_free_text_is_torchs(style, pairs):
     pair = pairs[style]
@@ -265,6 +269,7 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     assert float(total) == pytest.approx(sum(expected), rel=2e-5)
 
 
+@pytest.mark.default_cases("seq2seq-1")
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("style", STYLES)
 def test_written_texts_are_those_of_torch(style, beams, pairs):
@@ -291,6 +296,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
         assert ours == tokenizer.decode(new, skip_special_tokens=True).strip()
 
 
+@pytest.mark.long_cases("config.json")
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
     """Chat models have an end of a turn beside the tokenizer's end of text."""

@@ -84,6 +84,7 @@ def test_checkpoints_of_two_processes(tmp_path):
     assert all(np.array_equal(restored[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.long
 def test_who_fails_ends_with_its_own_code(tmp_path):
     with Processes(tmp_path / "all") as alike, Processes(tmp_path / "one") as alone:
         alike.start_all(2, [JOB, "fail_all", tmp_path])
@@ -94,6 +95,7 @@ def test_who_fails_ends_with_its_own_code(tmp_path):
         assert alone.err(1) == "process 1 alone\n"
 
 
+@pytest.mark.long
 def test_unlike_numbers_of_devices(tmp_path):
     port = free_port()
     with Processes(tmp_path) as team:
@@ -125,6 +127,7 @@ def until(holds, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
     rng, port = np.random.default_rng(0), free_port()
     words = [JOB, "wait", tmp_path, f"--coordinator=127.0.0.1:{port}", "--processes=2"]
@@ -219,6 +222,7 @@ def test_no_cluster(monkeypatch):
         processes.start(None, None, None, cluster=True)
 
 
+@pytest.mark.long
 def test_a_silent_coordinator(monkeypatch):
     monkeypatch.setattr(processes, "ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -246,6 +250,7 @@ def test_a_coordinator_that_is_something_else():
     assert f"--coordinator={at} does not answer (something else is there; tried" in said
 
 
+@pytest.mark.long
 def test_processes_that_do_not_come():
     at = f"127.0.0.1:{free_port()}"
     said = start_all((at, 4, 0), (at, 4, 2), timeout=4)

@@ -44,6 +44,7 @@ def test_flops_are_four_for_every_number_and_token(t5):
     assert cost_of(t5).work.flops == pytest.approx(by_hand, rel=0.1)
 
 
+@pytest.mark.long
 def test_recomputation_is_counted(t5):
     none, full = cost_of(t5), cost_of(t5, remat="full")
     assert full.work.flops == pytest.approx(1.5 * none.work.flops, rel=0.1)
@@ -74,6 +75,7 @@ def test_a_vocabulary_that_does_not_divide_is_padded(make_run):
     assert four.total - one.total == 3 * 768  # 50257 -> 50260 rows
 
 
+@pytest.mark.long
 def test_sixteen_bits_halve_weights_and_activations(make_run):
     shape = dict(data__batch=16, data__max_len=64)
     wide = cost_of(make_run(T5, **shape))
@@ -84,6 +86,7 @@ def test_sixteen_bits_halve_weights_and_activations(make_run):
     assert narrow.work.flops == wide.work.flops
 
 
+@pytest.mark.long
 def test_a_kernel_for_attention_keeps_no_scores(make_run):
     shape = dict(data__batch=16, data__max_len=128, backbone__dtype="bfloat16")
     plain, fused = (
@@ -95,6 +98,7 @@ def test_a_kernel_for_attention_keeps_no_scores(make_run):
     assert plain.work.flops < fused.work.flops < 1.1 * plain.work.flops
 
 
+@pytest.mark.long
 def test_tensor_parallelism_sends_activations_and_fsdp_weights(make_run):
     run = make_run(
         ELECTRA, data__batch=8, data__max_len=64, backbone__dtype="bfloat16", task__name="sst2"
@@ -116,6 +120,7 @@ def test_heads_that_do_not_divide_are_refused(make_run):
         make_shapes(run, on(1, 4))
 
 
+@pytest.mark.long
 def test_memory_is_that_of_real_steps():
     command = [sys.executable, str(ROOT / "launch/bench"), "plan", "--side=compare"]
     command.append("--case=electra-small soft")

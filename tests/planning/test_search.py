@@ -42,12 +42,14 @@ def test_room_enough_is_one_device_without_recomputation(run, alone):
     assert best.cost.bytes == alone.cost.bytes
 
 
+@pytest.mark.long
 def test_less_room_recomputes_before_it_takes_more_devices(run, alone):
     best = smallest(run, device(0.95 * alone.cost.bytes / 2**20), 8, {})
     assert best.mesh.devices == 1 and best.mesh.remat in ("dots", "full") and best.fits
     assert best.time("bfloat16").step >= alone.time("bfloat16").step
 
 
+@pytest.mark.long
 def test_a_kernel_that_keeps_no_scores_comes_before_recomputation(make_run):
     """Of short texts, for which a TPU does not take it unasked."""
     run = make_run(T5, data__batch=8, data__max_len=256, backbone__dtype="bfloat16",
@@ -60,6 +62,7 @@ def test_a_kernel_that_keeps_no_scores_comes_before_recomputation(make_run):
     assert fastest(run, old, 1).mesh.remat == "dots"
 
 
+@pytest.mark.long
 def test_weights_that_do_not_fit_take_more_devices(run, alone):
     frozen = alone.cost.sizes.frozen_bytes / 2**20
     best = smallest(run, device(0.8 * frozen), 8, {})
@@ -76,6 +79,7 @@ def test_what_is_known_is_not_searched_again(run, alone):
     assert smallest(run, device(1), 1, {1: alone}) is alone
 
 
+@pytest.mark.long
 def test_time_is_the_slowest_of_computing_and_memory_and_then_the_network(run, alone):
     plan = alone._replace(device=DEVICES["v5e"])
     time, cost = plan.time("bfloat16"), alone.cost

@@ -59,6 +59,7 @@ def test_what_are_no_parts_is_refused(text):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long_cases("prefix-fields1")
 @pytest.mark.parametrize("name, fields", [
     ("soft", ("length", "decoder")), ("prefix", ("length", "decoder", "cross")),
 ])  # fmt: skip
@@ -105,6 +106,7 @@ def test_two_prefixes_are_one_to_the_model():
     assert_close(found, expected)
 
 
+@pytest.mark.long
 def test_a_part_that_drops_is_drawn_for_every_example():
     prompt = compose("prefix(length=2,dropout=0.5)+prefix(length=1)")
     batch = make_batch(rows=5, shift=3)
@@ -114,6 +116,7 @@ def test_a_part_that_drops_is_drawn_for_every_example():
     assert (k[:, :1, :2] != k[:, 1:2, :2]).any() and (k[:, :1, 2:] == k[:, 1:2, 2:]).all()
 
 
+@pytest.mark.long_cases("soft(length=2)+dart(length=3,fluency=1.0)-2-5")
 @pytest.mark.parametrize(
     "parts, before, count",
     [

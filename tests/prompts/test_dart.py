@@ -150,6 +150,12 @@ def named_as_ours(theirs, folder):
     return load_backbone(folder, "bert", read_config(folder))[0]
 
 
+@pytest.mark.long_cases(
+    "class-restricted-0.0-None",
+    "class-full-0.0-None",
+    "word-restricted-0.0-None",
+    "word-full-0.0-None",
+)
 @pytest.mark.parametrize("weight, counts", [(0.0, None), (2.5, None), (0.0, (2, 2, 3, 1, 3))])
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 @pytest.mark.parametrize("each", ["class", "word"])
@@ -252,6 +258,7 @@ def test_one_word_is_hidden_where_no_share_is_given(pair):
     assert ((np.array(seen.targets) >= 0).sum(1) == 1).all()
 
 
+@pytest.mark.long_cases("3")
 @pytest.mark.parametrize("masks", [2, 3])
 def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
     """All its subwords do, and the masks that it leaves are gone: the text behind them moves up."""

@@ -58,6 +58,7 @@ def inject(prompt, params, batch):
 # -- what is read of a text ------------------------------------------------------------------------
 
 
+@pytest.mark.long_cases("1.0")
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.26, 0.1, 1e-5])
 def test_a_share_of_the_words_is_counted_exactly(share):
     """Rounded up from the exact product, which 0.3 * 10 is not in floating point."""
@@ -70,6 +71,7 @@ def test_a_share_of_the_words_is_counted_exactly(share):
         np.testing.assert_array_equal(words.ids[row][words.mask[row]], text[:used])
 
 
+@pytest.mark.long_cases("fields1", "fields2", "fields3")
 @pytest.mark.parametrize(
     "fields", [{}, ENCODES, LSTM, MLP, {"on": "prefix"}, {"on": "prefix", **ENCODES}]
 )
@@ -94,6 +96,7 @@ def test_only_the_words_that_are_read_feed_the_prompt(fields):
         assert any(not np.array_equal(a, b) for a, b in pairs), place
 
 
+@pytest.mark.long_cases("fields1-prompt")
 @pytest.mark.parametrize("on", ["prompt", "prefix"])
 @pytest.mark.parametrize("fields", [{}, ENCODES, LSTM, MLP])
 def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
@@ -307,6 +310,7 @@ def trainer(tx, rows, seen=""):
     return prompt, params, step
 
 
+@pytest.mark.long_cases("sgd")
 @pytest.mark.parametrize(
     "tx", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-2)], ids=["sgd", "adam"]
 )

@@ -50,6 +50,7 @@ def stack_of(state, numbers):
     }  # fmt: skip
 
 
+@pytest.mark.default_cases("2-lengths2")
 @pytest.mark.parametrize("layers, lengths", [(1, None), (3, None), (2, [5, 2, 1])])
 def test_the_lstm_is_torchs(layers, lengths):
     torch.manual_seed(0)
@@ -73,6 +74,7 @@ def test_the_lstm_is_torchs(layers, lengths):
     assert_close(found, expected.numpy(), 1e-6)
 
 
+@pytest.mark.long_cases("LSTM")
 @pytest.mark.parametrize("kind", ["LSTM", "MLP"])
 def test_the_encoder_is_pefts(kind):
     torch.manual_seed(0)
@@ -133,6 +135,7 @@ def test_widths_of_the_linear_layers(fields, widths):
     assert found == list(itertools.pairwise(widths)) and len(params["mlp"]) == len(found)
 
 
+@pytest.mark.long
 def test_it_starts_as_torch_does():
     """Embeddings of N(0, 1), weights of U(-1/sqrt(n), 1/sqrt(n)), two biases as one."""
     prompt = make_prompt("p_tuning", DIMS._replace(embed=256), length=64)

@@ -125,6 +125,7 @@ def assert_agree(found, expected, mask):
     assert np.abs(expected[mask]).max() > 0.3
 
 
+@pytest.mark.long_cases("gpt2-soft")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 @pytest.mark.parametrize("family", KEY_HEADS)
 def test_a_decoder(tmp_path, family, kind):
@@ -151,6 +152,7 @@ def test_a_decoder(tmp_path, family, kind):
     np.testing.assert_array_equal(their_logits(loaded, ids, mask), their_logits(theirs, ids, mask))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("modules", [1, 2])
 def test_t5_soft_prompt(tmp_path, modules):
     """PEFT's second half of rows, which a decoder once took, is never used."""
@@ -180,6 +182,7 @@ def test_t5_soft_prompt(tmp_path, modules):
     )
 
 
+@pytest.mark.long_cases("4-*")
 @pytest.mark.parametrize("layers, head_dim", [(4, 6), (3, 6), (4, 10)])
 def test_t5_prefix(tmp_path, layers, head_dim):
     """PEFT's prefix is a decoder-self prefix of ours, some of its rows used twice, some never."""

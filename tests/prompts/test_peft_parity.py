@@ -102,6 +102,7 @@ def our_model(family, folder, adapter, heads=None):
     return model, params | {"prompt": {"table": table}}
 
 
+@pytest.mark.long_cases("bert-*")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hidden_states(tmp_path, family, kind):
@@ -124,6 +125,7 @@ def test_hidden_states(tmp_path, family, kind):
     assert error.max() <= TOLERANCE
 
 
+@pytest.mark.long_cases("soft")
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 def test_bert_classifier_logits(tmp_path, kind):
     """PEFT pools column 0: [CLS] behind a prefix, the first soft token of a soft prompt."""
@@ -160,6 +162,7 @@ def test_prefix_classifier_logits(tmp_path, family):
     np.testing.assert_allclose(scores, expected.logits.numpy(), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.long
 def test_loss_and_gradients_of_spans(tmp_path):
     """The prefix under the same head and loss, in two segments.
 

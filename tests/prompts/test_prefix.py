@@ -122,6 +122,7 @@ def test_reparameterisation_is_a_two_layer_tanh_mlp():
                 assert_close(part[layer + 1, 0, :, head], expected)
 
 
+@pytest.mark.long_cases("6")
 @pytest.mark.parametrize("hidden", [0, 6])
 def test_initial_values(hidden):
     prompt = make_prompt("prefix", DIMS, length=200, hidden=hidden, scale=0.05)
@@ -195,6 +196,7 @@ def test_behind_a_short_text_a_prefix_starts_from_words_drawn_by_the_seed(bert):
     assert ids[0] != ids[1]
 
 
+@pytest.mark.long
 def test_dropout_is_drawn_for_every_example():
     prompt = make_prompt("prefix", DIMS, length=3, layers="1-3", dropout=0.25)
     params = draw(prompt)
@@ -219,6 +221,7 @@ def test_shift():
     assert make_prompt("prefix", DIMS, length=7).num_slots() == 0
 
 
+@pytest.mark.long
 def test_shift_with_a_masked_prefix_is_the_backbone_at_later_positions():
     backbone, weights = make_tiny("roberta")
     run = lambda batch: backbone.apply({"params": weights}, batch, Injection(), deterministic=True)

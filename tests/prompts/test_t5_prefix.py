@@ -104,6 +104,7 @@ def make_tokens(ids, mask, shift):
     return Tokens(ids, mask, 0 * ids - 1, positions, 0 * ids, np.zeros(ids.shape, np.int8))
 
 
+@pytest.mark.default_cases("streams3-*", "streams0-False", "streams2-False")
 @pytest.mark.parametrize("shift", [True, False])
 @pytest.mark.parametrize("streams", [(), *[(name,) for name in LENGTHS], tuple(LENGTHS)])
 def test_prefixes_stand_where_they_say(pair, streams, shift):

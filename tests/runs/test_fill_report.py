@@ -86,6 +86,7 @@ def test_a_causal_model_is_shown_by_the_end_of_its_row():
     assert shown == [LEGENDS["causal"], "truth:  cat stood", "filled: cat old"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_the_likeliest_tokens_are_those_of_the_whole_softmax(family):
     module, params = make_tiny(family)

@@ -225,6 +225,7 @@ def test_tied_parameters_are_the_same_arrays():
     assert tie({}, {"embed": {"word": table}})["embed"]["word"] is table
 
 
+@pytest.mark.long
 def test_no_gradient_goes_through_the_draw():
     """The discriminator's loss moves of the generator nothing but the shared embeddings."""
     case = make_case()
@@ -258,6 +259,7 @@ def uneven(**options):
     return run(make_case(), batch_of(weights=UNEVEN), objectives=forced(), **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_exact(accumulate):
     """Parts of uneven numbers of masks and tokens, one of which has none."""
@@ -270,6 +272,7 @@ def test_accumulation_is_exact(accumulate):
     assert n["generator"] == (weights * (batch.targets >= 0)).sum()
 
 
+@pytest.mark.long
 def test_a_mesh_changes_nothing():
     case, batch, (state, measured) = make_case(), batch_of(), whole()
     placement = make_placement(2, 4)
@@ -282,6 +285,7 @@ def test_a_mesh_changes_nothing():
     assert_close(moving(found.opt_state[0].trace), moving(state.opt_state[0].trace))
 
 
+@pytest.mark.long
 def test_counts_are_those_of_a_step_and_add_up():
     case, batch, objectives = make_case(), batch_of(weights=UNEVEN), forced()
     count = jit(make_count_step(case.pair, objectives))
@@ -292,6 +296,7 @@ def test_counts_are_those_of_a_step_and_add_up():
     assert_close(jax.tree.map(lambda *parts: sum(parts), *halves), counted)
 
 
+@pytest.mark.long
 def test_counting_is_without_dropout():
     batch, key = batch_of(), jax.random.key(0)
     counts = [
@@ -303,6 +308,7 @@ def test_counting_is_without_dropout():
     assert_equal(*counts)
 
 
+@pytest.mark.long
 def test_both_learn():
     """Of the same batch both losses fall."""
     case, batch = make_case(), batch_of()
@@ -318,6 +324,7 @@ def test_both_learn():
     assert (last < 0.7 * first).all(), (first, last)
 
 
+@pytest.mark.long
 def test_float32_numbers_train_under_bfloat16():
     """Updates of 1e-5, which bfloat16 would lose beside numbers of 0.3, arrive and add up."""
     case, batch = make_case(dtype="bfloat16"), batch_of()

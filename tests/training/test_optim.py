@@ -205,6 +205,7 @@ def test_clip_is_by_the_norm_of_all_parts(limit):
     close(found, run(make_optimizer("adamw", constant, EQUAL, eps=0.1), clipped), rtol=1e-5)
 
 
+@pytest.mark.long_cases("0.0-adamw")
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_the_state_tells_the_learning_rate_of_each_part(name, clip):

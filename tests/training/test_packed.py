@@ -18,6 +18,8 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import split, trainable_mask
 from jaxprompt.types import Objective
 
+pytestmark = pytest.mark.long
+
 LENGTH = 36
 OBJECTIVES = {
     "mlm": ("bert", mlm.Denoiser(LENGTH, 3, (1,), (2,), np.arange(4, 53), apart=True)),

@@ -67,6 +67,7 @@ def test_one_step_is_gradient_descent_on_the_weighted_mean():
     assert int(state.step) == 1 and int(state.skipped) == int(state.streak) == 0
 
 
+@pytest.mark.default_cases("4-1")
 @pytest.mark.parametrize("choices", [1, 2])
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_accumulation_is_exact(accumulate, choices):
@@ -94,6 +95,7 @@ def test_filler_rows_change_nothing():
     assert_close(step(state, frozen, spoilt), step(state, frozen, batch), rtol=1e-6)
 
 
+@pytest.mark.long_cases("nan")
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_changes_the_counters_alone(poison):
     tx = make_optimizer("adamw", lambda step: 1.0, dict(prompt=0.01, head=0.01), clip=1.0)
@@ -135,6 +137,7 @@ def test_same_seed_same_bits_other_seed_other_dropout():
     )
 
 
+@pytest.mark.long
 def test_dropout_differs_from_step_to_step():
     step, state, frozen = make(optax.sgd(0.0), dropout=0.2)
     losses = []
@@ -202,6 +205,7 @@ def test_each_objective_draws_for_itself_where_losses_are_counted():
         assert_close(found[name]["drawn"], drawn_by(key, number, 8))
 
 
+@pytest.mark.long
 def test_runs_train_together_as_they_train_alone():
     """One program for several rates and starts, with the frozen weights shared."""
     rates = (0.1, 0.01, 0.0)

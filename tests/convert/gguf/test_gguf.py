@@ -187,6 +187,7 @@ def test_a_released_file_has_the_numbers_and_names_of_its_model(smollm):
     assert shaped_by(read_config(smollm)) == shaping(theirs)
 
 
+@pytest.mark.long
 def test_a_whole_released_file_is_what_transformers_loads(smollm):
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm.parent, gguf_file=smollm.name)
     with open_weights(smollm) as weights:

@@ -169,6 +169,7 @@ def test_text_formats_are_those_of_t5(name):
     assert task.targets == targets
 
 
+@pytest.mark.long_cases("tnews-tnews")
 @pytest.mark.parametrize("name, folder", FOLDERS.items())
 def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
@@ -212,6 +213,7 @@ def test_label_names_are_those_of_the_datas_own_documentation(shared):
     assert checked == FOLDERS.keys() - by_text
 
 
+@pytest.mark.long
 def test_label_names_are_those_that_real_rows_carry(shared):
     """In every file whose rows spell their labels out, names and numbers agree with the task's."""
     found = set()

@@ -294,6 +294,7 @@ def test_vocabulary_files_and_config_are_enough(shared, folder, name, files):
     assert ids == load(shared / "tokenizers" / name)(text)["input_ids"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
     home = tmp_path / "hub/models--someone--bert"

@@ -261,6 +261,7 @@ def test_it_is_made_without_torch_and_gguf(tmp_path):
     assert done.stdout.strip() == "[1, 10]", done.stderr
 
 
+@pytest.mark.long
 def test_two_processes_may_make_it_at_once(smollm, cache):
     code = (
         f"from jaxprompt.data.text.tokenizer import load_tokenizer; load_tokenizer({str(smollm)!r})"

@@ -108,6 +108,7 @@ def train(case, make_tx, steps, dropout=0.0, lengths=None):
     return stack_trees(alone), together, losses, expected
 
 
+@pytest.mark.default_cases("prefix")
 @pytest.mark.parametrize("case", EXACT)
 def test_gradient_descent_ends_where_it_ends_alone(case):
     alone, together, _, _ = train(case, sgd, 50)
@@ -116,6 +117,7 @@ def test_gradient_descent_ends_where_it_ends_alone(case):
         assert np.abs(end - start["head/main/out/kernel"]).max() > 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["bias", "full", "t5_soft"])
 def test_what_else_trains_does_too(case):
     alone, together, losses, expected = train(case, sgd, 2)
@@ -123,6 +125,7 @@ def test_what_else_trains_does_too(case):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case, steps, lengths", [("prefix", 50, (9, 12, 10)), ("t5", 12, (9, 9, 11))]
 )
@@ -149,6 +152,7 @@ def test_batches_are_widened_to_the_longest(family, side):
     assert filling.encoder is large.encoder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 def test_each_run_has_its_own_label_words(scores):
     shape = (3, 1, 1)
@@ -168,6 +172,7 @@ def test_each_run_has_its_own_label_words(scores):
     assert np.abs(found[0] - found[1]).max() > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scores, two_parts", [("restricted", False), ("full", True)])
 def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     """Of 2 classes beside 3, as if they were alone."""
@@ -210,6 +215,7 @@ def make_programs(case, mesh, runs, **options):
     return programs, programs.stack(states), batch, programs.put_own([NONE] * runs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case, mesh, runs, apart",
     [("prefix", (4, 1), 8, True), ("soft", (4, 2), 4, True), ("prefix", (4, 1), 3, False),
@@ -235,6 +241,7 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
     assert_close(*(jax.device_get(s.opt_state) for s in (state, expected)), rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [(1, 1), (4, 1)])
 def test_computed_prompts_are_folded(mesh):
     """What is scored with holds what the prompt gives, and nothing that computes it."""
@@ -266,6 +273,7 @@ def test_rows_are_picked_kept_and_renewed():
     assert kept.step.shape == (4,) and programs.round(7) == 4 and programs.round(3) == 3
 
 
+@pytest.mark.long
 def test_memory_grows_with_the_runs_and_cuts_them():
     programs, _, _, _ = make_programs("prefix", (1, 1), 1)
     batch = batch_of("prefix", 0)

@@ -239,6 +239,7 @@ def make_grad(model, params):
     return jit(jax.value_and_grad(loss)), (trainable, frozen)
 
 
+@pytest.mark.default_cases("modernbert-upper-scan")
 @pytest.mark.parametrize(
     "family, part, stack", [(*c, STACKS[(i + i // 2) % 2]) for i, c in enumerate(CASES)]
 )
@@ -265,6 +266,7 @@ def test_padding_with_other_lengths_is_no_part_of_what_is_kept():
     assert_close(score(rest)(empty), score(model)(batch), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_keys_of_a_prefix_are_projected_once_a_step():
     """Of a step's products with the MLP's weights none grows with the batch."""
     work = {}
