@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/results.md from the tables there and in docs/devices.md.
+"""Draws the pictures of docs/results/ from the tables there and in docs/devices.md.
 
 usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
        python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
@@ -27,6 +27,7 @@ from matplotlib.figure import Figure  # noqa: E402
 HERE = Path(__file__).parent
 CURVES, SEEDS = HERE / "pictures" / "curves.json", HERE / "pictures" / "seeds.json"
 PRETRAINING = HERE / "pictures" / "pretraining.json"
+PAPERS, SPEED, SIZE = "results/papers.md", "results/speed.md", "results/size.md"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 NAMES = {
     "prefix": "P-tuning v2", "soft": "soft prompt tuning", "head_only": "linear head alone",
@@ -35,7 +36,7 @@ NAMES = {
 
 
 def read_table(page: str, first: str) -> list[list[str]]:
-    """Reads the table of a page whose heading begins with `first`. -> its rows, the heading too"""
+    """Returns the rows of the table whose header line begins with `first`, header included."""
     lines = (HERE / page).read_text("utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(first))
     rows = []
@@ -52,25 +53,52 @@ def mean_std(cell: str) -> tuple[float, float]:
     return float(mean), float(std)
 
 
+def accuracy_parameters(folder: Path) -> None:
+    """Draws the accuracy on TREC over the trained parameters, a panel per backbone."""
+    head, *rows = read_table(SIZE, "| method, TREC |")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    labelled: set[str] = set()
+    for axis, column in zip(figure.subplots(1, 2, sharex=True, sharey=True), (1, 3), strict=True):
+        for row, colour, marker in zip(rows, [*COLOURS, "#999999"], "sovD^P*", strict=True):
+            if not row[column]:
+                continue
+            trained, (mean, std) = int(row[column].replace(",", "")), mean_std(row[column + 1])
+            label = row[0] if row[0] not in labelled else None
+            labelled.add(row[0])
+            axis.errorbar(trained, mean, yerr=std, fmt=marker, capsize=4, color=colour, label=label)
+        axis.set_xscale("log")
+        axis.set(title=head[column].partition(":")[0], xlabel="trained parameters", xlim=(1e3, 5e8))
+        axis.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("test accuracy on TREC")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    save(figure, folder / "accuracy_parameters.svg")
+
+
 def few_shot(folder: Path) -> None:
     """Draws accuracy with 16 examples per class."""
-    head, *rows = read_table("results.md", "| method | TREC | SST-2 | MPQA |")
+    head, *rows = read_table(PAPERS, "| method | TREC | SST-2 | MPQA |")
     rows = [row for row in rows if row[4]]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for axis, column in zip(figure.subplots(1, 2), (4, 5), strict=True):
+    panels = zip(figure.subplots(1, 2, sharex=True), (4, 5), (1 / 6, 1 / 2), strict=True)
+    for axis, column, chance in panels:
         values = [mean_std(row[column]) for row in rows]
         for place, (mean, std) in enumerate(values):
             axis.errorbar(mean, place, xerr=std, fmt="o", capsize=4, color=COLOURS[place])
+        axis.axvline(chance, color="black", linewidth=0.8, linestyle="--")
+        axis.annotate(
+            f"chance, {chance:.2f}", (chance, 0.5), (3, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points", fontsize=8, va="center",
+        )  # fmt: skip
         axis.set_yticks(range(len(rows)), [row[0] for row in rows] if column == 4 else [""] * 4)
         axis.invert_yaxis()
-        axis.set(title=head[column], xlabel="test accuracy")
+        axis.set(title=head[column], xlabel="test accuracy", xlim=(0, 1))
         axis.grid(axis="x", alpha=0.3)
     save(figure, folder / "few_shot.svg")
 
 
 def group_size(folder: Path) -> None:
     """Draws runs per minute and memory over the runs that train at once."""
-    head, speed, memory = read_table("results.md", "| runs at once |")
+    head, speed, memory = read_table(SPEED, "| runs at once |")
     sizes = [int(cell) for cell in head[1:]]
     figure = Figure(figsize=(8, 3), layout="constrained")
     titles = ("runs per minute", "peak memory, GiB")
@@ -85,7 +113,7 @@ def group_size(folder: Path) -> None:
 
 def beside_peft(folder: Path) -> None:
     """Draws time and peak memory of a step as shares of PEFT's."""
-    head, *rows = read_table("results.md", "| work | ours | PEFT |")
+    head, *rows = read_table(SPEED, "| work | ours | PEFT |")
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axis = figure.subplots()
     for number, (column, title) in enumerate(((3, "time"), (4, "peak memory"))):
@@ -97,10 +125,14 @@ def beside_peft(folder: Path) -> None:
         )  # fmt: skip
         axis.bar_label(bars, [f"{value:.2f}" for value in values], padding=2, fontsize=8)
     axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.annotate(
+        "PEFT", (1.0, 1), (0, 2), xycoords=("data", "axes fraction"),
+        textcoords="offset points", fontsize=9, ha="center", va="bottom",
+    )  # fmt: skip
     axis.set_yticks(range(len(rows)), [row[0].replace("`", "") for row in rows], fontsize=8)
     axis.invert_yaxis()
-    axis.set(xlabel=head[3].replace(" time", ""), xlim=(0, 1.1))
-    axis.legend(fontsize=8, loc="lower right")
+    axis.set(xlabel="share of PEFT's time or memory (lower is better)", xlim=(0, 1.15))
+    figure.legend(fontsize=8, loc="outside lower right", ncols=2, frameon=False)
     save(figure, folder / "beside_peft.svg")
 
 
@@ -187,7 +219,7 @@ def instance_curves(folder: Path) -> None:
     fields = ("prompt.utilization", "prompt.length")
     figure = Figure(figsize=(8, 3), layout="constrained")
     for axis, field in zip(figure.subplots(1, 2, sharey=True), fields, strict=True):
-        head, *rows = read_table("results.md", f"| `{field}` |")
+        head, *rows = read_table(PAPERS, f"| `{field}` |")
         places = [float(cell) for cell in head[1:]]
         for row, colour in zip(rows, COLOURS, strict=False):
             means, stds = zip(*map(mean_std, row[1:]), strict=True)
@@ -202,8 +234,8 @@ def instance_curves(folder: Path) -> None:
 
 def prefix_curves(folder: Path) -> None:
     """Draws the scores of P-tuning v2 over the layers that have a prefix, and over its length."""
-    (_, *layers), *depths = read_table("results.md", "| layers with a prefix |")
-    (_, *places), *lengths = read_table("results.md", "| tokens of the prefix |")
+    (_, *layers), *depths = read_table(PAPERS, "| layers with a prefix |")
+    (_, *places), *lengths = read_table(PAPERS, "| tokens of the prefix |")
     columns = max(len(depths), len(lengths))
     figure = Figure(figsize=(4 * columns, 6), layout="constrained")
     axes = iter(figure.subplots(2, columns).flat)
@@ -214,15 +246,23 @@ def prefix_curves(folder: Path) -> None:
     save(figure, folder / "prefix_curves.svg")
 
 
+def score_label(name: str) -> str:
+    """Turns the name of a row, "TREC, accuracy", into the label of an axis."""
+    task, _, score = name.partition(", ")
+    return f"test {score}, {task}"
+
+
 def draw_depths(axis: Axes, name: str, found: dict[str, tuple[float, float]]) -> None:
     """Draws scores over the layers that have a prefix, of 6."""
     for label, names, colour in zip(
-        ("from the first up", "from the last down"),
+        ("lowest layers", "highest layers"),
         (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
     ):  # fmt: skip
         means, stds = zip(*(found[layers] for layers in names), strict=True)
         axis.errorbar((2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label)
-    axis.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel=name)
+    axis.set(
+        xlabel="number of layers with a prefix (of 6)", xticks=(2, 4, 6), ylabel=score_label(name)
+    )
     axis.legend(fontsize=8)
     axis.grid(alpha=0.3)
 
@@ -234,7 +274,7 @@ def draw_lengths(axis: Axes, name: str, places: list[str], cells: list[str]) -> 
     axis.errorbar(tokens, means, yerr=stds, fmt="o-", capsize=4, color=COLOURS[0])
     axis.set_xscale("log", base=2)
     axis.set_xticks(tokens, places)
-    axis.set(xlabel="tokens of the prefix", ylabel=name)
+    axis.set(xlabel="prefix length (tokens)", ylabel=score_label(name))
     axis.grid(alpha=0.3)
 
 
@@ -297,8 +337,8 @@ if __name__ == "__main__":
     else:
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
         pictures = (
-            few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread,
-            pretraining, instance_curves, prefix_curves,
+            accuracy_parameters, few_shot, group_size, beside_peft, memory_by_device,
+            learning_curves, spread, pretraining, instance_curves, prefix_curves,
         )  # fmt: skip
         for draw in pictures:
             draw(target)

@@ -55,7 +55,7 @@ class States(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Answers by right class."""
+    """The confusion matrix."""
 
     names: tuple[str, ...]
     counts: np.ndarray  # int64 [C, C + 1], the last column: no class at all

@@ -186,7 +186,7 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
 
 @_readable
 def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
-    """Draws answers by right class, each row as shares of it. int [C, C + 1]
+    """Draws the confusion matrix, each row as shares of its true label. int [C, C + 1]
 
     The last column, no class at all, is drawn where it counts any.
     """
@@ -204,12 +204,12 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     size = 10 if written else 6
     axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right", fontsize=size)
     axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
-    axis.set_xlabel("answered")
-    axis.set_ylabel("right")
+    axis.set_xlabel("predicted label")
+    axis.set_ylabel("true label")
     for (row, column), count in np.ndenumerate(counts if written else counts[:0]):
         colour = "white" if shares[row, column] > 0.55 else "black"
         axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
-    figure.colorbar(image, label="share of the right class", shrink=0.8)
+    figure.colorbar(image, label="share of the true label", shrink=0.8)
     return save_figure(figure, path)
 
 

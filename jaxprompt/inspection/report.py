@@ -222,7 +222,7 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
 
 
 def _write_confusion(page: Page, found: Findings, folder: Path) -> list[Path]:
-    page.section("Answers by right class")
+    page.section("Confusion matrix")
     if found.confusion is None:
         page.say(found.notes["confusion"])
         return []
@@ -230,7 +230,8 @@ def _write_confusion(page: Page, found: Findings, folder: Path) -> list[Path]:
     path = draw.draw_confusion(counts, names, folder / "confusion.png")
     right, known = int(np.trace(counts)), int(counts.sum())
     page.say(f"{right} of {known} answers are right.")
-    page.pictures([(path, "Examples by right class (rows) and answer (columns)")], wide=True)
+    caption = "Examples by true label (rows) and predicted label (columns)"
+    page.pictures([(path, caption)], wide=True)
     return [path]
 
 

