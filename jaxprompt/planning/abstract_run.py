@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -66,6 +67,7 @@ class OnePiece:
     """Stands for a tokenizer that is not here: every word is one piece."""
 
     name_or_path = "one piece a word"
+    is_fast = True  # it gives offsets
     unk_token_id = bos_token_id = None
     pad_token_id, eos_token_id, cls_token_id, sep_token_id, mask_token_id = range(5)
 
@@ -74,10 +76,14 @@ class OnePiece:
         names = [*(sentinel.format(i) for i in range(_MASKS)), *INFILLING]
         self._numbers = {name: 5 + i for i, name in enumerate(names)}
 
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        """Numbers words in the order in which they come."""
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list]]:
+        """Numbers words in the order in which they come. Returns ids and offsets by text."""
         number = lambda word: self._numbers.setdefault(word, 5 + len(self._numbers))
-        return {"input_ids": [[number(word) for word in text.split()] for text in texts]}
+        words = [list(re.finditer(r"\S+", text)) for text in texts]
+        return {
+            "input_ids": [[number(word.group()) for word in text] for text in words],
+            "offset_mapping": [[word.span() for word in text] for text in words],
+        }
 
     def get_vocab(self) -> dict[str, int]:
         """Tells the words seen so far and the sentinels."""

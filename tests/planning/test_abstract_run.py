@@ -97,3 +97,14 @@ def test_the_kernel_of_a_tpu_is_promised_from_512_tokens_on_behind_a_window_too(
 def test_several_slices_are_counted_as_one(make_run):
     run = make_run(T5, mesh__slices=2, mesh__data=2)
     assert run.config.mesh.slices == 1 and "between slices" in run.notes[-1]
+
+
+def test_answers_in_a_text_are_planned_without_a_tokenizer(make_run):
+    run = make_run(ELECTRA, task__name="squad", head__name="spans", data__max_len=64)
+    assert run.batch.encoder.ids.shape[1] == 64 and run.batch.label_pos.size
+
+
+def test_a_stand_in_tokenizer_says_where_words_are():
+    encoded = OnePiece("<{}>")(["ab  c ab"])
+    (ids,), (offsets,) = encoded["input_ids"], encoded["offset_mapping"]
+    assert offsets == [(0, 2), (4, 5), (6, 8)] and ids[0] == ids[2] != ids[1]
