@@ -193,7 +193,7 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
     where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
     if kind != "spans":
-        assert code == 2 and "--format=squad is of answers in a text" in err
+        assert code == 2 and "--format=squad is only valid for spans" in err
         return
     assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
     code, plain, _ = jaxprompt(capsys, *where)

@@ -312,7 +312,7 @@ def test_broken_rows_are_one_line(name, row, told, tmp_path):
 def test_an_object_without_data_is_refused(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"version": "1.1"}')
-    with pytest.raises(InputError, match="must hold a list of objects, or an object with such a"):
+    with pytest.raises(InputError, match="must be a list of objects, or an object whose"):
         read("squad", path)
 
 
