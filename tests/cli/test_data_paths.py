@@ -126,7 +126,7 @@ def test_holdout_without_classes(backbone, data, tmp_path):
         write_rows(tmp_path / "train.jsonl", rows)
         splits = read_examples(make_config(backbone, data, **fields, **own)).splits
         assert {name: len(part) for name, part in splits.items()} == {"train": 1, "dev": 26}
-    with pytest.raises(InputError, match="27 examples of 2 classes; lower it to 25 or less"):
+    with pytest.raises(InputError, match="27 examples of 2 classes; use 25 or less"):
         read_examples(make_config(backbone, data, **fields))
 
 

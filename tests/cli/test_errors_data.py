@@ -75,7 +75,7 @@ def test_no_dev_split(train, own):
 
 def test_the_label_is_no_field(train, own):
     line = train(data__source=own, task__fields="text,label")
-    assert "task.fields names 'label', the column of the label" in line
+    assert "task.fields includes 'label', the label column" in line
 
 
 def test_numbers_are_names_where_all_classes_are_numbers(train, own):

@@ -314,13 +314,13 @@ def test_what_a_run_refuses(train, files, tmp_path):
     given = {name.replace(".", "__"): value for name, value in FIELDS.items()}
     given |= {"data__source": files}
     line = train(**given | {"task__negative": "NA"})
-    assert "task.negative='NA' is no class of task custom" in line
+    assert "task.negative='NA' is not a class of task custom" in line
     line = train(**given | {"task__metric": "semeval_f1"})
     assert "metric semeval_f1 is of classes as Cause-Effect(e1,e2)" in line
     line = train(**given | {"task__template": "{text|soft}"})
     assert "puts 4 soft tokens around 2 entities, and the method has 0 slots" in line
     line = train(**given | {"task__entities": "", "task__template": "{text|marked}"})
-    assert "marks the entities of 'text', and the task has none" in line
+    assert "marks the entities of 'text', but the task has none" in line
     rows = read_lines(files / "train.jsonl")
     write_rows(tmp_path / "train.jsonl", [*rows[:5], {"text": "no <e1>tags</e1>", "label": "none"}])
     line = train(**given | {"data__source": "", "data__files__train": tmp_path / "train.jsonl"})

@@ -103,7 +103,7 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
         "is compared by its words alone",
     )
     write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(InputError, match="'a beast' does not stand in .*; 1 of 3 rows have such"):
+    with pytest.raises(InputError, match="'a beast' does not occur in .*; 1 of 3 rows have"):
         read_examples(c)
     rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
     write_rows(tmp_path / "train.jsonl", rows)
@@ -249,7 +249,7 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
         ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
         (
             {"head.name": "tags", "task.fields": "tokens,tags"},
-            "is also in task.fields, so the input would hold the answer",
+            "is also in task.fields, so the input would contain the answer",
         ),
     ],
 )

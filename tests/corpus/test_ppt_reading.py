@@ -371,7 +371,7 @@ def test_units_within_the_limits_are_read(t5):
 @pytest.mark.parametrize(
     ("name", "form", "choices", "message"),
     [
-        ("dream", "cloze", 1, "x:3: column 'choice' must hold a list of 2 or more choices"),
+        ("dream", "cloze", 1, "x:3: column 'choice' must be a list of 2 or more choices"),
         ("dream", "cloze", 4, "x:3: 4 choices, but task dream has names for 3; shorten the list"),
         ("custom", "unified", 17, "x:3: 17 choices, but task custom has names for 16; shorten"),
         ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for 26; shorten"),

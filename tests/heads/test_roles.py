@@ -120,7 +120,7 @@ def test_a_list_of_predicates_becomes_examples():
         ({"predicate": []}, "r:1: column 'predicate' lists no predicate; give the index of one"),
         ({"predicate": [1, 2]}, "r:1: 2 predicates in column 'predicate', but 20 lists of tags in"),
         ({"tags": ["O"]}, "r:0: 20 words in column 'tokens', but 1 tags in 'tags'; give each word"),
-        ({"tags": ["I-A0", *TAGS[1:]]}, "r:0: word 1 has 'I-A0' behind 'the beginning', which"),
+        ({"tags": ["I-A0", *TAGS[1:]]}, "r:0: word 1 has 'I-A0' after 'the beginning', which"),
         ({"tags": ["B-A0", "B-A9", *TAGS[2:]]}, "r:0: tag 'B-A9' is not one of task custom"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_row_without_a_predicate_and_how_many_break_a_rule():
     with pytest.raises(InputError, match="r:9: no predicate in column 'predicate'; columns: toke"):
         read_example(task, {"tokens": WORDS}, "r:9", need_label=False)
     wrong = ROW | {"tags": ["O", "I-A1", *TAGS[2:]]}
-    rule = r"r:1: word 2 has 'I-A1' behind 'O'.*I-X goes on behind B-X or I-X alone.*; 2 of 3 rows"
+    rule = r"r:1: word 2 has 'I-A1' after 'O'.*I-X may only follow B-X or I-X.*; 2 of 3 rows"
     with pytest.raises(InputError, match=rule):
         read_all(task, [ROW, wrong, wrong], "r:{}".format)
     with pytest.raises(InputError, match=rule):
@@ -150,7 +150,7 @@ def test_a_row_without_a_predicate_and_how_many_break_a_rule():
         ({"tags": ""}, "task.predicate='predicate' is of a task that tags words"),
         ({"tags": "predicate"}, "is also in task.fields or task.tags"),
         ({"fields": ("predicate",), "predicate": "p"}, "is what a template calls the predicate"),
-        ({"labels": ("O", "A0")}, "task.labels has 'A0', which is no tag of IOB2; give types"),
+        ({"labels": ("O", "A0")}, "task.labels has 'A0', which is not an IOB2 tag"),
         ({"markers": ("<",)}, "task.markers has 1 words for 1 predicate; give two"),
         ({"predicate": "", "metric": "role_f1"}, "metric role_f1 compares the roles of predicates"),
         ({"predicate": "", "markers": ("<", ">")}, "task.entities names none"),

@@ -313,7 +313,7 @@ def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, found):
         (
             {"text": ["Kansas"], "answer_start": [19]},
             "r:9: the answer 'Kansas' does not stand in 'context', which has "
-            f"{len(CONTEXT)} characters; mend it, or leave the example out",
+            f"{len(CONTEXT)} characters; fix it, or remove the example",
         ),
         ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must hold {\"text\": [.."),
         ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must hold"),

@@ -157,7 +157,7 @@ def own(offsets="characters", **fields):
     ({"tail": None}, "entity 2, tail, must be a start and an end, whole numbers, not None"),
     ({"tail": [1.5, 3]}, "must be a start and an end, whole numbers"),
     ({"tail": [4]}, "must be a start and an end, whole numbers"),
-    ({"text": None}, "column 'text' holds null"),
+    ({"text": None}, "column 'text' is null"),
     ({"label": "no"}, "label 'no' is not a label of task custom; labels: is, none"),
 ])  # fmt: skip
 def test_what_is_refused(change, said):
@@ -187,7 +187,7 @@ def test_tags_that_do_not_stand_there(text):
 
 
 @pytest.mark.parametrize("fields, said", [
-    ({"negative": "NA"}, "task.negative='NA' is no class of task custom; known: is, none"),
+    ({"negative": "NA"}, "task.negative='NA' is not a class of task custom; known: is, none"),
     ({"offsets": "letters"}, "task.offsets='letters' is unknown"),
     ({"markers": ("@", "@")}, "task.markers has 2 words for 2 entities"),
     ({"entities": ()}, None),
@@ -207,7 +207,7 @@ def test_tasks_that_do_not_fit(fields, said):
 @pytest.mark.parametrize("text, slots, entities, said", [
     ("{text|soft} [mask]", 3, 2, "puts 4 soft tokens around 2 entities, and the method has 3"),
     ("{text|soft} [soft*2] [mask]", 5, 2, "but the prompt has 5 slots; make the two equal (4 of"),
-    ("{text|marked} [mask]", 0, 0, "marks the entities of 'text', and the task has none"),
+    ("{text|marked} [mask]", 0, 0, "marks the entities of 'text', but the task has none"),
     ("{other|marked} {text} [mask]", 0, 2, "and they stand in 'text'; write {text|marked}"),
     ("{text|marked|lower} [mask]", 0, 2, "|lower would move the entities"),
     ("{text|marked} {text|soft} [mask]", 4, 2, "marks the entities of 'text' twice"),
@@ -348,7 +348,7 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
         "".join(json.dumps(own) + "\n" for own in (whole, event | {"arguments": value}))
     )
     line = refuse_line(read_split, get_task("event_arguments"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:2: column 'arguments' must hold a list of objects")
+    assert line.startswith(f"{path}:2: column 'arguments' must be a list of objects")
 
 
 @pytest.mark.parametrize("pairs", [5, None, "x", [3]])
@@ -356,7 +356,7 @@ def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
     path = tmp_path / "train.json"
     path.write_text(json.dumps([[TURNS, pairs]]))
     line = refuse_line(read_split, get_task("dialog_re"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:1: column ") and "must hold a list of objects" in line
+    assert line.startswith(f"{path}:1: column ") and "must be a list of objects" in line
 
 
 def test_dialogues_turn_by_turn():

@@ -383,9 +383,9 @@ def test_the_positive_class_of_a_task():
         lambda: make(labels=["ham", "spam"], positive="hma"),
         lambda: with_labels(make(positive="hma"), rows),
     ):
-        with pytest.raises(InputError, match="'hma' is no class of task custom; .* ham, spam"):
+        with pytest.raises(InputError, match="'hma' is not a class of task custom; .* ham, spam"):
             wrong()
-    with pytest.raises(InputError, match="the task has spans; leave it out"):
+    with pytest.raises(InputError, match="the task has spans"):
         make(answers="answers", positive="ham")
 
 
@@ -423,12 +423,12 @@ NO_TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value, shown", [*NO_TEXTS, ("", "nothing"), ("  ", "nothing")])
+@pytest.mark.parametrize("value, shown", [*NO_TEXTS, ("", "empty"), ("  ", "empty")])
 def test_what_is_no_label(value, shown):
     """It is neither a class of its own nor one of a known task."""
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c", "label": value}]
     task = tasks.custom_task(fields=["text"])
-    message = rf"a.csv:9: label column 'label' holds {shown}, which is no label"
+    message = rf"a.csv:9: label column 'label' is {shown}, which is not a label"
     with pytest.raises(InputError, match=message):
         with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
     with pytest.raises(InputError, match="row 3: label column 'label' holds"):
@@ -464,7 +464,7 @@ def test_what_is_no_text(value, shown):
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
     row = {"a": "q", "c": ["x", "z"], "y": 0}
     for broken, column in (({"a": value}, "a"), ({"c": ["x", value]}, "c")):
-        with pytest.raises(InputError, match=f"x:2: column '{column}' holds {shown}, which is no"):
+        with pytest.raises(InputError, match=f"x:2: column '{column}' is {shown}, not text"):
             read_example(task, row | broken, "x:2")
 
 
@@ -498,7 +498,7 @@ def test_choices_in_one_column():
         assert example == Example({"question": "q"}, ("red", "blue", "2"), label)
     with pytest.raises(InputError, match="label 3 is not a label of task custom; labels: red, blu"):
         read_example(task, row | {"answer": 3}, "x:1")
-    with pytest.raises(InputError, match="x:1: column 'options' must hold a list"):
+    with pytest.raises(InputError, match="x:1: column 'options' must be a list"):
         read_example(task, row | {"options": "red", "answer": 0}, "x:1")
 
 
@@ -607,14 +607,14 @@ def test_wrong_targets():
     [
         ({"fields": []}, "task.fields is empty"),
         ({"labels": ["a"]}, "one class, 'a'"),
-        ({"labels": ["a", "a"]}, "names a class twice: a, a"),
+        ({"labels": ["a", "a"]}, "lists a class twice: a, a"),
         ({"labels": ["a", "b"], "words": ["x"]}, "1 entries for 2 labels.*a, b"),
         ({"labels": ["a", "b"], "words": ["x", []]}, "words of class 'b'"),
         ({"fields": ["choice"]}, "'choice' cannot be written in a template"),
         ({"fields": ["a|b"]}, "cannot be written in a template"),
-        ({"target": "y", "labels": ["a", "b"]}, "task.target='y' and task.labels are both given"),
-        ({"target": "y", "words": ["a", "b"]}, "task.target='y' and task.words are both given"),
-        ({"target": "y", "choices": ["a", "b"]}, "task.target='y' and task.choices are both given"),
+        ({"target": "y", "labels": ["a", "b"]}, "task.target='y' and task.labels are both set"),
+        ({"target": "y", "words": ["a", "b"]}, "task.target='y' and task.words are both set"),
+        ({"target": "y", "choices": ["a", "b"]}, "task.target='y' and task.choices are both set"),
         ({"target": "text"}, "task.target='text' is also in task.fields"),
     ],
 )
