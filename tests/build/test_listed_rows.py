@@ -62,5 +62,7 @@ def test_a_row_without_a_right_candidate_is_told_as_that(tmp_path):
     own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
     own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
     c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
-    with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no right candidate"):
+    with pytest.raises(
+        InputError, match="train.jsonl:2: column 'right' lists no correct candidate"
+    ):
         read_examples(c, ("train", "dev"))

@@ -86,10 +86,10 @@ def test_a_column_of_the_question_that_is_missing_is_named():
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"task.question": ""}, "name the columns that make one by task.question"),
-        ({"task.candidate": "", "task.candidates": ""}, "name their field by task.candidate"),
-        ({"task.candidates": "options"}, "name two columns, of the candidates and of the right"),
-        ({"task.candidate": "answer"}, "task.candidate='answer' is not among task.fields="),
+        ({"task.question": ""}, "set task.question"),
+        ({"task.candidate": "", "task.candidates": ""}, "set task.candidate"),
+        ({"task.candidates": "options"}, "task.candidates=options must be two columns"),
+        ({"task.candidate": "answer"}, "task.candidate='answer' is not in task.fields="),
         ({"task.metric": "f1"}, ""),
     ],
 )

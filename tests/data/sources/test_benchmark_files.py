@@ -195,7 +195,7 @@ def test_an_answer_that_is_no_candidate(tmp_path):
     row = {"passage": "Ann won. Bo lost.", "query": "@placeholder won", "entities": ["Ann", "Bo"],
            "answers": ["The Ann"], "idx": {"passage": 5, "query": 12}}  # fmt: skip
     with pytest.raises(
-        InputError, match=r"1: none of the 1 answers in 'answers', as 'The Ann', is a"
+        InputError, match=r"1: none of the 1 answers in 'answers' .e.g. 'The Ann'. is"
     ):
         read("record", write(tmp_path / "train.jsonl", [row]))
 
@@ -208,7 +208,7 @@ def test_a_pronoun_that_stands_beside_its_index(told, text, tmp_path):
     assert own.fields["text"][slice(*own.entities[0])] == "he,"
     row["span2_text"] = "she"
     with pytest.raises(
-        InputError, match="entity 1, 'she' in 'span2_text', stands nowhere in 'text'"
+        InputError, match="entity 1, 'she' in 'span2_text', does not occur in 'text'"
     ):
         read("wsc", write(tmp_path / "train.jsonl", [row]))
 

@@ -68,7 +68,7 @@ def test_what_is_wrong_with_one_example_of_a_row_leaves_its_others():
         "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
     }
     records, found = read(get_task("record"), {"passage": passage, "qas": queries, "idx": 7})
-    assert len(found) == 5 and "as 'Eve', is a candidate" in found[2]
+    assert len(found) == 5 and "e.g. 'Eve'" in found[2]
     assert [own.label for own in (*found[:2], *found[3:])] == [1, 0, 0, 1]
 
 

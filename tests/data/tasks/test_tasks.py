@@ -410,7 +410,9 @@ def test_unknown_labels():
             read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
         read_example(task, row | {"label": "neutral"}, "x:7")
-    with pytest.raises(InputError, match="x:1: no label column 'label'; columns: sentence"):
+    with pytest.raises(
+        InputError, match="x:1: there is no label column 'label'; columns: sentence"
+    ):
         read_example(task, row, "x:1")
     for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
         example = read_example(task, row | {"label": unknown}, "x:7", need_label=False)
@@ -431,7 +433,7 @@ def test_what_is_no_label(value, shown):
     message = rf"a.csv:9: label column 'label' is {shown}, which is not a label"
     with pytest.raises(InputError, match=message):
         with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
-    with pytest.raises(InputError, match="row 3: label column 'label' holds"):
+    with pytest.raises(InputError, match="row 3: label column 'label' is"):
         with_labels(task, rows)
     known = with_labels(task, rows[:2])
     with pytest.raises(InputError, match=message):
@@ -441,7 +443,7 @@ def test_what_is_no_label(value, shown):
 def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
     row = {"a": "q", "c": ["1", "2", "3"]}
-    both = "is the text of choice A and the number of choice B, from 0 on; .* by letters: A, B"
+    both = "is both the text of choice A and the index .* of choice B; .* as letters: A, B"
     for value in ("1", 1, 1.0):
         with pytest.raises(InputError, match=f"x:2: y {value!r} {both}"):
             read_example(task, row | {"y": value}, "x:2")
@@ -451,7 +453,7 @@ def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     for value, choice in ((7, 1), ("9", 2), (9, 2), (7.0, 1), (0, 0)):
         assert read_example(task, numbers | {"y": value}, "x:2").label == choice
     letters = row | {"c": ["x", "y", "A"]}
-    both = "y 'A' is the text of choice C and the letter of choice A.* by numbers: 0, 1"
+    both = "y 'A' is both the text of choice C and the letter of choice A.* as indices: 0, 1"
     with pytest.raises(InputError, match=both):
         read_example(task, letters | {"y": "A"}, "x:2")
     plain = row | {"c": ["one", "two"]}
@@ -510,7 +512,7 @@ def test_classes_from_rows():
     assert labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
     named = tasks.get_task("sst2")
     assert with_labels(named, rows) is named
-    with pytest.raises(InputError, match="every training row has the label 'a'; a task needs 2"):
+    with pytest.raises(InputError, match="every training row has the label 'a'"):
         with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
         with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
@@ -589,7 +591,9 @@ def test_target_of_a_row(value, references):
 
 def test_wrong_targets():
     row = {"document": "long"}
-    with pytest.raises(InputError, match="x:3: no target column 'summary'; columns: document"):
+    with pytest.raises(
+        InputError, match="x:3: there is no target column 'summary'; columns: document"
+    ):
         read_example(SUMMARY, row, "x:3")
     assert read_example(SUMMARY, row, "x:3", need_label=False) == Example(row)
     for empty in ("", "  ", None, [], ["", ""]):
@@ -598,7 +602,7 @@ def test_wrong_targets():
         example = read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
         assert example == Example(row)
     for wrong in ({"text": "a"}, ["a", None], [["a"]], float("nan")):
-        with pytest.raises(InputError, match="x:3: target column 'summary' must hold a text or"):
+        with pytest.raises(InputError, match="x:3: target column 'summary' must be a text or"):
             read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
 
 
