@@ -222,7 +222,7 @@ def test_layers_that_changed_under_a_run(refused, kind, tmp_path_factory, tmp_pa
     edit(workdir / "config.json", **{"backbone.path": str(folder)})
     words = words_of(tmp_path_factory, "mlm-bert", workdir, backbone__path=folder)
     line = refused(*words, started=True)
-    assert "was trained with another config.json beside these weights" in line
+    assert "was trained with another config.json for these weights" in line
 
 
 @pytest.mark.long

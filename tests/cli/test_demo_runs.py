@@ -190,7 +190,7 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     flag, workdir = write(c, tmp_path), tmp_path / "run"
     code, out, err = jaxprompt(capsys, "train", flag, f"--workdir={workdir}")
     assert code == 0, err
-    assert "demonstrations: 1 of each class of 12 examples, from the most similar 0.5" in err
+    assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in err
     assert "train 12, dev 9, test 24" in err
     result, rows = json.loads(out), tmp_path / "rows.jsonl"
     found = evaluate(capsys, f"--workdir={workdir}", f"--output={rows}")

@@ -167,7 +167,7 @@ def test_no_room_for_text(train, tmp_path):
     config = tmp_path / "soft.py"
     config.write_text(PYTHON.format(line="from configs.parts import methods; methods.soft(c)"))
     line = train(config, prompt__length=22)
-    assert "takes 24 tokens (22 of them slots)" in line and "max_len 24" in line
+    assert "takes 24 tokens (22 for slots)" in line and "max_len 24" in line
     assert "use fewer slots" in line
 
 

@@ -125,7 +125,7 @@ def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
     assert "data.max_len=70 + 0 positions of the prompt exceed the model's 66" in line
     line = start("nss-bert", data__max_len=36)
     assert "of max_len 36 for 7 texts; raise max_len to" in line
-    assert "takes 37 tokens (10 of them slots)" in start(
+    assert "takes 37 tokens (10 for slots)" in start(
         "nss-bert", data__max_len=24, prompt__length=10
     )
     assert "label word 'terrible' of class 0" in start(
@@ -134,7 +134,7 @@ def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
 
 
 def test_an_answer_with_sentinels_that_a_glm_has_not(start, tmp_path_factory):
-    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM writes no sentinel: its one"
+    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
     assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
 
 

@@ -302,9 +302,7 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     given = write_rows(tmp_path / "new.jsonl", [row, row | {"x": "goat"}])
     lines, err = predict(capsys, workdir, f"--input={given}")
     assert len(lines) == 2 and "micro_f1" in err
-    assert (
-        "an entity stands nowhere by itself in the text and is not marked: the input 1 of 2" in err
-    )
+    assert "entities not found as whole words in the text, and not marked: the input 1 of 2" in err
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -318,7 +316,7 @@ def test_what_a_run_refuses(train, files, tmp_path):
     line = train(**given | {"task__metric": "semeval_f1"})
     assert "metric semeval_f1 is of classes as Cause-Effect(e1,e2)" in line
     line = train(**given | {"task__template": "{text|soft}"})
-    assert "puts 4 soft tokens around 2 entities, and the method has 0 slots" in line
+    assert "puts 4 soft tokens around 2 entities, but the method has only 0 slots" in line
     line = train(**given | {"task__entities": "", "task__template": "{text|marked}"})
     assert "marks the entities of 'text'" in line
     rows = read_lines(files / "train.jsonl")

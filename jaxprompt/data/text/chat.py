@@ -45,7 +45,7 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
     if not mark or _MARK in back:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
-            f"{laid.count(_MARK)} times; write the turns in task.template as [...], with "
+            f'{laid.count(_MARK)} times; write the turns in task.template as ["..."], with '
             "task.chat=False"
         )
     bos, scheme, begins = tokenizer.bos_token, spaced_sections(tokenizer), True

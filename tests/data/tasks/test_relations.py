@@ -205,10 +205,10 @@ def test_tasks_that_do_not_fit(fields, said):
 
 
 @pytest.mark.parametrize("text, slots, entities, said", [
-    ("{text|soft} [mask]", 3, 2, "puts 4 soft tokens around 2 entities, and the method has 3"),
+    ("{text|soft} [mask]", 3, 2, "puts 4 soft tokens around 2 entities, but the method has only 3"),
     ("{text|soft} [soft*2] [mask]", 5, 2, "but the prompt has 5 slots; make the two equal (4 of"),
     ("{text|marked} [mask]", 0, 0, "marks the entities of 'text'"),
-    ("{other|marked} {text} [mask]", 0, 2, "and they stand in 'text'; write {text|marked}"),
+    ("{other|marked} {text} [mask]", 0, 2, "but they are in 'text'; write {text|marked}"),
     ("{text|marked|lower} [mask]", 0, 2, "|lower would move the entities"),
     ("{text|marked} {text|soft} [mask]", 4, 2, "marks the entities of 'text' twice"),
 ])  # fmt: skip

@@ -65,7 +65,8 @@ def test_the_scheme_is_found(rows, scheme):
             ["O B-A", "O I-A"],
             [
                 "rows.jsonl:1: word 2 begins",
-                "rows.jsonl:0; IOB2 begins each with B-: ",
+                "rows.jsonl:0 begins with B-",
+                "IOB2 begins each with B-: ",
                 "scheme=iob1",
                 "1 of 2 rows begin an",
             ],
