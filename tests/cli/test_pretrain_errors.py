@@ -66,8 +66,8 @@ def forbidden(monkeypatch):
         ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
         ({"head__name": "label_rows"}, "head.name=label_rows reads no label words; set head.nam"),
         ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
-        ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options: the unified task has 2 to 1"),
-        ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options: the unified task has 2 to 1"),
+        ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options are not valid"),
+        ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options are not valid"),
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
         ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
         ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where: no annotations there"),
@@ -152,7 +152,7 @@ def test_too_few_documents(start, tmp_path):
     assert line.startswith("4 of 4 documents have 5 units of 5 tokens or more, nss needs 5 such")
     assert "raise corpus.held_out if these are held out" in line
     line = start(corpus__path=corpus(1), started=True)
-    assert "holds 1 of 1 documents out, which leaves none to train on" in line
+    assert "holds out 1 of 1 documents, which leaves none to train on" in line
 
 
 def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
@@ -162,7 +162,7 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
     line = start("cls-bert", ppt__annotations=three)
     assert "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
     line = start("cls-bert", ppt__thresholds="0.5,0.5")
-    assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1, one for each")
+    assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1")
     unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)
     line = start("cls-bert", ppt__annotations=unsure, started=True)
     assert line.startswith("none of 256 units has a label above its threshold (0.95")
@@ -170,7 +170,7 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
     other.mkdir()
     write_rows(other / "corpus.jsonl", [{"text": text} for text in corpus_texts()[:30]])
     line = start("cls-bert", corpus__path=other, started=True)
-    assert "annotates other text (320 units) than" in line and "annotate this corpus" in line
+    assert "annotates different text (320 units) than" in line and "annotate this corpus" in line
 
 
 # -- what changed under a run ---------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_a_corpus_that_changed_under_a_run(refused, unfinished, tmp_path):
     before = (workdir / "metrics.jsonl").read_bytes()
     (tmp_path / "corpus/more.txt").write_text("the cat\n" * 8)
     line = refused(*words, started=True)
-    assert "the corpus is not that of the saved run: more.txt is new; restore it, or take" in line
+    assert "the corpus is not the one of the saved run: more.txt is new; restore it, or use" in line
     assert (workdir / "metrics.jsonl").read_bytes() == before
     assert "data.max_len (saved 48, given 50)" in refused(*words, "--config.data.max_len=50")
 

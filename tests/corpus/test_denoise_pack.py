@@ -108,5 +108,5 @@ def test_documents_without_text():
 
 
 def test_a_row_without_room():
-    with pytest.raises(InputError, match=r"a row of \(1,\) places holds no 2 tokens; raise"):
+    with pytest.raises(InputError, match=r"\(1,\) .* cannot hold 2 tokens of text; raise"):
         plan_rows([5], Fit(np.arange(2)[None], (1,), least=2))

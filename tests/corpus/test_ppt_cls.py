@@ -42,7 +42,7 @@ def test_labels_above_their_thresholds(tmp_path, corpus):
     assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
     assert not found.probabilities.flags.writeable
     for wrong in ([0.5] * 4, [0.5] * 4 + [1.0], [-0.1] + [0.5] * 4):
-        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1, one for each"):
+        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1"):
             found.labels(wrong)
 
 
@@ -73,7 +73,9 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     first.close()
     with open(folder / "labels.bin", "ab") as file:
         file.write(b"\x00\x3c\x00")  # a row that was cut by a full disk
-    with pytest.raises(InputError, match="no annotations there, or not finished; run annotate"):
+    with pytest.raises(
+        InputError, match="has no annotations, or they are not finished; run annotate"
+    ):
         Annotations(folder)
     second = AnnotationWriter(folder, corpus, CLASSES, "roberta")
     assert second.done == 7
@@ -88,7 +90,7 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     assert third.done == 12
     np.testing.assert_array_equal(third.seal().probabilities, found.probabilities)
     third.close()
-    with pytest.raises(InputError, match="has finished annotations; take another folder"):
+    with pytest.raises(InputError, match="already has finished annotations; use another folder"):
         AnnotationWriter(folder, corpus, CLASSES, "bert")
     assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
 
@@ -165,7 +167,7 @@ def test_labels_of_other_text_or_classes(tmp_path, corpus):
     other = even_corpus(tmp_path / "other", 2, 5)
     with pytest.raises(InputError, match=r"annotates other text \(12 units\) than .* \(10\)"):
         cls.make(other, range(2), forms, found)
-    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), and ppt.task=cls has 3"):
+    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), but ppt.task=cls has 3"):
         found.check(corpus, 3)
     with pytest.raises(InputError, match="none of 12 units has a label above its"):
         cls.make(corpus, range(3), forms, found, [0.98] * 5)

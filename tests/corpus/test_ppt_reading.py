@@ -395,10 +395,10 @@ MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
 @pytest.mark.parametrize(
     ("task", "query", "message"),
     [
-        (MANY, "", "names for 16 options, task custom has 17 classes; take task.form=cloze"),
-        (custom_task(fields=["a"], target="b"), "", "task custom writes text; take"),
-        (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified give what stands before"),
-        (PASSAGE, "{query} {choices}", "has choices; with task.form=unified give"),
+        (MANY, "", "names for 16 options, but task custom has 17 classes"),
+        (custom_task(fields=["a"], target="b"), "", "task custom generates text; use"),
+        (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified write only"),
+        (PASSAGE, "{query} {choices}", "has choices; with task.form=unified write"),
     ],
 )
 def test_tasks_that_do_not_fit(task, query, message):

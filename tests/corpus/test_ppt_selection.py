@@ -205,7 +205,7 @@ def test_options_out_of_range(bounds, tmp_path):
     with pytest.raises(InputError, match=f"{bounds[0]} to {bounds[1]} options: .* 2 to 16"):
         numbers_of_options("unified", *bounds)
     corpus = even_corpus(tmp_path / "store", 6, 6)
-    with pytest.raises(InputError, match="1 options: unified has 2, 3, .*, 16; give numbers of"):
+    with pytest.raises(InputError, match="1 options are not valid: unified has 2, 3, .*, 16; use"):
         selection.make("unified", corpus, range(6), bert_forms("unified", options=(1, 2)))
     with pytest.raises(InputError, match="5 options: nss has 6; give"):
         selection.make("nss", corpus, range(6), bert_forms("nss", options=(5,)))
