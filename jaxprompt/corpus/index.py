@@ -59,9 +59,7 @@ def index_corpus(
     if texts.others and report:
         shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
         kinds = ", ".join(SUFFIXES)
-        report(
-            f"excluded from the corpus: {len(texts.others)} files that do not end in {kinds}: {shown}"
-        )
+        report(f"excluded from the corpus: {len(texts.others)} files that are not {kinds}: {shown}")
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)

@@ -292,8 +292,8 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
     for changes, said in (
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),
-        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one per class "
-         "of bad, fair, good; set ppt.thresholds"),
+        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one per "
+         "class (bad, fair, good); set ppt.thresholds"),
         (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
          "task custom writes texts, and labels are classes; take a task with classes"),
         ({"task__labels": ""}, "task custom does not say which of its classes is the worst; give "

@@ -220,8 +220,8 @@ def test_what_changed_is_named(folder, tiny, tmp_path):
     (folder / "b.jsonl.gz").rename(folder / "c.jsonl.gz")
     with pytest.raises(
         InputError,
-        match=r"run: a.jsonl has a different size, \d+ -> 16; b.jsonl.gz is missing;  c.jsonl.gz is new; "
-        "and 2 more; restore",
+        match=r"run: a.jsonl has a different size, \d+ -> 16; b.jsonl.gz is missing; "
+        "c.jsonl.gz is new; and 2 more; restore",
     ):
         check_unchanged(saved, again(units="sentence") | {"tokenizer": saved["tokenizer"]})
     now = {**saved, "tokenizer": "f00"}

@@ -187,7 +187,7 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
     assert len(task) == 10 and task.units.documents == 2 and task.units.short == 3
     assert task.units.summary() == (
         "10 units of 2 documents; excluded: 3 units below 5 tokens, "
-        "2 documents with fewer than 5 others"
+        "2 documents with fewer than 5 other units"
     )
     seen = {number for row, _ in draw(task, 500) for number in unit_numbers(row)}
     assert seen == {0, 2, 3, 4, 5, *range(10, 15)}
