@@ -273,7 +273,7 @@ def test_documents_that_repeat_others_are_counted(folder, tiny, tmp_path):
 
 def test_ids_beyond_the_embedding(tiny):
     check_vocabulary(tiny, len(WORDS))
-    message = r"ids up to 18 \('##s'\), .* 18 rows; .*  vocab_size of at least 19"
+    message = r"ids up to 18 \('##s'\), .* 18 rows; .* vocab_size of at least 19"
     with pytest.raises(InputError, match=message):
         check_vocabulary(tiny, len(WORDS) - 1)
 

@@ -115,7 +115,7 @@ def test_hub_and_tfds(monkeypatch):
     data = datasets.Dataset.from_dict({"text": TEXTS, "label": [0, 1, 0]})
     monkeypatch.setattr(sources, "_load_hub", lambda *args: {"train": data, "test": data})
     assert read_all("hub:some/set") == TEXTS
-    with pytest.raises(InputError, match=r"some/set/train:1: no field 'body'; known: label, text"):
+    with pytest.raises(InputError, match="train:1: there is no field 'body'; known: label"):
         read_all("hub:some/set", field="body")
     first = Source("hub:some/set", TextSettings()).fingerprint({})
     data = datasets.Dataset.from_dict(
@@ -149,7 +149,7 @@ def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path, packed):
     path = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl")
     path.write_bytes(gzip.compress(BAD) if packed else BAD)
     offset = BAD.index(b"\xe9")
-    message = rf"{path}:2: not UTF-8 \(byte 0xe9 at offset {offset} of the unpacked file\)"
+    message = rf"{path}:2: not UTF-8 \(byte 0xe9 at offset {offset} of the decompressed file\)"
     with pytest.raises(InputError, match=message):
         read_all(path)
     source = Source(str(path), TextSettings(on_error="skip"))
@@ -175,8 +175,8 @@ def test_undecodable_bytes_of_a_text(tmp_path, documents):
 FLAWS = {
     '{"text": "x"': "broken JSON",
     "[1]": r"a row must be an object \{column: value\}, got \[1\]",
-    '{"txt": "x", "id": 3}': "no field 'text'; nearest: txt; set corpus.field",
-    '{"Ångström\\n": 1}': "no field 'text'; known: Ångström",
+    '{"txt": "x", "id": 3}': "there is no field 'text'; nearest: txt; set corpus.field",
+    '{"Ångström\\n": 1}': "there is no field 'text'; known: Ångström",
     '{"text": null}': "field 'text' must be a string, got None",
     '{"text": ["a"]}': "field 'text' must be a string, got",
     '{"text": "a \\ud83d"}': r"broken JSON \(half a surrogate pair",
@@ -201,7 +201,7 @@ def test_parquet_errors(tmp_path):
         InputError, match=f"{path}: row 1: field 'text' must be a string, got b'ok'"
     ):
         read_all(path)
-    with pytest.raises(InputError, match=f"{path}: no field 'body'; known: n, text"):
+    with pytest.raises(InputError, match=f"{path}: there is no field 'body'; known: n, text"):
         read_all(path, field="body", on_error="skip")
     import pyarrow
     import pyarrow.parquet
@@ -252,7 +252,7 @@ def test_broken_gzip(tmp_path):
 def test_places(tmp_path):
     with pytest.raises(InputError, match="nowhere' does not exist; use a folder"):
         read_all(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"has no file to read \(.txt.*it holds: nothing"):
+    with pytest.raises(InputError, match=r"has no file to read \(.txt.*it has: nothing"):
         read_all(tmp_path)
     with pytest.raises(InputError, match="has no file to read"):
         read_all(tmp_path / "*.txt")
@@ -281,7 +281,7 @@ def test_a_document_over_the_limit_is_never_held(tmp_path, name):
     with open(path, "ab") as file:
         file.write(b'\n{"text": "next"}\n')
     tracemalloc.start()
-    told = "a document of over 1,000,000 bytes; raise corpus.max_document, or take corpus.doc"
+    told = "a document of over 1,000,000 bytes; raise corpus.max_document, or set corpus.doc"
     if name == "x.jsonl":
         told = "a line of over 8,000,000 bytes, 8 x corpus.max_document; raise corpus.max_document"
     with pytest.raises(InputError, match=told):

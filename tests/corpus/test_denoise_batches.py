@@ -233,5 +233,5 @@ def test_a_pass_is_the_same_each_time(corpus):
 
 def test_documents_without_text_are_refused(corpus):
     objective = OBJECTIVES["mlm"]
-    with pytest.raises(InputError, match="none of 0 documents has 1 tokens; give documents"):
+    with pytest.raises(InputError, match="none of 0 documents has at least 1 tokens"):
         DenoisingRows(corpus, [], objective, packed=True, pad_id=PAD)

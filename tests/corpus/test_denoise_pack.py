@@ -103,7 +103,7 @@ def test_one_text_fills_rows_to_the_last_token():
 
 
 def test_documents_without_text():
-    with pytest.raises(InputError, match="none of 3 documents has 2 tokens; give documents"):
+    with pytest.raises(InputError, match="none of 3 documents has at least 2 tokens"):
         plan_rows([0, 1, 1], PLAIN._replace(least=2))
 
 

@@ -104,7 +104,7 @@ def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
         with pytest.raises(InputError, match=f"begun with {message}; restore it, or delete"):
             AnnotationWriter(folder, corpus, *changed)
     other = even_corpus(tmp_path / "other", 2, 3)
-    with pytest.raises(InputError, match="begun with another units"):
+    with pytest.raises(InputError, match="started with another units"):
         AnnotationWriter(folder, other, CLASSES, "roberta")
     corpus.fingerprint["settings"] = {"units": "sentence"}
     with pytest.raises(InputError, match="corpus.units, paragraph -> sentence; restore it, or del"):
@@ -165,7 +165,9 @@ def test_labels_of_other_text_or_classes(tmp_path, corpus):
     found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
     forms = bert_forms("cls")
     other = even_corpus(tmp_path / "other", 2, 5)
-    with pytest.raises(InputError, match=r"annotates other text \(12 units\) than .* \(10\)"):
+    with pytest.raises(
+        InputError, match=r"annotates different text \(12 units\) than .* \(10 units\)"
+    ):
         cls.make(other, range(2), forms, found)
     with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), but ppt.task=cls has 3"):
         found.check(corpus, 3)
@@ -178,5 +180,5 @@ def test_another_tokenizer_of_the_same_text_will_do(tmp_path, corpus):
     corpus.fingerprint["tokenizer"] = "another"
     assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 12
     corpus.fingerprint["settings"] = {"units": "sentence"}
-    with pytest.raises(InputError, match="annotates other text"):
+    with pytest.raises(InputError, match="annotates different text"):
         cls.make(corpus, range(3), bert_forms("cls"), found)

@@ -197,7 +197,7 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
 
 
 def test_a_single_document_is_too_few(corpus):
-    message = "1 of 1 documents have 5 units of 5 tokens or more, nsp needs 2 such documents"
+    message = "1 of 1 documents have 5 units of 5 tokens or more, but nsp needs 2 such documents"
     with pytest.raises(InputError, match=message):
         nsp.make(corpus, [3], bert_forms("nsp"))
 

@@ -372,9 +372,19 @@ def test_units_within_the_limits_are_read(t5):
     ("name", "form", "choices", "message"),
     [
         ("dream", "cloze", 1, "x:3: column 'choice' must be a list of 2 or more choices"),
-        ("dream", "cloze", 4, "x:3: 4 choices, but task dream has names for 3; shorten the list"),
-        ("custom", "unified", 17, "x:3: 17 choices, but task custom has names for 16; shorten"),
-        ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for 26; shorten"),
+        (
+            "dream",
+            "cloze",
+            4,
+            "x:3: 4 choices, but task dream has names for only 3; shorten the list",
+        ),
+        (
+            "custom",
+            "unified",
+            17,
+            "x:3: 17 choices, but task custom has names for only 16; shorten",
+        ),
+        ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for only 26; shorten"),
         ("dream", "cloze", 3, "x:3: label 'none' is not a label of task dream; labels: 0, 1, 2"),
         ("custom", "unified", 3, "x:3: label 'none' is not a label of task custom; labels: 0, 1"),
     ],
