@@ -257,7 +257,7 @@ def test_places(tmp_path):
     with pytest.raises(InputError, match="has no file to read"):
         read_all(tmp_path / "*.txt")
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(InputError, match="it holds: notes.md"):
+    with pytest.raises(InputError, match="it has: notes.md"):
         read_all(tmp_path)
     with pytest.raises(InputError, match="notes.md must end in one of .txt"):
         read_all(tmp_path / "notes.md")

@@ -101,7 +101,7 @@ def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
     for changed, message in (
         ((CLASSES, "bert"), "another annotator"), ((CLASSES[:3], "roberta"), "another classes"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=f"begun with {message}; restore it, or delete"):
+        with pytest.raises(InputError, match=f"started with {message}; restore it, or delete"):
             AnnotationWriter(folder, corpus, *changed)
     other = even_corpus(tmp_path / "other", 2, 3)
     with pytest.raises(InputError, match="started with another units"):
