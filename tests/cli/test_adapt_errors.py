@@ -111,7 +111,7 @@ def test_a_tokenizer_without_a_mask(adapt, kind, tmp_path_factory):
     for path in made(tmp_path_factory, "t5-init").glob("tokenizer*"):
         shutil.copy(path, folder)
     line = adapt("mlm", folder)
-    assert f"tokenizer {str(folder)!r} has no mask token, which masking needs; take an" in line
+    assert f"tokenizer {str(folder)!r} has no mask token, which masking needs; use an" in line
 
 
 def test_too_few_sentinels(adapt):
@@ -152,7 +152,7 @@ def test_an_empty_corpus(adapt, tmp_path):
 def test_undecodable_bytes(adapt, own, tmp_path_factory, tmp_path, capsys, monkeypatch):
     (own / "bad.txt").write_bytes(b"the caf\xe9")
     line = adapt(corpus__path=own)
-    assert f"{own / 'bad.txt'}: not UTF-8 (byte 0xe9 at offset 7 of the unpacked file)" in line
+    assert f"{own / 'bad.txt'}: not UTF-8 (byte 0xe9 at offset 7 of the decompressed file)" in line
     assert "set corpus.on_error=skip" in line
     monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
     changes = dict(corpus__path=own, corpus__on_error="skip")

@@ -122,7 +122,7 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
 def test_a_class_with_too_few_examples(train):
     line = train(data__protocol="kshot", data__protocol__k=10)
     assert "has 16 examples" in line
-    assert "data.protocol.k=10 and 10 for dev needs 20" in line and "ask for fewer" in line
+    assert "data.protocol.k=10 and 10 for dev needs 20" in line and "reduce the number" in line
     line = train(data__protocol="holdout", data__protocol__size=48)
     assert "data.protocol.size=48 leaves none of 48 examples" in line
     line = train(data__protocol="kfold", data__protocol__folds=1)
@@ -148,7 +148,7 @@ def test_label_words(train):
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad,☃")
     assert "label word '☃' of class 2 is not in the vocabulary" in line and "another word" in line
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad,good")
-    assert "'good' of class 0 and 'good' of class 2 are the same tokens" in line
+    assert "'good' of class 0 and 'good' of class 2 have the same tokens" in line
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad")
     assert "task.words has 2 entries for 3 labels" in line
 

@@ -70,7 +70,7 @@ def forbidden(monkeypatch):
         ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options are not valid"),
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
         ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
-        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where: no annotations there"),
+        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where has no annotations"),
         ({"task__words": "a,b,c"}, "task.words='a,b,c' does nothing in pretrain, whose examples"),
         ({"task__form": "nsp"}, "task.form='nsp' does nothing in pretrain, whose examples and"),
         ({"data__source": "rows"}, "words are those of ppt.task=nsp; leave it out"),
@@ -160,7 +160,7 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
         tmp_path_factory, tmp_path / "three", classes=("bad", "fair", "good", "best", "x", "y")
     )
     line = start("cls-bert", ppt__annotations=three)
-    assert "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
+    assert "the annotator has 6 classes (bad, fair, good, best, x, y), but ppt.task=cls ha" in line
     line = start("cls-bert", ppt__thresholds="0.5,0.5")
     assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1")
     unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)
