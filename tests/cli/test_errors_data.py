@@ -112,7 +112,7 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
         f'"text": {value}, "label": "food"', "text")):  # fmt: skip
         path.write_text(f"{good}{{{row}}}\n")
         line = train(data__source=own)
-        assert f"{path}:49: " in line and f"column '{column}' holds " in line and shown in line
+        assert f"{path}:49: " in line and f"column '{column}' is " in line and shown in line
     path.write_text(good)
     path = own / "dev.jsonl"
     path.write_text(f'{{"text": "a cat", "label": {value}}}\n')
