@@ -127,7 +127,7 @@ def test_ids_beyond_the_embedding(adapt, kind):
         folder = kind(name)
         edit(folder / "config.json", vocab_size=50)
         line = adapt(config, folder)
-        assert "the tokenizer has ids up to " in line and ", the embedding 50 rows; take" in line
+        assert "the tokenizer has ids up to " in line and "only 50 rows; use" in line
 
 
 # -- the text -------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_an_empty_corpus(adapt, tmp_path):
     empty.mkdir()
     line = adapt(corpus__path=empty)
     assert (
-        f"corpus {str(empty)!r} has no file to read (.txt, " in line and "it holds: nothing" in line
+        f"corpus {str(empty)!r} has no file to read (.txt, " in line and "it has: nothing" in line
     )
     write_rows(empty / "x.jsonl", [{"text": " "}, {"text": ""}])
     line = adapt(corpus__path=empty)
@@ -172,7 +172,7 @@ def test_a_document_that_is_too_long(adapt, own):
 
 def test_another_field_than_the_documents_have(adapt, own):
     line = adapt(corpus__path=own, corpus__field="txt")
-    assert ":1: no field 'txt'; nearest: text; set corpus.field" in line
+    assert ":1: there is no field 'txt'; nearest: text; set corpus.field" in line
 
 
 @pytest.mark.parametrize("moment", ["open", "_write", "seal"])

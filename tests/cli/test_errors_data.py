@@ -30,7 +30,7 @@ def test_files_that_cannot_be_read(train, own, tmp_path, monkeypatch):
     assert f"{own}: is a folder, not a file; name a file in it, or give" in line
     (own / "train.jsonl").rename(own / "tarin.jsonl")
     line = train(data__source=own)
-    assert f"no train file in {own}" in line and "it holds: dev.jsonl" in line
+    assert f"no train file in {own}" in line and "it has: dev.jsonl" in line
 
 
 def test_a_file_without_permission(train, own, monkeypatch):
@@ -116,7 +116,7 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
     path.write_text(good)
     path = own / "dev.jsonl"
     path.write_text(f'{{"text": "a cat", "label": {value}}}\n')
-    assert f"{path}:1: label column 'label' holds " in train(data__source=own)
+    assert f"{path}:1: label column 'label' is " in train(data__source=own)
 
 
 def test_a_class_with_too_few_examples(train):

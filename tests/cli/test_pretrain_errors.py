@@ -145,11 +145,17 @@ def test_too_few_documents(start, tmp_path):
         return tmp_path / "texts.jsonl"
 
     line = start(corpus__path=corpus(40, 4), started=True)
-    assert line.startswith("0 of 32 documents have 5 units of 5 tokens or more, nsp needs 2 such")
+    assert line.startswith(
+        "only 0 of 32 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
+    )
     line = start(corpus__path=corpus(6), started=True)
-    assert line.startswith("1 of 1 documents have 5 units of 5 tokens or more, nsp needs 2 such")
+    assert line.startswith(
+        "only 1 of 1 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
+    )
     line = start("nss-bert", corpus__path=corpus(20), started=True)
-    assert line.startswith("4 of 4 documents have 5 units of 5 tokens or more, nss needs 5 such")
+    assert line.startswith(
+        "only 4 of 4 documents have 5 units of 5 tokens or more, but nss needs 5 such"
+    )
     assert "raise corpus.held_out if these are held out" in line
     line = start(corpus__path=corpus(1), started=True)
     assert "holds out 1 of 1 documents, which leaves none to train on" in line

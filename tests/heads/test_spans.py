@@ -338,7 +338,7 @@ def test_a_missing_column_of_answers_is_named():
 
 
 def test_what_does_not_fit_is_refused(bert):
-    with pytest.raises(InputError, match="task.answers='a' and task.labels are both given"):
+    with pytest.raises(InputError, match="task.answers='a' and task.labels are both set"):
         custom_task(fields=("q", "c"), answers="a", labels=("x", "y"))
     with pytest.raises(InputError, match="'c' is also in task.fields"):
         custom_task(fields=("q", "c"), answers="c")
