@@ -323,7 +323,7 @@ def test_what_a_run_refuses(train, files, tmp_path):
     write_rows(tmp_path / "train.jsonl", [*rows[:5], {"text": "no <e1>tags</e1>", "label": "none"}])
     line = train(**given | {"data__source": "", "data__files__train": tmp_path / "train.jsonl"})
     assert line.startswith(
-        f"{tmp_path / 'train.jsonl'}:6: column 'text' must hold <e2> of entity 2"
+        f"{tmp_path / 'train.jsonl'}:6: column 'text' must contain <e2> of entity 2"
     )
 
 

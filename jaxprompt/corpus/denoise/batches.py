@@ -29,7 +29,7 @@ class Rows(Protocol):
 
 
 class DenoisingRows:
-    """Rows that documents are divided into once; each visit to a row masks it anew at random."""
+    """Rows that documents are divided into once; each visit masks a row at random."""
 
     def __init__(
         self, corpus: Corpus, documents: Sequence[int], objective: Objective, *, packed: bool,
