@@ -1,4 +1,4 @@
-"""Token ids of documents, unit by unit, by the Rust half of a tokenizer alone."""
+"""Token ids of documents, unit by unit, from a tokenizer's Rust backend alone."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundr
 
 
 class EncodedDocuments(NamedTuple):
-    """Some documents, one after the other."""
+    """Several documents, concatenated."""
 
     units: np.ndarray  # [documents] how many
     lengths: np.ndarray  # [units] in tokens
@@ -27,15 +27,15 @@ class EncodedDocuments(NamedTuple):
 
 
 class TextEncoder:
-    """Cuts documents into units and encodes each as it stands behind others of its document.
+    """Splits documents into units and encodes each as it occurs after other units.
 
-    That is with a space before it, where a tokenizer keeps spaces. No specials are added, and
-    names of specials in the text stay plain. Can be sent to other processes, and then needs
-    transformers there only for a tokenizer without a Rust half.
+    That is with a leading space, if a tokenizer keeps spaces. No special tokens are added, and
+    their names in the text stay plain text. Can be sent to other processes, which then need
+    transformers only for a tokenizer without a Rust backend.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: TextSettings):
-        """Copies what is needed of `tokenizer`, which stays as it is."""
+        """Copies what it needs of `tokenizer`, which stays unchanged."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._space = keeps_spaces(tokenizer)
         self._settings = settings
@@ -48,7 +48,7 @@ class TextEncoder:
         self.dtype = "<u2" if highest < 2**16 else "<u4"
 
     def fingerprint(self) -> str:
-        """Changes with anything that the ids depend on."""
+        """Returns a value that changes with anything that the ids depend on."""
         state = self._source
         if not isinstance(state, str):
             state = json.dumps([type(state).__name__, sorted(state.get_vocab().items())])
@@ -56,7 +56,7 @@ class TextEncoder:
         return hashlib.sha256(state.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def __call__(self, documents: list[str]) -> EncodedDocuments:
-        """Encodes documents; of those without text the number of units is 0."""
+        """Encodes documents; a document without text has 0 units."""
         at = self._settings
         units = [
             split_units(text, units=at.units, paragraphs=at.paragraphs, language=at.language)
@@ -117,7 +117,7 @@ _encoder: TextEncoder | None = None
 
 
 def start_worker(encoder: TextEncoder) -> None:
-    """Makes this process ready for `encode_here`; it ends with the process that started it."""
+    """Prepares this process for `encode_here`; it ends with the process that started it."""
     import multiprocessing
     import threading
 
@@ -138,7 +138,7 @@ def start_worker(encoder: TextEncoder) -> None:
 
 
 def encode_here(documents: list[str]) -> EncodedDocuments:
-    """Encodes in a process that `start_worker` made ready."""
+    """Encodes documents in a process that `start_worker` prepared."""
     if _encoder is None:
         raise RuntimeError("start_worker has not made this process ready")
     return _encoder(documents)

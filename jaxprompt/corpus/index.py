@@ -1,4 +1,4 @@
-"""Indexing: a source's documents through the tokenizer into a store, once, on several processes."""
+"""Indexes a corpus: tokenises a source's documents once, in several processes, into a store."""
 
 import contextlib
 import dataclasses
@@ -42,26 +42,24 @@ def index_corpus(
     cache_dir: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Opens the store of `source` in `folder`, which may hold many; makes it where it is missing.
+    """Opens the store of `source` in `folder`, which may hold many; makes it if it is missing.
 
-    A store is found by a fingerprint of text, settings and tokenizer, so it is made anew when one
-    of them changes. Its bytes do not depend on `processes` (0: one a core, at most 6). They start
-    by spawn: a script must call this under `if __name__ == "__main__"`. A second caller waits for
-    the first, then opens what that made. Raises InputError for a store that is damaged, with the
-    folder to delete.
+    A store is found by a fingerprint of text, settings and tokenizer, so it is made again if one of
+    them changes. Its bytes do not depend on `processes` (0: one per core, at most 6). They are
+    spawned, so a script must call this under `if __name__ == "__main__"`. A second caller waits for
+    the first, then opens the store that the first one made. Raises InputError for a damaged store,
+    with the folder to delete.
     """
     settings = settings or TextSettings()
     at_least("corpus.processes", processes, 0)
     root = make_folder(folder)
     texts = Source(source, settings, cache_dir)
     if texts.runs and report:
-        report(f"left out of the corpus, since runs wrote there: {', '.join(texts.runs)}")
+        report(f"excluded from the corpus, as runs wrote there: {', '.join(texts.runs)}")
     if texts.others and report:
         shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
         kinds = ", ".join(SUFFIXES)
-        report(
-            f"left out of the corpus: {len(texts.others)} files that are none of {kinds}: {shown}"
-        )
+        report(f"excluded from the corpus: {len(texts.others)} files that are not {kinds}: {shown}")
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)
@@ -74,24 +72,26 @@ def index_corpus(
     if read_meta(path) is None:
         processes = processes or min(_cores(), _MOST)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
-        note = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
+        note = "while it indexed the corpus; nothing was saved, the same command starts again"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
             # Again, under the lock: whoever held it before may have built this very store.
             if read_meta(path) is None:
                 _build(texts, encode, path, encoder.dtype, fingerprint, report or _say_nothing)
     corpus = Corpus(path)
     if corpus.skipped and settings.on_error == "raise":  # made when they were to be skipped
-        raise InputError(f"{corpus.first_skipped}; corpus.on_error=skip leaves it out")
+        raise InputError(
+            f"{corpus.first_skipped}; to skip such documents, set corpus.on_error=skip"
+        )
     return corpus
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
-    """Raises InputError where a tokenizer gives ids beyond an embedding of `rows` rows."""
+    """Raises InputError if a tokenizer has ids beyond an embedding of `rows` rows."""
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if highest >= rows:
         raise InputError(
-            f"the tokenizer has ids up to {highest} ({token!r}), the embedding {rows} rows; take "
-            f"the backbone's own tokenizer, or a vocab_size of at least {highest + 1}"
+            f"the tokenizer has ids up to {highest} ({token!r}), but the embedding has only {rows} "
+            f"rows; use the backbone's tokenizer, or a vocab_size of at least {highest + 1}"
         )
 
 
@@ -115,7 +115,7 @@ def _settings(settings: TextSettings) -> dict[str, Any]:
 
 
 def _known_files(root: Path) -> dict[str, int]:
-    """The CRC-32 of files as the finished stores know them, by `stat_key`."""
+    """Returns the CRC-32 of files recorded in finished stores, by `stat_key`."""
     stats: dict[str, int] = {}
     for folder in root.iterdir():
         # Another store may be damaged or of an earlier format: then it is no help.
@@ -126,7 +126,7 @@ def _known_files(root: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[None]:
-    """Holds the lock of one store; the system frees it when its holder dies."""
+    """Holds the lock of one store; the system releases it when its holder exits."""
     path = root / f".{name}.lock"
     try:
         file = open_scratch(path)
@@ -147,7 +147,7 @@ def _build(
     fingerprint: dict[str, Any],
     report: Callable[[str], None],
 ) -> None:
-    """Writes a store beside its place, then moves it there; on any error nothing is left."""
+    """Writes a store to a temporary folder, then moves it; on any error nothing is left."""
     if path.exists():  # told before hours of work that could not be moved there
         raise damage_error(path, f"it has no {META}")
     scratch = path.with_name(f".{path.name}.part")
@@ -185,7 +185,7 @@ def _progress(writer: StoreWriter, seconds: float) -> str:
 
 
 def _check(writer: StoreWriter, texts: Source) -> None:
-    """Raises InputError where there is nothing to seal, or files changed under the reader."""
+    """Raises InputError if there is no text, or files changed while they were read."""
     if not writer.tokens:
         why = f"; {texts.skipped} skipped, the first: {texts.first_skipped}" * bool(texts.skipped)
         raise InputError(
@@ -225,8 +225,8 @@ def _workers(
     except BrokenProcessPool as error:
         time.sleep(_GRACE)  # a signal that ended them may be on its way to this process too
         raise InputError(
-            "an indexing process ended without an answer: out of memory, killed, or started from a "
-            'script without if __name__ == "__main__"; lower corpus.processes (1 starts none)'
+            "an indexing process ended without a result: out of memory, killed, or started from a "
+            'script without if __name__ == "__main__"; reduce corpus.processes (1 starts none)'
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The order in which documents are taken: permutations without tables, and the held-out part."""
+"""The order in which documents are read: permutations without tables, and the held-out part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _MASK = 2**32 - 1
 
 
 class Shuffle(Sequence[int]):
-    """A permutation of range(n) drawn by `seeds`: any place in constant time, without memory.
+    """A random permutation of range(n) from `seeds`: constant time per element, no memory.
 
-    A Feistel network over the next power of 4, walked on until it falls into the range (Black &
+    A Feistel network over the next power of 4, iterated until it falls into the range (Black &
     Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
     """
 
     def __init__(self, n: int, *seeds: int):
-        """Draws the keys; `seeds` are whole numbers from 0."""
+        """Samples the keys; `seeds` are whole numbers from 0."""
         self._n = n
         # Over fewer than 2 x 4 bits the rounds cannot reach most permutations.
         self._bits = max(4, -(-max(n - 1, 0).bit_length() // 2))
@@ -64,14 +64,14 @@ class Shuffle(Sequence[int]):
 
 @dataclass(frozen=True)
 class Share(Sequence[int]):
-    """The numbers of the documents of one side of a divided corpus."""
+    """The document numbers of one side of a divided corpus."""
 
     order: Shuffle
     start: int
     stop: int
 
     def __len__(self) -> int:
-        """Documents of this side."""
+        """Returns the number of documents on this side."""
         return self.stop - self.start
 
     @overload
@@ -87,17 +87,18 @@ class Share(Sequence[int]):
 
 
 def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:
-    """Divides range(documents) by `seed`. -> (training, held-out)
+    """Divides range(documents) by `seed` into the training and the held-out part.
 
     `held_out` is the held-out share, 0 to 1; a share over 0 gives at least one document.
     """
     if not 0 <= held_out < 1:
-        raise InputError(f"corpus.held_out={held_out} must be from 0 to below 1, e.g. 0.01")
+        raise InputError(f"corpus.held_out={held_out} must be at least 0 and below 1, e.g. 0.01")
     kept = max(1, round(held_out * documents)) if held_out else 0
     if kept >= documents:
         raise InputError(
-            f"corpus.held_out={held_out} holds {kept} of {documents} documents out, which leaves "
-            "none to train on; add text, or divide a .txt further by corpus.documents=line or blank"
+            f"corpus.held_out={held_out} holds out {kept} of {documents} documents, which leaves "
+            "none to train on; add text, or split a .txt into more documents by "
+            "corpus.documents=line or blank"
         )
     order = Shuffle(documents, seed)
     return Share(order, kept, documents), Share(order, 0, kept)

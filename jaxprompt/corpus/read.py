@@ -1,4 +1,4 @@
-"""The documents of a corpus, one after the other: from text, JSON lines, Parquet, the hub, TFDS."""
+"""Reads the documents of a corpus: from text, JSON lines, Parquet, the hub or TFDS."""
 
 import dataclasses
 import glob
@@ -34,7 +34,7 @@ Document = str | InputError  # what is wrong with a document comes in its place
 
 @dataclasses.dataclass(frozen=True)
 class TextSettings:
-    """How a source becomes documents and units."""
+    """How a source is divided into documents and units."""
 
     field: str = "text"  # column of JSON lines, Parquet, the hub, TFDS
     split: str = "train"  # of the hub and TFDS
@@ -46,26 +46,29 @@ class TextSettings:
     on_error: str = "raise"  # or "skip": leave out documents that cannot be read
 
     def __post_init__(self):
-        """Checks what a config may get wrong."""
+        """Checks values that come from a config."""
         known = {
             "documents": DOCUMENTS, "paragraphs": PARAGRAPHS, "units": UNITS, "on_error": ON_ERROR,
         }  # fmt: skip
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise InputError(
-                    f"corpus {name} {getattr(self, name)!r} is unknown; known: {', '.join(values)}"
+                    f"corpus {name} {getattr(self, name)!r} is unknown; use one of "
+                    f"{', '.join(values)}"
                 )
         if not re.fullmatch("[a-z]{2,3}", self.language):
-            raise InputError(f"corpus language {self.language!r} must be an ISO 639 code: en, zh")
+            raise InputError(
+                f"corpus language {self.language!r} must be an ISO 639 code, e.g. en or zh"
+            )
         if self.max_document < 1:
             raise InputError(f"corpus max_document {self.max_document} must be at least 1 byte")
 
 
 class Source:
-    """A place with documents: a folder, a file, a pattern, hub:owner/name[:subset], tfds:name."""
+    """A source of documents: a folder, a file, a glob, hub:owner/name[:subset], tfds:name."""
 
     def __init__(self, place: str, settings: TextSettings, cache_dir: str | None = None):
-        """Looks up what is there; raises InputError where there is nothing to read."""
+        """Finds the files; raises InputError if there is nothing to read."""
         self.place = place
         self.settings = settings
         self.skipped = 0
@@ -84,13 +87,13 @@ class Source:
             self.files, self.runs, self.others = _find_files(place)
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the documents in the order of their files' names; counts what is left out."""
+        """Yields the documents in the order of their files' names; counts skipped ones."""
         self.skipped, self.first_skipped = 0, ""
         for document in self._documents():
             if isinstance(document, str):
                 yield document
             elif self.settings.on_error == "raise":
-                raise InputError(f"{document}; corpus.on_error=skip leaves it out")
+                raise InputError(f"{document}; to skip such documents, set corpus.on_error=skip")
             else:
                 self.skipped += 1
                 self.first_skipped = self.first_skipped or str(document)
@@ -106,7 +109,8 @@ class Source:
     def fingerprint(self, known: Mapping[str, int]) -> dict[str, list[int]]:
         """Returns [bytes, CRC-32] of each file by its name, or [rows, CRC-32] of a data set.
 
-        `known` has the CRC-32 of files seen before, by `stat_key`; they are not read again.
+        `known` has the CRC-32 of files that were read before, by `stat_key`; they are not read
+        again.
         """
         if self._rows is not None:
             # Evenly over all rows: reading a whole data set would take as long as indexing it.
@@ -127,7 +131,7 @@ class Source:
         return found
 
     def check_unmoved(self) -> None:
-        """Raises InputError where a file is not what `fingerprint` saw."""
+        """Raises InputError if a file has changed since `fingerprint`."""
         for name, path in self.files.items():
             with reading(path):
                 # A file that only got another link or mode has another key, and the same text.
@@ -135,13 +139,15 @@ class Source:
                     stat_key(path) in self.stats or file_checksum(path) == self._checksums[name]
                 )
             if not is_same:
-                raise InputError(f"corpus file {name} changed while it was indexed; start again")
+                raise InputError(
+                    f"corpus file {name} changed while it was indexed; run the command again"
+                )
 
 
 def stat_key(path: Path) -> str:
-    """Names a state of a file, without reading it: path, size, inode and times of its last change.
+    """Identifies a version of a file without reading it: path, size, inode and change times.
 
-    Of the times a program can set st_mtime back, but not st_ctime.
+    A program can reset st_mtime, but not st_ctime.
     """
     stat = path.stat()
     times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
@@ -149,7 +155,7 @@ def stat_key(path: Path) -> str:
 
 
 def _is_settled(path: Path) -> bool:
-    """Returns whether another change of a file would show in its times, whose clock is coarse."""
+    """Returns whether another change would be visible in a file's times, which are coarse."""
     return time.time() - path.stat().st_ctime > _CLOCK
 
 
@@ -157,7 +163,7 @@ def _is_settled(path: Path) -> bool:
 
 
 def root_of(place: str) -> Path | None:
-    """Names the folder below which the files of a place lie; None of a file, the hub and TFDS."""
+    """Returns the folder that contains the files of a place; None for a file, the hub and TFDS."""
     if place.startswith(("hub:", "tfds:")) or os.path.isfile(folder := user_path(place)):
         return None
     parts = folder.parts if not os.path.isdir(folder) else ()
@@ -166,7 +172,7 @@ def root_of(place: str) -> Path | None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yields what lies in a folder, behind links too; a folder that links lead to as well once."""
+    """Yields the contents of a folder, following links; a folder is visited once."""
     seen = {os.path.realpath(folder)}
     for place, inner, names in os.walk(folder, followlinks=True):
         yield from (Path(place, name) for name in names)
@@ -180,11 +186,11 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
-    """-> the files of a place by the name they have in it, sorted; folders of runs; other files."""
+    """Returns the files of a place by name, sorted, then run folders, then other files."""
     folder = user_path(place)
     if os.path.isfile(folder):
         if not folder.name.endswith(SUFFIXES):
-            raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
+            raise InputError(f"corpus file {folder} must end in one of {', '.join(SUFFIXES)}")
         return {folder.name: folder}, [], []
     if os.path.isdir(folder):
         paths, top = list(_walk(folder)), folder
@@ -196,7 +202,7 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
         top = Path(os.path.commonpath([path.parent for path in paths])) if paths else folder
     else:
         raise InputError(
-            f"corpus {place!r} does not exist; give a folder, a file, a pattern such as "
+            f"corpus {place!r} does not exist; use a folder, a file, a pattern such as "
             "folder/*.jsonl.gz, hub:owner/name or tfds:name"
         )
     root = root_of(place)
@@ -209,7 +215,7 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
     if not texts:
         there = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
         raise InputError(
-            f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it holds: {there}"
+            f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it has: {there}"
         )
     # Names inside the place: a corpus that is moved keeps its fingerprint.
     names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
@@ -230,7 +236,7 @@ def _of_text(path: Path, settings: TextSettings) -> Iterator[Document]:
     for line, offset, data in _pieces(path, settings.documents, settings.max_document):
         where = str(path) if settings.documents == "file" else f"{path}:{line}"
         if len(data) > settings.max_document:
-            cure = ", or take corpus.documents=line or blank where it holds many"
+            cure = ", or set corpus.documents=line or blank if the file has many"
             yield _too_long(where, settings.max_document, cure)
         else:
             yield _decoded(data, where, offset)
@@ -241,7 +247,7 @@ def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
     for line, offset, data in _pieces(path, "line", limit):
         where = f"{path}:{line}"
         if len(data) > limit:
-            told = f"{limit:,} bytes, {_LINE} x corpus.max_document; raise that"
+            told = f"{limit:,} bytes, {_LINE} x corpus.max_document; raise corpus.max_document"
             yield InputError(f"{where}: a line of over {told}")
             continue
         text = _decoded(data, where, offset)
@@ -252,14 +258,14 @@ def _parsed(line: str, where: str, settings: TextSettings) -> Document:
     try:
         row = parse_json(line)
     except ValueError as error:
-        return InputError(f"{where}: broken JSON ({error}); mend or remove it")
+        return InputError(f"{where}: broken JSON ({error}); fix or remove this line")
     return _field(row, where, settings)
 
 
 def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (line, offset, bytes) of the parts of a file, by DOCUMENTS, but for blank ones.
+    """Yields (line, offset, bytes) of the parts of a file, by DOCUMENTS, except blank ones.
 
-    Of a part over `limit` only so much is kept as shows that it is.
+    Parts over `limit` are kept only as far as needed to see that they are.
     """
     number, offset = 1, 0  # of what is read next
     line, start, held, size = 1, 0, [], 0  # of the part at hand
@@ -281,8 +287,8 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
             begins = ends
     if parted != "file" and number == 1 and b"\r" in b"".join(held).strip():
         raise InputError(
-            f"{path}: its lines end in a carriage return alone; end them with a line feed, e.g. "
-            f"with tr '\\r' '\\n' < {path.name}"
+            f"{path}: its lines end in a carriage return only; end them with a line feed, e.g. by "
+            f"tr '\\r' '\\n' < {path.name}"
         )
     if not all(map(bytes.isspace, held)):
         yield line, start, b"".join(held)
@@ -295,7 +301,7 @@ def _decoded(data: bytes, where: str, offset: int) -> Document:
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
-            f"of the unpacked file); {utf8_cure(b'' if offset else data)}"
+            f"of the decompressed file); {utf8_cure(b'' if offset else data)}"
         )
 
 
@@ -310,7 +316,7 @@ def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
                 raise _no_field(str(path), settings.field, names)
             if (count := names.count(settings.field)) > 1:
                 raise InputError(
-                    f"{path}: {count} columns are called {settings.field!r}; rename all but one"
+                    f"{path}: {count} columns have the name {settings.field!r}; rename all but one"
                 )
             row = 0
             # In small batches: a row is a document of any length.
@@ -338,33 +344,33 @@ def _value(get: Callable[[], Any], where: str, settings: TextSettings) -> Docume
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start} "
-            "of the text); write the data anew"
+            "of the text); write the data again"
         )
     return _field(value if isinstance(value, dict) else {settings.field: value}, where, settings)
 
 
 def _field(row: Any, where: str, settings: TextSettings) -> Document:
-    """Takes the text out of a row."""
+    """Returns the text of a row."""
     if not isinstance(row, dict):
         return InputError(f"{where}: a row must be an object {{column: value}}, got {row!r:.40}")
     if settings.field not in row:
         return _no_field(where, settings.field, row)
     text = row[settings.field]
     if not isinstance(text, str):
-        return InputError(f"{where}: field {settings.field!r} must be a text, got {text!r:.40}")
+        return InputError(f"{where}: field {settings.field!r} must be a string, got {text!r:.40}")
     try:
         # JSON can write half of a surrogate pair, which only encoding finds.
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         return InputError(
-            f"{where}: half a surrogate pair at character {error.start}; mend the escapes"
+            f"{where}: half a surrogate pair at character {error.start}; fix the escape sequences"
         )
     return text if size <= settings.max_document else _too_long(where, settings.max_document)
 
 
 def _no_field(where: str, field: str, names: Any) -> InputError:
     return InputError(
-        f"{where}: no field {field!r}; {nearest(field, map(str, names))}; set corpus.field"
+        f"{where}: there is no field {field!r}; {nearest(field, map(str, names))}; set corpus.field"
     )
 
 

@@ -1,4 +1,4 @@
-"""The units of a document: its paragraphs, or its sentences."""
+"""The units of a document: its paragraphs or its sentences."""
 
 import re
 
@@ -12,11 +12,11 @@ UNITS = ("paragraph", "sentence")
 
 
 def split_units(text: str, *, units: str, paragraphs: str, language: str) -> list[str]:
-    """Cuts a document into its units, of UNITS, without white space around them.
+    """Splits a document into units, of UNITS, without white space around them.
 
-    A paragraph is a "line", or what stands up to a "blank" line, its lines joined by spaces. A
-    sentence never crosses paragraphs; `language` is its ISO 639 code. What is longer than 65,536
-    characters is cut, at a space where there is one.
+    A paragraph is a "line", or the lines up to a "blank" line, joined by spaces. A sentence never
+    crosses paragraphs; `language` is its ISO 639 code. Units longer than 65,536 characters are
+    split, at a space if there is one.
     """
     raw = re.split(_ENDS[paragraphs], text.replace("\r\n", "\n").replace("\r", "\n"))
     if paragraphs == "blank":
@@ -30,7 +30,7 @@ def split_units(text: str, *, units: str, paragraphs: str, language: str) -> lis
 
 
 def check_sentences() -> str:
-    """Returns the version of the library that finds sentences; InputError without it."""
+    """Returns the version of the sentence splitter; raises InputError if it is missing."""
     from importlib import metadata
 
     _segment()

@@ -1,4 +1,4 @@
-"""The store of an indexed corpus: token ids, and where units and documents begin, mapped."""
+"""The store of an indexed corpus: memory-mapped token ids, and where units and documents begin."""
 
 import contextlib
 import hashlib
@@ -31,21 +31,25 @@ _AT_ONCE = 2**24  # ids that are counted together
 
 
 class Corpus:
-    """An indexed corpus. Numbers of documents and units depend on text and settings alone, so
-    stores of two tokenizers agree on them.
+    """An indexed corpus.
 
-    Ids come as views of the file: read-only, uint16 or uint32.
+    Numbers of documents and units depend only on text and settings, so stores of two tokenizers
+    agree on them.
+
+    Ids are returned as views of the file: read-only, uint16 or uint32.
     """
 
     def __init__(self, folder: str | os.PathLike, *, verify: bool = True):
-        """Opens a store, whose files are read once to `verify` their checksums.
+        """Opens a store; with `verify` its files are read once to check their checksums.
 
-        Raises InputError where there is none, or a damaged one.
+        Raises InputError if there is none, or if it is damaged.
         """
         self.folder = Path(folder)
         meta = read_meta(self.folder)
         if meta is None:
-            raise InputError(f"{self.folder}: no corpus store there, or not a finished one")
+            raise InputError(
+                f"{self.folder}: there is no corpus store, or it is not finished; index the corpus"
+            )
         self.checksums: dict[str, int] = meta["checksums"]  # CRC-32 by the name of a file
         self.fingerprint: dict[str, Any] = meta["fingerprint"]  # JSON; see `check_unchanged`
         self.num_units: int = meta["units"]
@@ -67,56 +71,56 @@ class Corpus:
             self._verify()
 
     def _verify(self) -> None:
-        """Raises InputError where a file does not match its checksum."""
+        """Raises InputError if a file does not match its checksum."""
         for file in _FILES.values():
             # Read, not through the map: its pages would count as memory of this process.
             if file_checksum(self.folder / file) != self.checksums[file]:
                 raise damage_error(self.folder, f"{file} has changed since it was written")
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Returns the number of documents."""
         return self._count
 
     def notes(self) -> list[str]:
-        """Says which documents were left out, and how many are there again."""
+        """Returns messages about skipped and repeated documents."""
         lines = []
         if self.skipped:
-            lines.append(f"{self.skipped} documents were left out, the first: {self.first_skipped}")
+            lines.append(f"{self.skipped} documents were skipped, the first: {self.first_skipped}")
         if self.repeats:
             lines.append(
-                f"{self.repeats:,} of {len(self):,} documents repeat another word for word; one of "
-                "two equal documents may be held out and the other learned from: remove repeats"
+                f"{self.repeats:,} of {len(self):,} documents are exact copies of another; one of "
+                "two equal documents may be held out and the other trained on: remove duplicates"
             )
         return lines
 
     def document(self, number: int) -> list[np.ndarray]:
-        """Ids of each unit of a document."""
+        """Returns the ids of each unit of a document."""
         return [self.unit(i) for i in self.units(number)]
 
     def tokens(self, number: int) -> np.ndarray:
-        """Ids of a document, unit after unit. [tokens]"""
+        """Returns the ids of a document, unit after unit. [tokens]"""
         own = self.units(number)
         return self._ids[self._units[own.start] : self._units[own.stop]]
 
     def units(self, number: int) -> range:
-        """Numbers of the units of a document; every unit of a corpus has one."""
+        """Returns the numbers of the units of a document; every unit of a corpus has one."""
         if not 0 <= number < self._count:
             raise IndexError(f"document {number} of {self._count}")
         return range(int(self._documents[number]), int(self._documents[number + 1]))
 
     def unit(self, unit: int) -> np.ndarray:
-        """Ids of a unit by its number; of text that a tokenizer drops there are none. [tokens]"""
+        """Returns the ids of a unit by its number; none if a tokenizer drops its text. [tokens]"""
         if not 0 <= unit < self.num_units:
             raise IndexError(f"unit {unit} of {self.num_units}")
         return self._ids[self._units[unit] : self._units[unit + 1]]
 
     def unit_lengths(self, number: int) -> np.ndarray:
-        """Tokens of each unit of a document. [units]"""
+        """Returns the number of tokens of each unit of a document. [units]"""
         own = self.units(number)
         return np.diff(self._units[own.start : own.stop + 1])
 
     def token_counts(self) -> np.ndarray:
-        """Counts how often each id stands in the corpus. int64 [max_id + 1]"""
+        """Counts the occurrences of each id in the corpus. int64 [max_id + 1]"""
         total = np.zeros(self.max_id + 1, np.int64)
         for start in range(0, self.num_tokens, _AT_ONCE):
             # In parts: bincount makes an int64 copy of what it counts.
@@ -125,7 +129,7 @@ class Corpus:
         return total
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each document. [documents]"""
+        """Returns the number of tokens of each document. [documents]"""
         return np.diff(self._units[self._documents])
 
     def __reduce__(self):
@@ -147,15 +151,15 @@ def _map(path: Path, dtype: str, size: int) -> np.ndarray:
 def damage_error(folder: Path, reason: str) -> InputError:
     """Returns the one-line error for a store that cannot be used as it is."""
     return InputError(
-        f"corpus store {folder} is damaged ({reason}); delete that folder, and the same command "
+        f"corpus store {folder} is damaged ({reason}); delete that folder, then the same command "
         "indexes the text again"
     )
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """Reads the metadata of a finished store; None where there is none.
+    """Reads the metadata of a finished store; None if there is none.
 
-    Raises InputError for a file that is cut, changed or of another format.
+    Raises InputError for a file that is incomplete, changed or of another format.
     """
     try:
         meta = parse_json((folder / META).read_bytes())
@@ -169,17 +173,17 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def key_of(fingerprint: Mapping[str, Any]) -> str:
-    """Names the store of a fingerprint."""
+    """Returns the name of the store of a fingerprint."""
     # The format is part of the name: another layout is another store.
     text = json.dumps([FORMAT, fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class StoreWriter:
-    """Writes a store, part after part; `seal` makes it one."""
+    """Writes a store, part by part; `seal` finishes it."""
 
     def __init__(self, folder: Path, dtype: str):
-        """Opens the files of a new store in `folder`, which is there and empty."""
+        """Opens the files of a new store in `folder`, which exists and is empty."""
         self.documents = self.num_units = self.tokens = self.empty = 0
         self._folder = folder
         self._dtype = dtype
@@ -197,7 +201,7 @@ class StoreWriter:
             self._open = stack.pop_all()
 
     def add(self, part: EncodedDocuments) -> None:
-        """Appends documents, those without units left out."""
+        """Appends documents, except those without units."""
         counts = part.units[part.units > 0]
         ends = np.cumsum(part.lengths)[np.cumsum(counts) - 1]  # of documents, in tokens
         texts = (
@@ -223,7 +227,7 @@ class StoreWriter:
         self._checksums[file] = zlib.crc32(data, self._checksums[file])
 
     def seal(self, **more: Any) -> None:
-        """Brings all to the disk, then writes the file that makes the folder a store."""
+        """Flushes everything to disk, then writes the file that makes the folder a store."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -239,7 +243,7 @@ class StoreWriter:
             os.fsync(sealed.fileno())
 
     def close(self) -> None:
-        """Closes the files, sealed or not. Raises InputError where the rest cannot be written."""
+        """Closes the files, sealed or not. Raises InputError if the rest cannot be written."""
         try:
             self._open.close()
         except OSError as error:
@@ -256,16 +260,16 @@ def _is_fingerprint(saved: Any) -> bool:
 
 
 def check_unchanged(
-    saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "take another workdir"
+    saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "use another workdir"
 ) -> None:
-    """Raises InputError, with what changed, where two fingerprints differ."""
+    """Raises InputError, with what changed, if two fingerprints differ."""
     if not _is_fingerprint(saved):
-        raise InputError(f"the file that says what the corpus was is damaged; delete it, or {cure}")
+        raise InputError(f"the record of the corpus is damaged; delete its file, or {cure}")
     changes = []
     old, new = saved["files"], now["files"]
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
-            changes.append(f"{name} is gone")
+            changes.append(f"{name} is missing")
         elif name not in old:
             changes.append(f"{name} is new")
         elif old[name] != new[name]:
@@ -273,7 +277,7 @@ def check_unchanged(
             # Of equal size, so that the CRC alone differs.
             same = old[name][0] == new[name][0]
             changes.append(
-                f"{name} has other text" if same else f"{name} has another size, {sizes}"
+                f"{name} has different text" if same else f"{name} has a different size, {sizes}"
             )
     if saved["tokenizer"] != now["tokenizer"]:
         changes.append(f"the tokenizer, {saved['tokenizer']} -> {now['tokenizer']}")
@@ -284,7 +288,7 @@ def check_unchanged(
     if changes:
         more = len(changes) - _SHOWN
         raise InputError(
-            f"the corpus is not that of the saved run: {'; '.join(changes[:_SHOWN])}"
+            f"the corpus is not the one of the saved run: {'; '.join(changes[:_SHOWN])}"
             + (f"; and {more} more" if more > 0 else "")
             + f"; restore it, or {cure}"
         )

@@ -1,4 +1,4 @@
-"""Training of a tokenizer from a corpus, in the form that its family's models expect."""
+"""Trains a tokenizer on a corpus, in the form that the models of its family expect."""
 
 import hashlib
 import io
@@ -52,13 +52,23 @@ def train_tokenizer(
     max_chars: int = 10**8,
     cache_dir: str | None = None,
 ) -> Tokenizer:
-    """Trains the tokenizer of `family` on the documents of `source`, writes it, and loads it.
+    """Trains the tokenizer of `family` on the documents of `source`, saves it, and loads it.
 
-    WordPiece for bert and electra, byte-level BPE for roberta and gpt2, Unigram with sentinels for
-    t5, whose released normalization of characters is not learned and so is left out. The
-    vocabulary, specials included, has `vocab_size` tokens or the fewer that the text gives.
-    `lowercase` is WordPiece's. Over `max_chars` every k-th document is taken. The same text and
-    arguments give the same tokenizer; where it is in `folder` already, it is loaded.
+    It is a WordPiece for bert and electra, a byte-level BPE for roberta and gpt2, a Unigram with
+    sentinels for t5. T5's released normalization of characters is not learned and therefore
+    omitted. The same text and arguments give the same tokenizer; if it is in `folder` already, it
+    is loaded.
+
+    Args:
+      family: bert, electra, roberta, gpt2 or t5.
+      source: the corpus.
+      folder: where the tokenizer is saved.
+      vocab_size: tokens of the vocabulary, special tokens included, or fewer if the text gives
+        fewer.
+      settings: how the corpus is read.
+      lowercase: only for WordPiece.
+      max_chars: if the text is longer, every k-th document is used.
+      cache_dir: where downloads are cached.
     """
     if family not in _FAMILIES:
         raise InputError(f"no tokenizer family {family!r}; {nearest(family, _FAMILIES)}")
@@ -70,9 +80,9 @@ def train_tokenizer(
         )
     folder = make_folder(folder)
     if (folder / "config.json").exists():  # it would be read in place of the model's own
-        raise InputError(f"{folder} holds a model with its own tokenizer; give another folder")
+        raise InputError(f"{folder} has a model with its tokenizer; use another folder")
     is_there, path = (folder / "tokenizer.json").exists(), folder / _RECORD
-    taken = f"{folder} has a tokenizer.json already; delete it or take another folder"
+    taken = f"{folder} already has a tokenizer.json; delete it, or use another folder"
     if is_there and not path.is_file():
         raise InputError(taken)
     texts = Source(source, settings or TextSettings(), cache_dir)
@@ -82,7 +92,7 @@ def train_tokenizer(
         size += len(text)
         digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
     if not size:
-        raise InputError(f"corpus {source!r} is empty: there is nothing to train a tokenizer on")
+        raise InputError(f"corpus {source!r} is empty: there is no text to train a tokenizer on")
     record = dict(
         family=family, vocab_size=vocab_size, lowercase=lowercase, max_chars=max_chars,
         sha256=digest.hexdigest(),
@@ -95,8 +105,8 @@ def train_tokenizer(
         _save(tokenizer, folder)
     elif read_json(path, "what trained a tokenizer") != record:
         raise InputError(
-            f"{folder} has a tokenizer.json already, of other options or another text; delete it "
-            "or take another folder"
+            f"{folder} already has a tokenizer.json of other options or another text; delete it, "
+            "or use another folder"
         )
     return load_tokenizer(folder)
 
@@ -104,9 +114,9 @@ def train_tokenizer(
 def _train(
     family: str, texts: Callable[[], Iterator[str]], vocab_size: int, options: dict[str, Any]
 ) -> Tokenizer:
-    """Trains with the family's own steps before the model; then puts the vocabulary into it.
+    """Trains with the family's normalizer and pre-tokenizer, then adds the vocabulary.
 
-    `texts` begins the documents anew.
+    `texts` starts the documents again.
     """
     import transformers
 
@@ -136,8 +146,8 @@ def _train(
     except Exception as error:  # the Rust trainers know no other kind, SentencePiece RuntimeError
         reason = " ".join(str(error).split()).rpartition("] ")[2][:200]
         raise InputError(
-            f"no {family} tokenizer of {vocab_size} tokens can be trained on this text "
-            f"({reason}); take another vocab_size, or more text"
+            f"no {family} tokenizer of {vocab_size} tokens can be trained on this text ({reason}); "
+            "use another vocab_size, or more text"
         ) from error
     vocab = model["vocab"] | {name: len(model["vocab"]) + i for i, name in enumerate(last)}
     if kind == "bpe":
@@ -162,7 +172,7 @@ def _train_bpe(
 def _train_wordpiece(
     steps: Any, texts: Callable[[], Iterator[str]], size: int, specials: list[str]
 ) -> dict[str, Any]:
-    """Trains a WordPiece. At most a third are characters where words are to be had."""
+    """Trains a WordPiece. At most a third are characters, if there are enough words."""
     from tokenizers import models, trainers
 
     words = _count_words(steps, texts())
@@ -198,7 +208,7 @@ def _train_wordpiece(
 
 
 def _count_words(steps: Any, texts: Iterator[str]) -> Counter[str]:
-    """Counts the words that a tokenizer's normalizer and pre-tokenizer make of texts."""
+    """Counts the words that a tokenizer's normalizer and pre-tokenizer produce."""
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(_SPACE.split(text))
@@ -211,7 +221,7 @@ def _count_words(steps: Any, texts: Iterator[str]) -> Counter[str]:
 
 
 def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str, Any]:
-    """Trains a model behind the steps of another tokenizer. -> it, as tokenizer.json has it"""
+    """Trains a model after the steps of another tokenizer; returns it as in tokenizer.json."""
     import tokenizers
 
     backend = tokenizers.Tokenizer(model)
@@ -223,9 +233,9 @@ def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str
 
 
 def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
-    """Trains a Unigram by SentencePiece, as T5's was. -> its pieces with their scores
+    """Trains a Unigram with SentencePiece, as T5's was; returns its pieces with their scores.
 
-    The trainer of `tokenizers` adds its sums up in another order in each process.
+    The trainer of `tokenizers` sums in a different order in each process.
     """
     import sentencepiece
 
@@ -243,7 +253,7 @@ def _train_unigram(texts: Iterator[str], size: int) -> list[tuple[str, float]]:
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the tokenizer's files, each whole or not at all."""
+    """Writes the tokenizer's files, each completely or not at all."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)

@@ -1,11 +1,11 @@
-"""The rows of a split, wherever they come from."""
+"""The rows of a split, from any source."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """The rows of one split in their order. Random access; what can stay on disk stays there."""
+    """The rows of one split, in order, with random access; data sets on disk stay on disk."""
 
     def __init__(
         self,
@@ -20,11 +20,16 @@ class Rows(Sequence[dict[str, Any]]):
     ):
         """Wraps `data` (a list or a data set with random access) that was read from `path`.
 
-        `lines` holds the line number of each row, else rows count from 1; `convert` makes a raw
-        row a dict; `classes` are the names of the data set's own classes, by its numbers, and
-        `features` the kinds of a file's columns where `datasets` has written them there. Of rows
-        that were chosen or made of others, `numbers` has which of the `total` that were read each
-        one is of, from 0.
+        Args:
+          data: the rows, as they were read.
+          path: where they were read from, for messages.
+          lines: line number of each row; by default rows count from 1.
+          convert: makes a dict of a row of `data`.
+          classes: the data set's class names, by index.
+          features: types of a file's columns, if `datasets` has written them there.
+          numbers: for rows that were selected or made from others, the index (from 0) of the row
+            that each comes from.
+          total: number of rows that were read.
         """
         self.path = path
         self.classes, self.features = tuple(classes), features
@@ -36,7 +41,7 @@ class Rows(Sequence[dict[str, Any]]):
         self.left_out = 0  # rows without a label, which `read_split` leaves out
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self._data)
 
     @overload
@@ -46,30 +51,30 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> "Rows": ...
 
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | Rows":
-        """Row `index`, or the rows of a slice."""
+        """Returns one row, or the rows of a slice."""
         if isinstance(index, slice):
             return self.take(range(len(self))[index])
         row = self._data[int(index)]
         return self._convert(row) if self._convert else row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All rows in order, as the data set itself reads them best."""
+        """Iterates over all rows in order, as the data set reads them fastest."""
         return map(self._convert, self._data) if self._convert else iter(self._data)
 
     def take(self, indices: Sequence[int]) -> "Rows":
-        """The rows at `indices`; each keeps its origin."""
+        """Returns the rows at `indices`; each keeps its origin."""
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
         numbers = [self.number(i) for i in indices]
         rows = [self[i] for i in indices]
         return Rows(rows, self.path, lines, None, self.classes, None, numbers, self.total)
 
     def named(self, convert: Callable[[Any], dict[str, Any]], classes: Sequence[str]) -> "Rows":
-        """The same rows as `convert` makes them, whose numbers of classes are then these names."""
+        """Returns the rows converted by `convert`, with `classes` as the names of their classes."""
         more = convert, classes, None, self._numbers, self.total
         return Rows(self, self.path, self._lines, *more)
 
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
-        """The rows that `make` gives for each row and its number; they have its origin."""
+        """Returns the rows that `make` makes of each index and row; they keep its origin."""
         rows, lines, numbers = [], [], []
         for number, row in enumerate(self):
             made = make(number, row)
@@ -79,9 +84,9 @@ class Rows(Sequence[dict[str, Any]]):
         return Rows(rows, self.path, lines, None, self.classes, None, numbers, self.total)
 
     def number(self, index: int) -> int:
-        """Which of the rows that were read row `index` is of, from 0."""
+        """Returns the index, among the rows that were read, of the row that row `index` is from."""
         return self._numbers[index] if self._numbers else index
 
     def origin(self, index: int) -> str:
-        """Where row `index` stands, as "path:line"."""
+        """Returns where row `index` was read from, as "path:line"."""
         return f"{self.path}:{self._lines[index] if self._lines else index + 1}"

@@ -37,7 +37,7 @@ def test_rows_of_another_column_still_count(tmp_path):
     assert texts(c, "train", "t") == ["t5", "t1"] and texts(c, "dev", "t") == ["t11"]
     path = write(tmp_path / "rows.jsonl", [{"seed": 0, "train": [1, 2], "dev": [3]}])
     c = c.replace({"data.protocol.rows": path})
-    with pytest.raises(InputError, match="rows.jsonl:1: train lists row 2, which is left out of"):
+    with pytest.raises(InputError, match="rows.jsonl:1: train lists row 2, which is excluded from"):
         read_examples(c, ("train", "dev"))
 
 
@@ -62,5 +62,7 @@ def test_a_row_without_a_right_candidate_is_told_as_that(tmp_path):
     own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
     own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
     c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
-    with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no right candidate"):
+    with pytest.raises(
+        InputError, match="train.jsonl:2: column 'right' lists no correct candidate"
+    ):
         read_examples(c, ("train", "dev"))

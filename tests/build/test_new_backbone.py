@@ -88,7 +88,7 @@ def test_the_tokenizer_may_stand_elsewhere(config, tmp_path):
 
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
     more = write_tokenizer(tmp_path / "more", [*WORDS, "one"])
-    with pytest.raises(InputError, match=r"ids up to 53 \('one'\), the embedding 53 rows; take"):
+    with pytest.raises(InputError, match=r"ids up to 53 \('one'\), .* 53 rows; use"):
         new_backbone.open_config(BackboneConfig(init=str(config), path=str(more)), ["mlm"])
 
 

@@ -47,7 +47,9 @@ def test_rows_of_other_objects_are_left_out(bert):
         assert said in refuse_line(read_example, task, row, "f.jsonl:1")
     (row,), _ = keep_known(task, Rows([{"sub_label": "x", "object": "Rome"}], "f.jsonl"))
     line = refuse_line(read_example, task, row, "f.jsonl:1")
-    assert line.startswith("f.jsonl:1: no label column 'obj_label'; columns: sub_label, object")
+    assert line.startswith(
+        "f.jsonl:1: there is no label column 'obj_label';  columns: sub_label, object"
+    )
 
 
 def test_capitals(bert):

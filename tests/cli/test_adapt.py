@@ -252,7 +252,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
     words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
     code, out, err = jaxprompt(capsys, *words)
     assert code == 0 and "fresh, not in the checkpoint: mlm" in err
-    assert "1 documents were left out, the first: " in err and "bad.txt: not UTF-8" in err
+    assert "1 documents were skipped, the first: " in err and "bad.txt: not UTF-8" in err
     assert len((tmp_path / "run/examples.txt").read_text().split("\n\n")) == 1 + 3
     first = losses(tmp_path / "run")[0]
     assert first == pytest.approx(math.log(len(VOCAB)), rel=0.2)  # nothing is known yet

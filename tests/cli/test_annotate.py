@@ -292,14 +292,14 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
     for changes, said in (
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),
-        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one for each "
-         "of bad, fair, good; set ppt.thresholds"),
+        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one per "
+         "class (bad, fair, good); set ppt.thresholds"),
         (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
          "task custom writes texts, and labels are classes; take a task with classes"),
         ({"task__labels": ""}, "task custom does not say which of its classes is the worst; give "
          "task.labels, from the worst to the best"),
         ({"task__labels": "bad,good", "ppt__thresholds": "0.5,0.5"}, "the annotator has 2 classes "
-         "(bad, good), and ppt.task=cls has 5 label words; take a task of 5 classes, from the wo"),
+         "(bad, good), but ppt.task=cls has 5 label words; use a task of 5 classes, from the wo"),
         ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, and "
          "units of a corpus stand as they are; write {text} alone"),
         (dict(demos__per_class=1, head__name="verbalizer", task__template="{text} [mask]",
@@ -332,7 +332,7 @@ def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
     assert result_of(out) == result_of(printed) and files(output) == before
     for place, started in ((tmp_path / "new", False), (workdir, True)):
         line = refused(*words(place, output, data__max_len=32), started=started)
-        assert line == f"{output} has finished annotations; take another folder"
+        assert line == f"{output} already has finished annotations; use another folder"
     assert files(output) == before
 
 
@@ -350,11 +350,11 @@ def test_what_changed_under_a_run(refused, annotated, words, fields, tmp_path, m
         main(command())
     before = files(tmp_path / "labels")
     line = refused(*command(data__max_len=32), started=True)
-    assert "was begun with another annotator; restore it, or delete the folder to ann" in line
+    assert "was started with another annotator" in line
     text.write_text(text.read_text().replace("cat", "dog"))
     line = refused(*command(), started=True)
-    assert "the corpus is not that of the saved run: corpus.jsonl has other text; " in line
-    assert line.endswith(f"restore it, or delete {tmp_path / 'labels'} to annotate anew")
+    assert "the corpus is not the one of the saved run: corpus.jsonl has different text; " in line
+    assert line.endswith(f"restore it, or delete {tmp_path / 'labels'} to annotate again")
     assert files(tmp_path / "labels") == before
 
 

@@ -107,7 +107,7 @@ def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, c
     assert "test" not in json.loads(out)
     said = [line.strip() for line in err.splitlines()]
     assert "labels in train: 0 = Tool (1), 1 = beast (12), 2 = food (12), 3 = tool (12)" in said
-    assert "no example of Tool is in dev, 1 in train" in said
+    assert "class Tool has no examples in dev (1 in train)" in said
     assert any(
         line.startswith("warning: labels 'Tool' (1) and 'tool' (12) differ") for line in said
     )
@@ -126,7 +126,7 @@ def test_holdout_without_classes(backbone, data, tmp_path):
         write_rows(tmp_path / "train.jsonl", rows)
         splits = read_examples(make_config(backbone, data, **fields, **own)).splits
         assert {name: len(part) for name, part in splits.items()} == {"train": 1, "dev": 26}
-    with pytest.raises(InputError, match="27 examples of 2 classes; lower it to 25 or less"):
+    with pytest.raises(InputError, match="27 examples of 2 classes; use 25 or less"):
         read_examples(make_config(backbone, data, **fields))
 
 

@@ -223,7 +223,7 @@ REFUSED = {
     "answer": ("t5", T5 | {"task.answer": "It is {label}"}, "task.answer='It is {label}'"),
     "metric": ("t5", TEXT | {"task.metric": "accuracy"}, "metric accuracy compares classes"),
     "chat_of_a_t5": ("t5", T5 | {"task.chat": True}, "task.chat=True is for models that write on"),
-    "chat_without": ("gpt2", {"task.chat": True}, "has no chat template; take a model that was"),
+    "chat_without": ("gpt2", {"task.chat": True}, "has no chat template; use a model that was"),
     "chat_form": (
         "llama",
         WORDS | {"task.chat": True, "task.form": "nss"},

@@ -190,7 +190,7 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     flag, workdir = write(c, tmp_path), tmp_path / "run"
     code, out, err = jaxprompt(capsys, "train", flag, f"--workdir={workdir}")
     assert code == 0, err
-    assert "demonstrations: 1 of each class of 12 examples, from the most similar 0.5" in err
+    assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in err
     assert "train 12, dev 9, test 24" in err
     result, rows = json.loads(out), tmp_path / "rows.jsonl"
     found = evaluate(capsys, f"--workdir={workdir}", f"--output={rows}")
@@ -292,7 +292,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
      ["demos.exact=13, but there are 12 training examples; set demos.exact to 12 or less"]),
     ({"demos.exact": 4}, ["demos.per_class=1 and demos.exact=4; set one"]),
     ({"demos.per_class": 0, "demos.exact": 6, "data.max_len": 40},
-     ["with 6 demonstrations takes ", " tokens whole, over the 40", "raise it by ", "or take few"]),
+     ["with 6 demonstrations takes ", " tokens in full, over the 40", "raise data.max_len by "]),
     ({"demos.per_class": 5}, ["demos.per_class=5, but class 'beast' has 4 training examples"]),
     ({"data.max_len": 16}, ["with 3 demonstrations takes 21 tokens", "over the 16 that data.max"]),
     ({"head.name": "discriminator", "task.template": "{text} [classes]"},

@@ -119,7 +119,7 @@ CONFIG = [
     ("task.labels", "one", ["task.labels has one class, 'one'", "2 or more"]),
     ("task.template", "{txt} [sep]", ["unknown field 'txt'", "nearest: text"]),
     ("task.template", "{text", ["unbalanced '{' at character 0"]),
-    ("task.template", "{text} [soft]", ["the method has 0 slots", "take [soft] out"]),
+    ("task.template", "{text} [soft]", ["the method has 0 slots", "remove [soft]"]),
     ("data.protocol", "k-shot", ["data.protocol.name='k-shot'", "nearest: kshot"]),
     ("data.seed", "-1", ["data.seed=-1 must be in [0, 2**32)"]),
     ("seed", "-1", ["seed=-1 must be in [0, 2**32)"]),

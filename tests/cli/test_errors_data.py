@@ -30,7 +30,7 @@ def test_files_that_cannot_be_read(train, own, tmp_path, monkeypatch):
     assert f"{own}: is a folder, not a file; name a file in it, or give" in line
     (own / "train.jsonl").rename(own / "tarin.jsonl")
     line = train(data__source=own)
-    assert f"no train file in {own}" in line and "it holds: dev.jsonl" in line
+    assert f"no train file in {own}" in line and "it has: dev.jsonl" in line
 
 
 def test_a_file_without_permission(train, own, monkeypatch):
@@ -75,7 +75,7 @@ def test_no_dev_split(train, own):
 
 def test_the_label_is_no_field(train, own):
     line = train(data__source=own, task__fields="text,label")
-    assert "task.fields names 'label', the column of the label" in line
+    assert "task.fields includes 'label', the label column" in line
 
 
 def test_numbers_are_names_where_all_classes_are_numbers(train, own):
@@ -112,17 +112,17 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
         f'"text": {value}, "label": "food"', "text")):  # fmt: skip
         path.write_text(f"{good}{{{row}}}\n")
         line = train(data__source=own)
-        assert f"{path}:49: " in line and f"column '{column}' holds " in line and shown in line
+        assert f"{path}:49: " in line and f"column '{column}' is " in line and shown in line
     path.write_text(good)
     path = own / "dev.jsonl"
     path.write_text(f'{{"text": "a cat", "label": {value}}}\n')
-    assert f"{path}:1: label column 'label' holds " in train(data__source=own)
+    assert f"{path}:1: label column 'label' is " in train(data__source=own)
 
 
 def test_a_class_with_too_few_examples(train):
     line = train(data__protocol="kshot", data__protocol__k=10)
     assert "has 16 examples" in line
-    assert "data.protocol.k=10 and 10 for dev needs 20" in line and "ask for fewer" in line
+    assert "data.protocol.k=10 and 10 for dev needs 20" in line and "reduce the number" in line
     line = train(data__protocol="holdout", data__protocol__size=48)
     assert "data.protocol.size=48 leaves none of 48 examples" in line
     line = train(data__protocol="kfold", data__protocol__folds=1)
@@ -148,7 +148,7 @@ def test_label_words(train):
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad,☃")
     assert "label word '☃' of class 2 is not in the vocabulary" in line and "another word" in line
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad,good")
-    assert "'good' of class 0 and 'good' of class 2 are the same tokens" in line
+    assert "'good' of class 0 and 'good' of class 2 have the same tokens" in line
     line = train(**fields, task__template="{text} it [mask] .", task__words="good,bad")
     assert "task.words has 2 entries for 3 labels" in line
 
@@ -167,7 +167,7 @@ def test_no_room_for_text(train, tmp_path):
     config = tmp_path / "soft.py"
     config.write_text(PYTHON.format(line="from configs.parts import methods; methods.soft(c)"))
     line = train(config, prompt__length=22)
-    assert "takes 24 tokens (22 of them slots)" in line and "max_len 24" in line
+    assert "takes 24 tokens (22 for slots)" in line and "max_len 24" in line
     assert "use fewer slots" in line
 
 

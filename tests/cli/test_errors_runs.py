@@ -239,7 +239,7 @@ def test_input_lines_that_are_broken(predict, no_reading, tmp_path, monkeypatch)
 def test_a_stdin_that_is_closed(predict, no_reading, monkeypatch):
     no_reading()
     monkeypatch.setattr("sys.stdin", None)
-    assert "stdin is closed; give --input=FILE" in predict("--input=-")
+    assert "stdin is closed; use --input=FILE" in predict("--input=-")
 
 
 def test_an_output_that_would_replace_the_input(predict, no_reading, tmp_path):

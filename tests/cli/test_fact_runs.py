@@ -184,8 +184,8 @@ def test_what_is_refused(spoil, said, given, relation, tmp_path, refused):
     [
         ("masked", {"task.labels": "a,b"}, "task.labels=('a', 'b') has its own"),
         ("masked", {"task.name": "topics"}, "task.name='topics' has its own"),
-        ("masked,predicate_id=P3", {}, "no row has data.only=predicate_id=P3; nearest: P31"),
-        ("masked,relation=P31", {}, "train.jsonl:1: no column 'relation' of data.only; columns: "),
+        ("masked,predicate_id=P3", {}, "data.only=predicate_id=P3; nearest: P31"),
+        ("masked,relation=P31", {}, "column 'relation', which data.only names; columns: "),
         ("masked", {"data.only": "P31"}, "data.only='P31' must be COLUMN=VALUE"),
         ("masked,subject", {}, "must be MODEL or MODEL,SUBJECT,OBJECT"),
         ("both", {}, "the model 'both' is unknown; known: causal, masked"),

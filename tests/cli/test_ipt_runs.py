@@ -270,7 +270,7 @@ def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
     cases = [
         ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prompt of prefix"),
         ("ipt", data, {"prompt.pretrained": "a,b"}, "pretrained=a,b names 2 exports"),
-        ("ipt", one, {"head.name": "topics"}, "a task needs 2 classes or more"),
+        ("ipt", one, {"head.name": "topics"}, "a task needs 2 or more classes"),
         ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
     ]
     for number, (method, folder, fields, told) in enumerate(cases):

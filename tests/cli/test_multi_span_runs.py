@@ -122,4 +122,4 @@ def test_answers_that_are_not_there_are_named_and_counted(folder, tmp_path, refu
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert "train.jsonl:2: the answer" in line and "2 of 6 rows have such an answer" in line
+    assert "train.jsonl:2: the answer" in line and "2 of 6 rows have an answer like this" in line

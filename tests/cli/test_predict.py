@@ -166,8 +166,8 @@ def test_labels_that_are_absent_hidden_or_unknown_are_no_hindrance(prompt, predi
     assert [row["label"] for row in found] == [*odd, rows[5]["label"]]
     unknown, told = predict.said
     assert unknown == (
-        "labels unknown to task custom: 2 of 6, the first 'bird' at stdin:4; these count as "
-        "without a label"
+        "labels unknown to task custom: 2 of 6 examples, the first 'bird' at stdin:4; they "
+        "are treated as unlabelled"
     )
     assert told.startswith("accuracy ") and told.endswith(" on 1 of 6 examples, those with a label")
 
@@ -180,14 +180,14 @@ def test_a_column_of_the_input_is_never_lost(prompt, predict, capsys, monkeypatc
         code, out, err = jaxprompt(capsys, "predict", f"--prompt={prompt}")
         assert (code, out) == (2, "") and err.count("\n") == 1
         first = "prediction" if "prediction" in names else "score"
-        assert f"stdin:2: the input has a column '{first}'" in err and "--prefix=P names" in err
+        assert f"stdin:2: the input already has a column '{first}'" in err and "--prefix=P" in err
     (found,) = predict(prompt, "--prefix=our_", stdin=say([row]))
     assert {name: found[name] for name in row} == row
     assert list(found)[len(row) :] == ["our_prediction", "our_score", "our_scores"]
     assert found["our_scores"][found["our_prediction"]] == found["our_score"]
     monkeypatch.setattr("sys.stdin", io.StringIO(say([{"text": "a", "error": 1}])))
     code, _, err = jaxprompt(capsys, "predict", f"--prompt={prompt}", "--on-error=skip")
-    assert code == 2 and "stdin:1: the input has a column 'error'" in err
+    assert code == 2 and "stdin:1: the input already has a column 'error'" in err
 
 
 BROKEN = [
@@ -346,7 +346,7 @@ def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_pat
         assert json.loads(measured)["accuracy"] == np.mean(right)
     write_rows(tmp_path / "train.jsonl", [row | {"score": 1} for row in rows])
     code, _, err = jaxprompt(capsys, "evaluate", *given)
-    assert code == 2 and f"{tmp_path / 'train.jsonl'}:1: the input has a column 'score'" in err
+    assert code == 2 and f"{tmp_path / 'train.jsonl'}:1: " in err and "column 'score'" in err
 
 
 @pytest.mark.long

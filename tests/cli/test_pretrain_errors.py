@@ -66,11 +66,11 @@ def forbidden(monkeypatch):
         ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
         ({"head__name": "label_rows"}, "head.name=label_rows reads no label words; set head.nam"),
         ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
-        ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options: the unified task has 2 to 1"),
-        ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options: the unified task has 2 to 1"),
+        ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options are not valid"),
+        ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options are not valid"),
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
         ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
-        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where: no annotations there"),
+        ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where has no annotations"),
         ({"task__words": "a,b,c"}, "task.words='a,b,c' does nothing in pretrain, whose examples"),
         ({"task__form": "nsp"}, "task.form='nsp' does nothing in pretrain, whose examples and"),
         ({"data__source": "rows"}, "words are those of ppt.task=nsp; leave it out"),
@@ -125,7 +125,7 @@ def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
     assert "data.max_len=70 + 0 positions of the prompt exceed the model's 66" in line
     line = start("nss-bert", data__max_len=36)
     assert "of max_len 36 for 7 texts; raise max_len to" in line
-    assert "takes 37 tokens (10 of them slots)" in start(
+    assert "takes 37 tokens (10 for slots)" in start(
         "nss-bert", data__max_len=24, prompt__length=10
     )
     assert "label word 'terrible' of class 0" in start(
@@ -134,7 +134,7 @@ def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
 
 
 def test_an_answer_with_sentinels_that_a_glm_has_not(start, tmp_path_factory):
-    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM writes no sentinel: its one"
+    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
     assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
 
 
@@ -145,14 +145,20 @@ def test_too_few_documents(start, tmp_path):
         return tmp_path / "texts.jsonl"
 
     line = start(corpus__path=corpus(40, 4), started=True)
-    assert line.startswith("0 of 32 documents have 5 units of 5 tokens or more, nsp needs 2 such")
+    assert line.startswith(
+        "only 0 of 32 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
+    )
     line = start(corpus__path=corpus(6), started=True)
-    assert line.startswith("1 of 1 documents have 5 units of 5 tokens or more, nsp needs 2 such")
+    assert line.startswith(
+        "only 1 of 1 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
+    )
     line = start("nss-bert", corpus__path=corpus(20), started=True)
-    assert line.startswith("4 of 4 documents have 5 units of 5 tokens or more, nss needs 5 such")
+    assert line.startswith(
+        "only 4 of 4 documents have 5 units of 5 tokens or more, but nss needs 5 such"
+    )
     assert "raise corpus.held_out if these are held out" in line
     line = start(corpus__path=corpus(1), started=True)
-    assert "holds 1 of 1 documents out, which leaves none to train on" in line
+    assert "holds out 1 of 1 documents, which leaves none to train on" in line
 
 
 def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
@@ -160,9 +166,9 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
         tmp_path_factory, tmp_path / "three", classes=("bad", "fair", "good", "best", "x", "y")
     )
     line = start("cls-bert", ppt__annotations=three)
-    assert "the annotator has 6 classes (bad, fair, good, best, x, y), and ppt.task=cls ha" in line
+    assert "the annotator has 6 classes (bad, fair, good, best, x, y), but ppt.task=cls ha" in line
     line = start("cls-bert", ppt__thresholds="0.5,0.5")
-    assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1, one for each")
+    assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1")
     unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)
     line = start("cls-bert", ppt__annotations=unsure, started=True)
     assert line.startswith("none of 256 units has a label above its threshold (0.95")
@@ -170,7 +176,7 @@ def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
     other.mkdir()
     write_rows(other / "corpus.jsonl", [{"text": text} for text in corpus_texts()[:30]])
     line = start("cls-bert", corpus__path=other, started=True)
-    assert "annotates other text (320 units) than" in line and "annotate this corpus" in line
+    assert "annotates different text (320 units) than" in line and "annotate this corpus" in line
 
 
 # -- what changed under a run ---------------------------------------------------------------------
@@ -203,7 +209,7 @@ def test_a_corpus_that_changed_under_a_run(refused, unfinished, tmp_path):
     before = (workdir / "metrics.jsonl").read_bytes()
     (tmp_path / "corpus/more.txt").write_text("the cat\n" * 8)
     line = refused(*words, started=True)
-    assert "the corpus is not that of the saved run: more.txt is new; restore it, or take" in line
+    assert "the corpus is not the one of the saved run: more.txt is new; restore it, or use" in line
     assert (workdir / "metrics.jsonl").read_bytes() == before
     assert "data.max_len (saved 48, given 50)" in refused(*words, "--config.data.max_len=50")
 

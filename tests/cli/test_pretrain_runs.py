@@ -167,7 +167,7 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     corpus = {**saved.corpus, "files": {}}
     write_record(folder / name, dataclasses.replace(saved, corpus=corpus))
     line = refused(*command(folder), started=True)
-    assert "the corpus is not that of the saved run: corpus.jsonl is new" in line
+    assert "the corpus is not the one of the saved run: corpus.jsonl is new" in line
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def test_a_column_of_the_question_that_is_missing_is_named():
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"task.question": ""}, "name the columns that make one by task.question"),
-        ({"task.candidate": "", "task.candidates": ""}, "name their field by task.candidate"),
-        ({"task.candidates": "options"}, "name two columns, of the candidates and of the right"),
-        ({"task.candidate": "answer"}, "task.candidate='answer' is not among task.fields="),
+        ({"task.question": ""}, "set task.question"),
+        ({"task.candidate": "", "task.candidates": ""}, "set task.candidate"),
+        ({"task.candidates": "options"}, "task.candidates=options must be two columns"),
+        ({"task.candidate": "answer"}, "task.candidate='answer' is not in task.fields="),
         ({"task.metric": "f1"}, ""),
     ],
 )
@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_named(fields, told, backbone, folder, tmp_path, ca
 @pytest.mark.parametrize(
     "row, told",
     [
-        ({"options": "beast"}, "column 'options' must hold a list of 1 or more texts"),
-        ({"options": []}, "column 'options' must hold a list of 1 or more texts"),
-        ({"options": ["beast", None]}, "column 'options' holds null, which is no text"),
-        ({"answers": None}, "column 'answers' lists no right candidate; name 1 or more"),
+        ({"options": "beast"}, "column 'options' must be a list of 1 or more texts"),
+        ({"options": []}, "column 'options' must be a list of 1 or more texts"),
+        ({"options": ["beast", None]}, "column 'options' is null, not text"),
+        ({"answers": None}, "column 'answers' lists no correct candidate"),
     ],
 )
 def test_rows_that_are_wrong_are_named(row, told, backbone, folder, tmp_path, refused):

@@ -219,7 +219,10 @@ def test_what_a_config_says_of_options_and_words():
         ({"head.name": "linear"}, "task.form=unified answers by label words, which head.name=lin"),
         ({"task.target": "answer", "head.name": "text"}, "task.form=unified answers by label wor"),
         ({"task.choices": "o", "task.words": "x,y"}, "task.words name the choices, which task.for"),
-        ({"task.option": "{name}."}, "task.option='{name}.' must hold {name} and {text} once each"),
+        (
+            {"task.option": "{name}."},
+            "task.option='{name}.' must contain {name} and {text} once each",
+        ),
         ({"task.template": "{text} [mask]"}, "task.template='{text} [mask]' has mask; with task.f"),
         ({"task.form": "unifed"}, "task.form='unifed' is unknown; nearest: unified"),
         ({"task.spaced": "no"}, "task.spaced='no' is unknown; known: false, true"),

@@ -75,7 +75,7 @@ def test_a_backbone_is_more_than_its_weights(spoil, name, place, backbone, tmp_p
     copy = shutil.copytree(backbone, tmp_path / "other")
     assert main(["evaluate", *again()[1:], *own]) == 0  # the same, elsewhere
     spoil(copy)
-    told = f"with another {name} beside these weights"
+    told = f"with another {name} for these weights"
     for command in ("train", "evaluate", "export"):
         assert told in refused(command, *again()[1:], *own)
     given = ("predict", "--workdir=run", "--text=the cat", f"--backbone={copy}")

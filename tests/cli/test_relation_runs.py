@@ -302,9 +302,7 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     given = write_rows(tmp_path / "new.jsonl", [row, row | {"x": "goat"}])
     lines, err = predict(capsys, workdir, f"--input={given}")
     assert len(lines) == 2 and "micro_f1" in err
-    assert (
-        "an entity stands nowhere by itself in the text and is not marked: the input 1 of 2" in err
-    )
+    assert "entities not found as whole words in the text, and not marked: the input 1 of 2" in err
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -314,18 +312,18 @@ def test_what_a_run_refuses(train, files, tmp_path):
     given = {name.replace(".", "__"): value for name, value in FIELDS.items()}
     given |= {"data__source": files}
     line = train(**given | {"task__negative": "NA"})
-    assert "task.negative='NA' is no class of task custom" in line
+    assert "task.negative='NA' is not a class of task custom" in line
     line = train(**given | {"task__metric": "semeval_f1"})
     assert "metric semeval_f1 is of classes as Cause-Effect(e1,e2)" in line
     line = train(**given | {"task__template": "{text|soft}"})
-    assert "puts 4 soft tokens around 2 entities, and the method has 0 slots" in line
+    assert "puts 4 soft tokens around 2 entities, but the method has only 0 slots" in line
     line = train(**given | {"task__entities": "", "task__template": "{text|marked}"})
-    assert "marks the entities of 'text', and the task has none" in line
+    assert "marks the entities of 'text'" in line
     rows = read_lines(files / "train.jsonl")
     write_rows(tmp_path / "train.jsonl", [*rows[:5], {"text": "no <e1>tags</e1>", "label": "none"}])
     line = train(**given | {"data__source": "", "data__files__train": tmp_path / "train.jsonl"})
     assert line.startswith(
-        f"{tmp_path / 'train.jsonl'}:6: column 'text' must hold <e2> of entity 2"
+        f"{tmp_path / 'train.jsonl'}:6: column 'text' must contain <e2> of entity 2"
     )
 
 
@@ -341,5 +339,5 @@ def test_offsets_of_a_csv(train, backbone, tmp_path, capsys):
     }  # fmt: skip
     line = train(**fields)
     assert (
-        f"{tmp_path / 'train.csv'}:10: entity 2 is characters 8 to 12, and the text has 11" in line
+        f"{tmp_path / 'train.csv'}:10: entity 2 is characters 8 to 12, but the text has 11" in line
     )

@@ -93,7 +93,7 @@ def test_a_plan_assumes_tags(backbone, folder, tmp_path, capsys):
         ({"task.metric": "f1"}, "metric f1 compares classes, but the task tags words"),
         ({"task.labels": "A0,V"}, "tag 'B-A1' is not one of task conll05: O, B-A0, I-A0, B-V, I-V"),
         ({"task.template": "{tokens} [sep] {verb}"}, "unknown field 'verb'"),
-        ({"task.name": "conll04"}, "name the column of the predicates by task.predicate"),
+        ({"task.name": "conll04"}, "set task.predicate to the column"),
         ({"head.decode": "crf"}, "head.decode='crf' is unknown"),
         ({"data.max_len": 4}, "leaves no room"),
     ],

@@ -431,7 +431,7 @@ def test_a_grid_of_which_no_run_can_be_prepared(train, tmp_path):
         ),
         (
             {"runs.folds": "9", "data.protocol": "kfold"},
-            "data.protocol.fold=9, but folds count from 0 to 3",
+            "data.protocol.fold=9 is out of range; folds count from 0 to 3",
         ),
     ],
 )  # fmt: skip

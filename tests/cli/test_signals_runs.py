@@ -19,7 +19,7 @@ NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 HERE = Path(__file__).parent
 FIRST = "before the first step; nothing was saved"
 LAST = "after the last step; it is saved, and the same command completes the run"
-INDEXING = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
+INDEXING = "while it indexed the corpus; nothing was saved, the same command starts again"
 
 
 def test_xla_logs_no_warnings(monkeypatch, capsys):

@@ -103,7 +103,7 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
         "is compared by its words alone",
     )
     write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(InputError, match="'a beast' does not stand in .*; 1 of 3 rows have such"):
+    with pytest.raises(InputError, match="'a beast' does not occur in .*; 1 of 3 rows have"):
         read_examples(c)
     rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
     write_rows(tmp_path / "train.jsonl", rows)
@@ -193,7 +193,7 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
     where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
     if kind != "spans":
-        assert code == 2 and "--format=squad is of answers in a text" in err
+        assert code == 2 and "--format=squad is only valid for spans" in err
         return
     assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
     code, plain, _ = jaxprompt(capsys, *where)
@@ -249,7 +249,7 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
         ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
         (
             {"head.name": "tags", "task.fields": "tokens,tags"},
-            "is also in task.fields, so the input would hold the answer",
+            "is also in task.fields, so the input would contain the answer",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_folders_that_may_not_be_looked_into(tmp_path, monkeypatch):
 def test_a_damaged_record_of_a_corpus(saved):
     now = {"files": {"a": [1, 2]}, "settings": {}, "tokenizer": "t"}
     check_unchanged(now, now)
-    with pytest.raises(InputError, match="what the corpus was is damaged; delete it, or take"):
+    with pytest.raises(InputError, match="record of the corpus is damaged; delete its file, or"):
         check_unchanged(saved, now)
 
 

@@ -75,7 +75,7 @@ def test_documents_are_divided_by_seed():
 
 def test_bad_shares():
     for share in (-0.1, 1, 1.5, float("nan")):
-        with pytest.raises(InputError, match="must be from 0 to below 1, e.g. 0.01"):
+        with pytest.raises(InputError, match="must be at least 0 and below 1, e.g. 0.01"):
             divide(10, share, 0)
-    with pytest.raises(InputError, match="held_out=0.01 holds 1 of 1 documents out, which leaves"):
+    with pytest.raises(InputError, match="held_out=0.01 holds out 1 of 1 documents, which leaves"):
         divide(1, 0.01, 0)

@@ -164,7 +164,7 @@ def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
 
 def test_a_folder_of_a_model_keeps_its_tokenizer(text, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a model with its own tokenizer; give another"):
+    with pytest.raises(InputError, match="has a model with its tokenizer; use another"):
         train_tokenizer("bert", str(text), tmp_path, 200, TextSettings(field="body"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -178,10 +178,10 @@ def test_bad_input(text, tmp_path):
         with pytest.raises(InputError, match="vocab_size .*=1000000000 must be at most 1000000"):
             train(family, text, tmp_path, 10**9)
     (tmp_path / "empty.jsonl").write_text('{"body": ""}\n')
-    with pytest.raises(InputError, match="is empty: there is nothing to train a tokenizer on"):
+    with pytest.raises(InputError, match="is empty: there is no text to train a tokenizer on"):
         train("bert", tmp_path / "empty.jsonl", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match="has a tokenizer.json already; delete it or take another"):
+    with pytest.raises(InputError, match="already has a tokenizer.json; delete it, or use another"):
         train("bert", text, tmp_path)
     (tmp_path / "few.jsonl").write_text('{"body": "a few words"}\n')
     assert len(train("gpt2", tmp_path / "few.jsonl", tmp_path / "few")) < SIZE

@@ -178,9 +178,9 @@ def test_a_position_of_another_stream_is_refused(corpus):
     state = Visits(make_rows(corpus), batch=BATCH, seed=1, prefetch=0).get_state()
     n, single = len(make_rows(corpus)), len(make_rows(corpus, packed=False))
     cases = {
-        f"has rows {n}, this run has {single}; resume": (dict(packed=False), {}),
-        f"has batch {BATCH}, this run has {BATCH + 8}; resume": ({}, dict(batch=BATCH + 8)),
-        "has seed 1, this run has 2; resume with the same corpus": ({}, dict(seed=2)),
+        f"has rows {n}, but this run has {single}": (dict(packed=False), {}),
+        f"has batch {BATCH}, but this run has {BATCH + 8}": ({}, dict(batch=BATCH + 8)),
+        "has seed 1, but this run has 2; resume with the same corpus": ({}, dict(seed=2)),
     }
     for message, (changed, given) in cases.items():
         visits = Visits(
@@ -233,5 +233,5 @@ def test_a_pass_is_the_same_each_time(corpus):
 
 def test_documents_without_text_are_refused(corpus):
     objective = OBJECTIVES["mlm"]
-    with pytest.raises(InputError, match="none of 0 documents has 1 tokens; give documents"):
+    with pytest.raises(InputError, match="none of 0 documents has at least 1 tokens"):
         DenoisingRows(corpus, [], objective, packed=True, pad_id=PAD)

@@ -41,5 +41,5 @@ def test_a_tokenizer_gives_its_end(roberta, bert):
     assert objective.tail == (2,) and objective.lengths == (32,) and objective.reads == 31
     with pytest.raises(InputError, match="has no eos token, which causal language modelling"):
         make(bert, 32)
-    with pytest.raises(InputError, match="data.max_len=1 holds no next token; raise it to 2"):
+    with pytest.raises(InputError, match="data.max_len=1 leaves no next token; use 2"):
         make(roberta, 1)

@@ -191,7 +191,7 @@ def test_a_tokenizer_without_sentinels_or_end(roberta, bert):
 @pytest.mark.parametrize(
     ("length", "changes", "message"),
     [
-        (2, {}, "data.max_len=2 is too short for a token, a sentinel and an end; raise it to 3"),
+        (2, {}, "data.max_len=2 is too short for a token, a sentinel and an end token; use 3"),
         (64, {"density": 0.0}, "objective.rate=0.0 must be above 0 and below 1"),
         (64, {"density": 1.0}, "objective.rate=1.0 must be above 0 and below 1"),
         (64, {"span": 0.5}, "objective.span=0.5 must be at least 1"),

@@ -42,7 +42,7 @@ def test_labels_above_their_thresholds(tmp_path, corpus):
     assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
     assert not found.probabilities.flags.writeable
     for wrong in ([0.5] * 4, [0.5] * 4 + [1.0], [-0.1] + [0.5] * 4):
-        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1, one for each"):
+        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1"):
             found.labels(wrong)
 
 
@@ -73,7 +73,9 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     first.close()
     with open(folder / "labels.bin", "ab") as file:
         file.write(b"\x00\x3c\x00")  # a row that was cut by a full disk
-    with pytest.raises(InputError, match="no annotations there, or not finished; run annotate"):
+    with pytest.raises(
+        InputError, match="has no annotations, or they are not finished; run annotate"
+    ):
         Annotations(folder)
     second = AnnotationWriter(folder, corpus, CLASSES, "roberta")
     assert second.done == 7
@@ -88,7 +90,7 @@ def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     assert third.done == 12
     np.testing.assert_array_equal(third.seal().probabilities, found.probabilities)
     third.close()
-    with pytest.raises(InputError, match="has finished annotations; take another folder"):
+    with pytest.raises(InputError, match="already has finished annotations; use another folder"):
         AnnotationWriter(folder, corpus, CLASSES, "bert")
     assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
 
@@ -99,10 +101,10 @@ def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
     for changed, message in (
         ((CLASSES, "bert"), "another annotator"), ((CLASSES[:3], "roberta"), "another classes"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=f"begun with {message}; restore it, or delete"):
+        with pytest.raises(InputError, match=f"started with {message}; restore it, or delete"):
             AnnotationWriter(folder, corpus, *changed)
     other = even_corpus(tmp_path / "other", 2, 3)
-    with pytest.raises(InputError, match="begun with another units"):
+    with pytest.raises(InputError, match="started with another units"):
         AnnotationWriter(folder, other, CLASSES, "roberta")
     corpus.fingerprint["settings"] = {"units": "sentence"}
     with pytest.raises(InputError, match="corpus.units, paragraph -> sentence; restore it, or del"):
@@ -163,9 +165,11 @@ def test_labels_of_other_text_or_classes(tmp_path, corpus):
     found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
     forms = bert_forms("cls")
     other = even_corpus(tmp_path / "other", 2, 5)
-    with pytest.raises(InputError, match=r"annotates other text \(12 units\) than .* \(10\)"):
+    with pytest.raises(
+        InputError, match=r"annotates different text \(12 units\) than .* \(10 units\)"
+    ):
         cls.make(other, range(2), forms, found)
-    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), and ppt.task=cls has 3"):
+    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), but ppt.task=cls has 3"):
         found.check(corpus, 3)
     with pytest.raises(InputError, match="none of 12 units has a label above its"):
         cls.make(corpus, range(3), forms, found, [0.98] * 5)
@@ -176,5 +180,5 @@ def test_another_tokenizer_of_the_same_text_will_do(tmp_path, corpus):
     corpus.fingerprint["tokenizer"] = "another"
     assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 12
     corpus.fingerprint["settings"] = {"units": "sentence"}
-    with pytest.raises(InputError, match="annotates other text"):
+    with pytest.raises(InputError, match="annotates different text"):
         cls.make(corpus, range(3), bert_forms("cls"), found)

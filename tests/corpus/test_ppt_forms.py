@@ -169,13 +169,13 @@ def test_loss_on_sentinels_is_a_choice(t5):
 @pytest.mark.parametrize(
     ("task", "pattern", "message"),
     [
-        ("nsp", Pattern("{first} [mask]", ("a", "b")), "nsp needs each once of first, second"),
-        ("nsp", Pattern("{first} [mask] {other}", ("a", "b")), "the texts first, other; nsp needs"),
+        ("nsp", Pattern("{first} [mask]", ("a", "b")), "nsp needs each of first, second once"),
+        ("nsp", Pattern("{first} [mask] {other}", ("a", "b")), "the texts first, other, but nsp"),
         ("nsp", Pattern("{first|chop} [mask] {second}", ("a", "b")), "first has modifiers"),
-        ("nsp", Pattern("{first} {second} [mask]", ("a", "b")), "two texts touch; put"),
+        ("nsp", Pattern("{first} {second} [mask]", ("a", "b")), "two texts are adjacent; put"),
         ("nsp", Pattern("{first} ? {second}", ("a", "b")), r"has no \[mask\]"),
         ("cls", Pattern("{text} {choices} [mask]", ("a", "b")), "choices has modifiers or is a"),
-        ("nss", Pattern("{query} [mask] {options}", ("a", "b"), "{name}"), "nss needs each once"),
+        ("nss", Pattern("{query} [mask] {options}", ("a", "b"), "{name}"), "nss needs each of"),
     ],
 )  # fmt: skip
 def test_patterns_that_do_not_fit(task, pattern, message):

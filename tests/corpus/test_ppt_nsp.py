@@ -151,7 +151,9 @@ def test_texts_that_repeat(tmp_path, matched):
     assert (2, True) in kinds
     same = make_corpus(tmp_path / "same", [[[FIRST] * 6] * 8] * 6)
     task = nsp.make(same, range(6), bert_forms("nsp"))
-    with pytest.raises(InputError, match="no example in 1000 units: .* remove the repeats"):
+    with pytest.raises(
+        InputError, match="no example was found in 1000 units: .* remove the duplicates"
+    ):
         task(0, row_rng(0, 0))
 
 
@@ -184,8 +186,8 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
     task = nsp.make(corpus, range(4), bert_forms("nsp"))
     assert len(task) == 10 and task.units.documents == 2 and task.units.short == 3
     assert task.units.summary() == (
-        "10 units of 2 documents; left out: 3 units below 5 tokens, "
-        "2 documents with fewer than 5 others"
+        "10 units of 2 documents; excluded: 3 units below 5 tokens, "
+        "2 documents with fewer than 5 other units"
     )
     seen = {number for row, _ in draw(task, 500) for number in unit_numbers(row)}
     assert seen == {0, 2, 3, 4, 5, *range(10, 15)}
@@ -195,7 +197,7 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
 
 
 def test_a_single_document_is_too_few(corpus):
-    message = "1 of 1 documents have 5 units of 5 tokens or more, nsp needs 2 such documents"
+    message = "1 of 1 documents have 5 units of 5 tokens or more, but nsp needs 2 such documents"
     with pytest.raises(InputError, match=message):
         nsp.make(corpus, [3], bert_forms("nsp"))
 

@@ -328,7 +328,7 @@ def test_nothing_left_of_the_article(bert):
     with pytest.raises(InputError) as error:
         encoder.encode(row)
     line = str(error.value)
-    assert "takes 25 tokens (4 of them slots, 5 of choices and whole texts)" in line
+    assert "takes 25 tokens (4 for slots, 5 for choices and whole texts)" in line
     assert "no room in max_len 25; raise max_len to 26 or more" in line and "\n" not in line
     (kept,) = make_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
     assert bert.convert_ids_to_tokens(kept.ids.tolist()).count("x") == 1
@@ -371,10 +371,20 @@ def test_units_within_the_limits_are_read(t5):
 @pytest.mark.parametrize(
     ("name", "form", "choices", "message"),
     [
-        ("dream", "cloze", 1, "x:3: column 'choice' must hold a list of 2 or more choices"),
-        ("dream", "cloze", 4, "x:3: 4 choices, but task dream has names for 3; shorten the list"),
-        ("custom", "unified", 17, "x:3: 17 choices, but task custom has names for 16; shorten"),
-        ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for 26; shorten"),
+        ("dream", "cloze", 1, "x:3: column 'choice' must be a list of 2 or more choices"),
+        (
+            "dream",
+            "cloze",
+            4,
+            "x:3: 4 choices, but task dream has names for only 3; shorten the list",
+        ),
+        (
+            "custom",
+            "unified",
+            17,
+            "x:3: 17 choices, but task custom has names for only 16; shorten",
+        ),
+        ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for only 26; shorten"),
         ("dream", "cloze", 3, "x:3: label 'none' is not a label of task dream; labels: 0, 1, 2"),
         ("custom", "unified", 3, "x:3: label 'none' is not a label of task custom; labels: 0, 1"),
     ],
@@ -395,10 +405,10 @@ MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
 @pytest.mark.parametrize(
     ("task", "query", "message"),
     [
-        (MANY, "", "names for 16 options, task custom has 17 classes; take task.form=cloze"),
-        (custom_task(fields=["a"], target="b"), "", "task custom writes text; take"),
-        (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified give what stands before"),
-        (PASSAGE, "{query} {choices}", "has choices; with task.form=unified give"),
+        (MANY, "", "names for 16 options, but task custom has 17 classes"),
+        (custom_task(fields=["a"], target="b"), "", "task custom generates text; use"),
+        (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified write only"),
+        (PASSAGE, "{query} {choices}", "has choices; with task.form=unified write"),
     ],
 )
 def test_tasks_that_do_not_fit(task, query, message):
@@ -411,5 +421,5 @@ def test_tasks_that_do_not_fit(task, query, message):
 )
 def test_options_that_do_not_fit(bert, option):
     task = replace(PASSAGE, template="{query} {choices} [mask]", words=(("A",), ("B",)))
-    with pytest.raises(InputError, match="must hold {name} and {text} once each"):
+    with pytest.raises(InputError, match="must contain {name} and {text} once each"):
         make_encoder(bert, "masked", replace(task, option=option))

@@ -259,7 +259,7 @@ def test_the_text_is_cut_and_never_the_list(backbone):
 
 
 def test_a_list_that_leaves_no_room_is_named(backbone):
-    with pytest.raises(InputError, match=r"7 of a list of classes.*head.group or head.hierarchy"):
+    with pytest.raises(InputError, match=r"7 for a list of classes.*head.group or head.hierarchy"):
         make(backbone, max_len=11)
 
 
@@ -426,11 +426,11 @@ def test_what_is_out_of_range_is_named(fields, told):
         (dict(hierarchy=("\u200b", "food", "food")), r"the parent '\\u200b' is empty; give a word"),
         (
             dict(hierarchy=("Thing", "thing", "thing")),
-            "'Thing' and 'thing' of one list are the same tokens",
+            "'Thing' and 'thing' in the same list have the same tokens",
         ),
         (
             dict(hierarchy=("a/food", "a", "a")),
-            "'food' and 'food' of one list are the same tokens",
+            "'food' and 'food' in the same list have the same tokens",
         ),
         (dict(separator=" 日 "), "head.separator=' 日 ' is not in the vocabulary of"),
         (dict(separator="\u200b"), r"head.separator='\\u200b' is empty; give a word"),

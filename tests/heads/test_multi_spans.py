@@ -322,7 +322,7 @@ def test_answers_that_are_not_in_their_texts_are_named_and_counted(bert):
     wrong["answers"]["text"] = ["Kansas"]
     rows = [row("Gansu"), wrong, row("Ralph"), wrong]
     with pytest.raises(
-        InputError, match="r:2: the answer 'Kansas' does not stand in.*; 2 of 4 rows"
+        InputError, match="r:2: the answer 'Kansas' does not occur in.*; 2 of 4 rows"
     ):
         encode(bert, rows)
 

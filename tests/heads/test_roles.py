@@ -114,13 +114,13 @@ def test_a_list_of_predicates_becomes_examples():
     [
         ({"predicate": 20}, "r:0: predicate 20 is outside of the sentence, whose 20 words have"),
         ({"predicate": -1}, "r:0: predicate -1 is outside of the sentence"),
-        ({"predicate": None}, "r:0: column 'predicate' holds null; write the index of the predica"),
-        ({"predicate": True}, "r:0: column 'predicate' holds True; write the index"),
-        ({"predicate": "saw"}, "r:0: column 'predicate' holds 'saw'; write the index"),
+        ({"predicate": None}, "r:0: column 'predicate' is null; write the index of the predica"),
+        ({"predicate": True}, "r:0: column 'predicate' is True; write the index"),
+        ({"predicate": "saw"}, "r:0: column 'predicate' is 'saw'; write the index"),
         ({"predicate": []}, "r:1: column 'predicate' lists no predicate; give the index of one"),
         ({"predicate": [1, 2]}, "r:1: 2 predicates in column 'predicate', but 20 lists of tags in"),
-        ({"tags": ["O"]}, "r:0: 20 words in column 'tokens', but 1 tags in 'tags'; give each word"),
-        ({"tags": ["I-A0", *TAGS[1:]]}, "r:0: word 1 has 'I-A0' behind 'the beginning', which"),
+        ({"tags": ["O"]}, "r:0: 20 words in column 'tokens', but 1 tags in 'tags'"),
+        ({"tags": ["I-A0", *TAGS[1:]]}, "r:0: word 1 has 'I-A0' after 'the beginning', which"),
         ({"tags": ["B-A0", "B-A9", *TAGS[2:]]}, "r:0: tag 'B-A9' is not one of task custom"),
     ],
 )
@@ -133,10 +133,12 @@ def test_rows_that_are_wrong(change, told):
 
 def test_a_row_without_a_predicate_and_how_many_break_a_rule():
     task, _ = make_task(scheme="iob2")
-    with pytest.raises(InputError, match="r:9: no predicate in column 'predicate'; columns: toke"):
+    with pytest.raises(
+        InputError, match="r:9: there is no predicate in column 'predicate'; columns: toke"
+    ):
         read_example(task, {"tokens": WORDS}, "r:9", need_label=False)
     wrong = ROW | {"tags": ["O", "I-A1", *TAGS[2:]]}
-    rule = r"r:1: word 2 has 'I-A1' behind 'O'.*I-X goes on behind B-X or I-X alone.*; 2 of 3 rows"
+    rule = r"r:1: word 2 has 'I-A1' after 'O'.*I-X may only follow B-X or I-X.*; 2 of 3 rows"
     with pytest.raises(InputError, match=rule):
         read_all(task, [ROW, wrong, wrong], "r:{}".format)
     with pytest.raises(InputError, match=rule):
@@ -147,13 +149,13 @@ def test_a_row_without_a_predicate_and_how_many_break_a_rule():
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"tags": ""}, "task.predicate='predicate' is of a task that tags words"),
+        ({"tags": ""}, "task.predicate='predicate' is only valid for a task"),
         ({"tags": "predicate"}, "is also in task.fields or task.tags"),
-        ({"fields": ("predicate",), "predicate": "p"}, "is what a template calls the predicate"),
-        ({"labels": ("O", "A0")}, "task.labels has 'A0', which is no tag of IOB2; give types"),
+        ({"fields": ("predicate",), "predicate": "p"}, "'predicate' is reserved"),
+        ({"labels": ("O", "A0")}, "task.labels has 'A0', which is not an IOB2 tag"),
         ({"markers": ("<",)}, "task.markers has 1 words for 1 predicate; give two"),
         ({"predicate": "", "metric": "role_f1"}, "metric role_f1 compares the roles of predicates"),
-        ({"predicate": "", "markers": ("<", ">")}, "task.entities names none"),
+        ({"predicate": "", "markers": ("<", ">")}, "task.entities is empty"),
     ],
 )
 def test_tasks_that_do_not_fit(fields, told):

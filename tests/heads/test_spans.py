@@ -312,15 +312,15 @@ def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, found):
     [
         (
             {"text": ["Kansas"], "answer_start": [19]},
-            "r:9: the answer 'Kansas' does not stand in 'context', which has "
-            f"{len(CONTEXT)} characters; mend it, or leave the example out",
+            "r:9: the answer 'Kansas' does not occur in 'context', which has "
+            f"{len(CONTEXT)} characters; fix it, or remove the example",
         ),
-        ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must hold {\"text\": [.."),
-        ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must hold"),
-        ("Gansu", "r:9: column 'answers' must hold"),
+        ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must be {\"text\": [.."),
+        ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must be"),
+        ("Gansu", "r:9: column 'answers' must be"),
         ({"text": ["Gansu"], "answer_start": ["19"]}, "r:9: answer_start ['19'] must be whole n"),
-        ({"text": [" "], "answer_start": [8]}, "r:9: column 'answers' has an answer without lett"),
-        (None, "r:9: column 'answers' holds null; write its answers there"),
+        ({"text": [" "], "answer_start": [8]}, "r:9: column 'answers' has an empty answer"),
+        (None, "r:9: column 'answers' is null"),
     ],
 )
 def test_answers_that_are_wrong(answers, message):
@@ -331,14 +331,14 @@ def test_answers_that_are_wrong(answers, message):
 
 def test_a_missing_column_of_answers_is_named():
     without = {name: value for name, value in row().items() if name != "answers"}
-    with pytest.raises(InputError, match="r:9: no column 'answers'; columns: "):
+    with pytest.raises(InputError, match="r:9: there is no column 'answers'; columns: "):
         read_example(TASK, without, "r:9")
     assert read_example(TASK, without, "r:9", need_label=False).references == ()
     assert read_example(TASK, row() | {"answers": None}, "r:9", need_label=False).spans == ()
 
 
 def test_what_does_not_fit_is_refused(bert):
-    with pytest.raises(InputError, match="task.answers='a' and task.labels are both given"):
+    with pytest.raises(InputError, match="task.answers='a' and task.labels are both set"):
         custom_task(fields=("q", "c"), answers="a", labels=("x", "y"))
     with pytest.raises(InputError, match="'c' is also in task.fields"):
         custom_task(fields=("q", "c"), answers="c")

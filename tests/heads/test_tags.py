@@ -150,10 +150,10 @@ def test_the_example_that_plan_makes_up_has_tags_of_its_task(tokenizer):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"metric": "entity_f1"}, "task.metric=entity_f1 is of tags that span words"),
-        ({"predicate": "verb"}, "task.predicate=verb is of tags that span words"),
-        ({"labels": ("NN",)}, "task.labels=NN: give 2 or more tags, each once"),
-        ({"labels": ("NN", "VB", "NN")}, "task.labels=NN,VB,NN: give 2 or more tags, each once"),
+        ({"metric": "entity_f1"}, "task.metric=entity_f1 needs tags that span words"),
+        ({"predicate": "verb"}, "task.predicate=verb needs tags that span words"),
+        ({"labels": ("NN",)}, "task.labels=NN must be 2 or more"),
+        ({"labels": ("NN", "VB", "NN")}, "task.labels=NN,VB,NN must be 2 or more"),
     ],
 )
 def test_what_tags_without_a_scheme_do_not_have(fields, message):
@@ -166,12 +166,12 @@ def test_what_tags_without_a_scheme_do_not_have(fields, message):
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, "r:9: 2 words in column 'tokens', but 1 tags in"),
         ({"tokens": ["a"], "tags": ["B-NEW"]}, "r:9: tag 'B-NEW' is not one of task custom: O, B-"),
-        ({"tokens": ["a"], "tags": ["I-LOC"]}, "r:9: word 1 has 'I-LOC' behind 'the beginning'"),
+        ({"tokens": ["a"], "tags": ["I-LOC"]}, "r:9: word 1 has 'I-LOC' after 'the beginning'"),
         ({"tokens": ["a"], "tags": [3]}, "r:9: tag 1 of column 'tags' is 3; write it as text"),
-        ({"tokens": ["a"], "tags": {"a": 1}}, "r:9: column 'tags' must hold a list of"),
-        ({"tokens": ["a"]}, "r:9: no tags in column 'tags'; columns: tokens"),
-        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "r:9: column 'tokens' has a word without le"),
-        ({"tokens": [], "tags": []}, "r:9: column 'tokens' has a word without letters, or none"),
+        ({"tokens": ["a"], "tags": {"a": 1}}, "r:9: column 'tags' must be a list of"),
+        ({"tokens": ["a"]}, "r:9: there are no tags in column 'tags'; columns: tokens"),
+        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "r:9: column 'tokens' has an empty word"),
+        ({"tokens": [], "tags": []}, "r:9: column 'tokens' has an empty word, or no words"),
         ({"words": ["a"], "tags": ["O"]}, "r:9: column 'tokens' of task custom is missing"),
     ],
 )
@@ -220,15 +220,15 @@ def test_a_word_of_no_token_is_refused_where_there_is_no_unknown_token(bert):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(InputError, match="name one field"):
+    with pytest.raises(InputError, match="needs exactly one field"):
         custom_task(fields=("a", "b"), tags="tags")
-    with pytest.raises(InputError, match="task.tags='t' and task.choices are both given"):
+    with pytest.raises(InputError, match="task.tags='t' and task.choices are both set"):
         custom_task(fields=("a",), tags="t", choices=("c",))
-    with pytest.raises(InputError, match="has no entity in the training rows"):
+    with pytest.raises(InputError, match="has only O in the training rows"):
         read([{"tokens": ["a"], "tags": ["O"]}])
     with pytest.raises(InputError, match="must hold the words once and as they are"):
         make_head("tags").check_template(parse("{tokens|lower}"))
-    with pytest.raises(InputError, match="has one tag in the training rows, 'NN'; a task needs 2"):
+    with pytest.raises(InputError, match="has only one tag in the training rows, 'NN'"):
         read([{"tokens": ["a"], "tags": ["NN"]}], scheme="none")
     with pytest.raises(InputError, match="task.scheme=none has no rule of that kind"):
         plain = custom_task(fields=("a",), tags="t", scheme="none")

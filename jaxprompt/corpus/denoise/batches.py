@@ -1,4 +1,4 @@
-"""Batches of an objective's rows, from an indexed corpus: any of them from its number alone."""
+"""Batches of an objective's rows from an indexed corpus, each from its number alone."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -16,26 +16,26 @@ from jaxprompt.types import Batch
 
 
 class Rows(Protocol):
-    """Rows of text by number, each made for a visit to it."""
+    """Rows of text by number, each made for one visit."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
 
     def batch(
         self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = ...,
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it."""
+        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it."""
 
 
 class DenoisingRows:
-    """The rows that documents are cut into, once; a visit to a row draws what is hidden anew."""
+    """Rows that documents are divided into once; each visit masks a row at random."""
 
     def __init__(
         self, corpus: Corpus, documents: Sequence[int], objective: Objective, *, packed: bool,
         pad_id: int,
     ):  # fmt: skip
-        """Plans the rows of `documents`, in their order. Raises InputError where there is none."""
+        """Plans the rows of `documents`, in order. Raises InputError if there are none."""
         self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
         self._documents = np.fromiter(documents, np.int64, len(documents))
         lengths = corpus.lengths()[self._documents] + len(objective.tail)
@@ -43,16 +43,16 @@ class DenoisingRows:
         self._plan = plan_rows(lengths, objective.fit, packed=packed)
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self._plan)
 
     def batch(
         self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = (0, 1),
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it.
+        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it.
 
-        Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
+        Each row is sampled by (seed, its visit). Missing rows are padding of weight 0.
         """
         mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
         made = [self._make(*pair, seed) for pair in pairs[mine]]
@@ -76,16 +76,16 @@ class DenoisingRows:
 
 
 class Visits(BatchStream):
-    """Endless batches: each epoch visits every row once, in an order of its own.
+    """Endless batches: each epoch visits every row once, in a new order.
 
-    Prefetched by grain's threads. All depends on (seed, number of the batch).
+    Prefetched by grain's threads. Everything depends only on (seed, number of the batch).
     """
 
     def __init__(
         self, rows: Rows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
         prefetch: int = 4,
     ):  # fmt: skip
-        """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
+        """Starts at batch 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
         self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
         # Two: batches made ahead lie on both sides of the end of an epoch.
         self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(rows), seed, epoch))
@@ -105,7 +105,7 @@ class Visits(BatchStream):
 
 
 class Pass:
-    """One pass over the first rows of a plan, with the same draws in every pass."""
+    """One pass over the first rows of a plan, with the same random choices in every pass."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Pass:
         self.size = min(limit, len(rows))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches; `Batch.index` tells which row each is."""
+        """Yields the batches; `Batch.index` is the number of each row."""
         for first in range(0, self.size, self._batch):
             places = list(range(first, min(first + self._batch, self.size)))
             # The row's own number stands for the visit: every pass hides the same tokens, so that

@@ -15,18 +15,16 @@ from jaxprompt.types import Role
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Asks for the next token of the same segment; `tail` ends a document, not a piece of it."""
+    """Predicts the next token of the same segment; `tail` ends a document, not a piece of it."""
 
     length: int
     tail: tuple[int, ...]
     apart: bool = False
 
     def __post_init__(self):
-        """Checks what a config may get wrong."""
+        """Checks values that come from a config."""
         if self.length < 2:
-            raise InputError(
-                f"data.max_len={self.length} holds no next token; raise it to 2 or more"
-            )
+            raise InputError(f"data.max_len={self.length} leaves no next token; use 2 or more")
 
     @property
     def lengths(self) -> tuple[int]:
@@ -35,18 +33,18 @@ class Denoiser:
 
     @property
     def reads(self) -> int:
-        """Most tokens of a row that are predicted."""
+        """Maximum number of tokens of a row that are predicted."""
         # The last token of a row has nothing behind it to predict.
         return self.length - 1
 
     @property
     def fit(self) -> Fit:
-        """How much text a row takes."""
+        """The amount of text per row."""
         # Apart from others, a piece of one token predicts nothing.
         return Fit(np.arange(self.length + 1)[None], (self.length,), least=2 if self.apart else 1)
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row of pieces of documents. Nothing is drawn."""
+        """Makes a row from pieces of documents; nothing is random."""
         del rng
         text = join([[(piece, Role.TEXT)] for piece in pieces], self.apart)
         at = np.flatnonzero(text.positions[1:])  # what follows is no first token of a segment
@@ -54,5 +52,5 @@ class Denoiser:
 
 
 def make(tokenizer: Tokenizer, length: int, *, apart: bool = False) -> Denoiser:
-    """Builds the objective for a tokenizer. Raises InputError where it has no end of text."""
+    """Builds the objective for a tokenizer. Raises InputError if it has no end-of-text token."""
     return Denoiser(length, (need(tokenizer, "eos", "causal language modelling"),), apart)

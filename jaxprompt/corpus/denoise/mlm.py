@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1): hidden tokens are predicted."""
+"""Masked language modelling (Devlin et al. 2019, section 3.1): masked tokens are predicted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from jaxprompt.types import Role
 
 
 def predictions(candidates: int, rate: float) -> int:
-    """Tells how many of the tokens that may be masked are: their share, rounded half to even.
+    """Returns how many of the maskable tokens are masked: their share, rounded half to even.
 
-    At least one, where there is any.
+    It is at least one, if there is any.
     """
     # As create_pretraining_data.py of BERT, which counts the specials among the tokens; here not.
     return min(candidates, max(1, round(candidates * rate)))
@@ -25,9 +25,9 @@ def predictions(candidates: int, rate: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Hides tokens of text, never specials, and asks for them.
+    """Masks tokens of text, never special tokens, and predicts them.
 
-    Of the tokens chosen, `masked` become the mask, `random` any word, the rest stay as they are.
+    Of the chosen tokens, `masked` become the mask and `random` any word; the rest stay unchanged.
     """
 
     length: int
@@ -45,21 +45,21 @@ class Denoiser:
     tail: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Checks what a config may get wrong."""
+        """Checks values that come from a config."""
         if not 0 < self.rate < 1:
             raise InputError(
                 f"objective.rate={self.rate} must be above 0 and below 1; BERT's is 0.15"
             )
         if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
             raise InputError(
-                f"shares masked={self.masked} and random={self.random} must be 0 or more and at "
+                f"shares masked={self.masked} and random={self.random} must be 0 or more, and at "
                 "most 1 together; BERT's are 0.8 and 0.1"
             )
         around = len(self.cls) + len(self.end)
         if self.length <= around:
             raise InputError(
-                f"data.max_len={self.length} leaves no room beside {around} special tokens; "
-                f"raise it to {around + 1} or more"
+                f"data.max_len={self.length} leaves no room besides {around} special tokens; use "
+                f"{around + 1} or more"
             )
 
     @property
@@ -69,13 +69,13 @@ class Denoiser:
 
     @property
     def reads(self) -> int:
-        """Most tokens of a row that are predicted."""
+        """Maximum number of tokens of a row that are predicted."""
         # A row that holds one document has the fewest specials, and so the most to predict.
         return predictions(self.length - len(self.cls) - len(self.end), self.rate)
 
     @property
     def fit(self) -> Fit:
-        """How much text a row takes."""
+        """The amount of text per row."""
         front = len(self.cls)
         # Apart, each document has its own [CLS]; otherwise the row has one, taken off its room.
         around = len(self.end) + front * self.apart
@@ -83,7 +83,7 @@ class Denoiser:
         return Fit(np.arange(room + 1)[None] + around, (room,))
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row of pieces of documents."""
+        """Makes a row from pieces of documents."""
         documents: list[list[Run]] = [
             [(self.cls if self.apart or not i else (), Role.SPECIAL), (piece, Role.TEXT),
              (self.end, Role.SPECIAL)]
@@ -138,7 +138,7 @@ def make(
     whole_words: bool = False,
     apart: bool = False,
 ) -> Denoiser:
-    """Builds the objective for a tokenizer. Raises InputError where it lacks a token."""
+    """Builds the objective for a tokenizer. Raises InputError if it lacks a token."""
     mask, cls, sep = (need(tokenizer, name, "masking") for name in ("mask", "cls", "sep"))
     return Denoiser(
         length,

@@ -1,4 +1,4 @@
-"""Which pieces of which documents stand in a row, planned from the documents' lengths alone."""
+"""Plans which pieces of which documents are in a row, from the documents' lengths alone."""
 
 from array import array
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from jaxprompt.errors import InputError
 
 
 class Fit(NamedTuple):
-    """How much text a row holds, in each of its S streams."""
+    """How much text fits in a row, in each of its S streams."""
 
     cost: np.ndarray  # int [S, N + 1] places that n tokens of a document take, never falling in n
     room: tuple[int, ...]  # [S] places of a row
@@ -26,7 +26,7 @@ class Packing(NamedTuple):
     stop: np.ndarray  # int64 [pieces]
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self.first) - 1
 
     def row(self, index: int) -> list[tuple[int, int, int]]:
@@ -39,9 +39,9 @@ class Packing(NamedTuple):
 def plan_rows(lengths: Ints, fit: Fit, *, packed: bool = True) -> Packing:
     """Fills rows with documents in their order, greedily.
 
-    A document that is too long for what is left of a row is cut there and goes on in the next one.
-    Without `packed` a row holds one piece. Pieces below `fit.least` tokens are left out. Raises
-    InputError where no document is that long.
+    A document that is too long for the rest of a row is split there and continues in the next row.
+    Without `packed` a row has one piece. Pieces below `fit.least` tokens are dropped. Raises
+    InputError if no document is that long.
     """
     most = _most(fit)
     least, streams = fit.least, range(len(fit.room))
@@ -68,14 +68,15 @@ def plan_rows(lengths: Ints, fit: Fit, *, packed: bool = True) -> Packing:
             start = stop
     if not documents:
         raise InputError(
-            f"none of {len(lengths)} documents has {least} tokens; give documents with text"
+            f"none of {len(lengths)} documents has at least {least} tokens; use documents with "
+            "more text"
         )
     first.append(len(documents))
     return Packing(*(np.frombuffer(x, np.int64) for x in (first, documents, starts, stops)))
 
 
 def cut(document: np.ndarray, start: int, stop: int, tail: tuple[int, ...] = ()) -> np.ndarray:
-    """Takes tokens start to stop of a document that ends with `tail`. -> int32 [stop - start]"""
+    """Returns tokens start to stop of a document that ends with `tail`, int32 [stop - start]."""
     ids = np.asarray(document[start:stop], np.int32)
     # The tail counts among the document's tokens here, so that a piece may end inside of it.
     end = len(document)
@@ -93,6 +94,6 @@ def _most(fit: Fit) -> list[list[int]]:
         found.append((np.searchsorted(cost, np.arange(room + 1), side="right") - 1).tolist())
     if min(row[-1] for row in found) < fit.least:
         raise InputError(
-            f"a row of {fit.room} places holds no {fit.least} tokens; raise data.max_len"
+            f"rows of {fit.room} tokens cannot hold {fit.least} tokens of text; raise data.max_len"
         )
     return found

@@ -1,4 +1,4 @@
-"""Prefix language modelling (Raffel et al. 2020, section 3.3.1): a text's rest is asked for.
+"""Prefix language modelling (Raffel et al. 2020, section 3.3.1): the rest of a text is predicted.
 
 The objective of LM adaptation (Lester et al. 2021, section 3.2).
 """
@@ -21,10 +21,11 @@ from jaxprompt.types import Role
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Feeds the encoder the front of a text, and has the decoder say the rest.
+    """Feeds the beginning of a text to the encoder; the decoder generates the rest.
 
-    The place to split is drawn evenly, or fixed by the `share` of the front. With a `mark`, behind
-    the front and before the rest, the row looks like T5's span corruption (so PPT adapts T5).
+    The split point is uniformly random, or fixed by the `share` of the beginning. With a `mark`
+    after the beginning and before the rest, the row looks like T5's span corruption (as PPT adapts
+    T5).
     """
 
     length: int
@@ -38,16 +39,16 @@ class Denoiser:
     tail: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self):
-        """Checks what a config may get wrong."""
+        """Checks values that come from a config."""
         if not 0 <= self.share < 1:
             raise InputError(
-                f"objective.share={self.share} of the text in front must be above 0 and below 1, "
-                "or 0 to split anywhere"
+                f"objective.share={self.share}, the share of the text for the encoder, must be "
+                "above 0 and below 1, or 0 for a random split"
             )
         least = 2 + max(self._behind, 1)
         if self.length < least:
             raise InputError(
-                f"data.max_len={self.length} is too short to be split; raise it to {least} or more"
+                f"data.max_len={self.length} is too short to split; use {least} or more"
             )
 
     @property
@@ -68,7 +69,7 @@ class Denoiser:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a row's text, where it is one."""
+        """Number of tokens of a row's text, if it is one text."""
         tokens = 2
         # With a fixed share the decoder's width follows from the split; otherwise it is `length`.
         while self._sizes(tokens + 1)[0] <= self.length and (
@@ -79,17 +80,17 @@ class Denoiser:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Width of the encoder's and the decoder's arrays."""
+        """Widths of the encoder's and the decoder's arrays."""
         return self.length, self._sizes(self.tokens)[1] if self.share else self.length
 
     @property
     def reads(self) -> int:
-        """Most tokens of a row that are predicted."""
+        """Maximum number of tokens of a row that are predicted."""
         return self.lengths[1]
 
     @property
     def fit(self) -> Fit:
-        """How much text a row takes."""
+        """The amount of text per row."""
         if not self.apart:
             return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
         # A piece has 2 tokens or more; the entries below keep the costs from falling.
@@ -97,7 +98,7 @@ class Denoiser:
         return Fit(np.array(sizes).T, self.lengths, least=2)
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row of pieces of documents."""
+        """Makes a row from pieces of documents."""
         texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
         # randint leaves its upper bound out, so that the rest has a token at least.
         fronts = [
@@ -122,9 +123,9 @@ def make(
     pattern: str = SENTINEL,
     apart: bool = False,
 ) -> Denoiser:
-    """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
+    """Builds the objective for a tokenizer; `start` is the first input of the model's decoder.
 
-    `eos`: the encoder's input ends with </s> too. `mark`: the first sentinel stands between.
+    `eos`: the encoder's input also ends with </s>. `mark`: the first sentinel separates the two.
     """
     last = need(tokenizer, "eos", "prefix language modelling")
     marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()

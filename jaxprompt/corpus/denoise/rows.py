@@ -1,4 +1,4 @@
-"""What an objective makes of a row of text, and the randomness of a row."""
+"""The result of an objective for one row of text, and the random state of a row."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 
 class Objective(Protocol):
-    """Makes rows of pieces of documents: what is fed, and what is predicted."""
+    """Makes rows from pieces of documents: the input, and what is predicted."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -39,28 +39,28 @@ class Objective(Protocol):
 
     @property
     def reads(self) -> int:
-        """Most tokens of a row that are predicted."""
+        """Maximum number of tokens of a row that are predicted."""
 
     @property
     def fit(self) -> Fit:
-        """How much text a row takes."""
+        """The amount of text per row."""
 
     @property
     def tail(self) -> tuple[int, ...]:
-        """Tokens behind the last of a document."""
+        """Tokens after the last one of a document."""
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row of pieces of documents."""
+        """Makes a row from pieces of documents."""
 
 
 def row_rng(seed: int, index: int) -> np.random.RandomState:
-    """Makes the randomness of row `index`, the same in whatever order and place rows are made."""
+    """Returns the random state of row `index`, independent of the order in which rows are made."""
     # RandomState's streams are frozen by numpy's policy, Generator's are not.
     return np.random.RandomState(np.random.Philox(key=np.array([seed, index], np.uint64)))
 
 
 def own_part(size: int, share: tuple[int, int]) -> slice:
-    """Tells which rows of a batch are those of part `share` (which, of how many)."""
+    """Returns which rows of a batch belong to part `share` (index, number of parts)."""
     host, hosts = share
     # Batch sizes divide over the processes, which the callers check.
     own = size // hosts
@@ -68,7 +68,7 @@ def own_part(size: int, share: tuple[int, int]) -> slice:
 
 
 def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
-    """Puts the runs of each document in a row; with `apart` a document is a segment."""
+    """Concatenates the runs of each document; with `apart` each document is a segment."""
     # numpy takes an empty tuple, as of a [CLS] that is not there, for float64.
     groups = [[run for run in document if len(run[0])] for document in documents]
     tokens, kinds = zip(*(run for group in groups for run in group), strict=True)
@@ -85,7 +85,7 @@ def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
 def write(
     encoder: Text, targets: Sequence[np.ndarray], start: int, eos: int, apart: bool
 ) -> Sample:
-    """Makes a decoder say the target of each document and `eos`, one token after the other."""
+    """Makes the decoder generate the target of each document and `eos`, token by token."""
     ends = [np.append(target, eos).astype(np.int32) for target in targets]
     # Shifted right by one: each place is fed the token in front of what it says.
     fed = join([[((start,), Role.SPECIAL), (t, Role.LABEL)] for t in targets], apart)
@@ -94,7 +94,7 @@ def write(
 
 
 def encoded(sample: Sample) -> Encoded:
-    """Lays a row out as batches take it."""
+    """Converts a row to the form that batches take."""
     decoder = None if sample.decoder is None else _row(sample.decoder)
     row = _row(sample.encoder)._asdict()
     return Encoded(**row, label_pos=sample.label_pos, decoder=decoder, targets=sample.targets)

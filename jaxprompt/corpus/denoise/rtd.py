@@ -1,8 +1,8 @@
 """Replaced-token detection (Clark et al. 2020, section 2).
 
-A generator fills masks, and a discriminator tells for each token whether it is still the original.
-Every chosen token becomes the mask, as in the paper; its published code leaves 15% of them as they
-are.
+A generator fills masks, and a discriminator predicts for each token whether it is the original.
+Every chosen token becomes the mask, as in the paper; its published code leaves 15% of them
+unchanged.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 
 
 class Replaced(NamedTuple):
-    """What the discriminator gets."""
+    """The discriminator's input and targets."""
 
     ids: np.ndarray  # int32 [..., T]
     labels: np.ndarray  # bool [..., T], True = replaced
@@ -37,10 +37,10 @@ def make(
 def replace(
     ids: np.ndarray, label_pos: np.ndarray, targets: np.ndarray, drawn: np.ndarray
 ) -> Replaced:
-    """Puts what the generator drew in the places of the masks.
+    """Replaces the masks by the tokens that the generator sampled.
 
-    A token drawn that is the original counts as original. int [..., T], [..., M] x 3, targets -1
-    where nothing is predicted.
+    A sampled token that equals the original counts as original. int [..., T], [..., M] x 3, targets
+    -1 where nothing is predicted.
     """
     # Rows predict different numbers of tokens; the rest of each is padding.
     there = targets >= 0

@@ -1,8 +1,8 @@
-"""Span corruption (Raffel et al. 2020, section 3.1.4, 3.3.4): spans are dropped, and asked for.
+"""Span corruption (Raffel et al. 2020, section 3.1.4, 3.3.4): dropped spans are predicted.
 
-Spans of text and of noise take turns and begin with text. In the input the i-th noise span becomes
-sentinel i; in the target the i-th span of text does. Hence a row that ends with noise, as all drawn
-here do, has no sentinel behind the last span of its target; T5's own checkpoints have seen none.
+Spans of text and of noise alternate and begin with text. In the input the i-th noise span becomes
+sentinel i; in the target the i-th span of text does. Hence a row that ends with noise, as all rows
+here do, has no sentinel after the last span of its target; T5's checkpoints have seen none.
 """
 
 from collections.abc import Sequence
@@ -22,24 +22,25 @@ from jaxprompt.types import Role
 
 
 def noise_counts(tokens: int, density: float, span: float) -> tuple[int, int]:
-    """Tells how many of 2 or more tokens are noise, and in how many spans."""
+    """Returns how many of 2 or more tokens are noise, and in how many spans."""
     # As T5's random_spans_noise_mask; the last bound leaves each span a token of text before it.
     noise = min(max(round(tokens * density), 1), tokens - 1)
     return noise, min(max(round(noise / span), 1), tokens - noise)
 
 
 def corrupted_lengths(tokens: int, density: float, span: float) -> tuple[int, int]:
-    """Tells the lengths of input and target, each with its sentinels and its end."""
+    """Returns the lengths of input and target, each with its sentinels and its end token."""
     noise, spans = noise_counts(tokens, density, span)
     return tokens - noise + spans + 1, noise + spans + 1
 
 
 def tokens_for(length: int, density: float, span: float) -> int:
-    """Tells how many tokens make an input of `length`: the most whose input is no longer."""
+    """Returns the maximum number of tokens whose input is at most `length` long."""
     tokens = 2
     if corrupted_lengths(tokens, density, span)[0] > length:
         raise InputError(
-            f"data.max_len={length} is too short for a token, a sentinel and an end; raise it to 3"
+            f"data.max_len={length} is too short for a token, a sentinel and an end token; use 3 "
+            "or more"
         )
     # The search of T5's random_spans_helper: both counts are rounded, so there is no closed form.
     while corrupted_lengths(tokens + 1, density, span)[0] <= length:
@@ -48,7 +49,7 @@ def tokens_for(length: int, density: float, span: float) -> int:
 
 
 def noise_mask(tokens: int, density: float, span: float, rng: np.random.RandomState) -> np.ndarray:
-    """Draws which tokens are noise, all ways to lay the spans alike. -> bool [tokens]"""
+    """Samples which tokens are noise, uniformly over all ways to place the spans. bool [tokens]"""
     noise, spans = noise_counts(tokens, density, span)
     lengths = np.empty(2 * spans, np.int64)
     # Noise first, as in T5's code: the other order would make other rows of the same seed.
@@ -58,12 +59,12 @@ def noise_mask(tokens: int, density: float, span: float, rng: np.random.RandomSt
 
 
 def corrupt(ids: np.ndarray, noise: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Divides tokens into input and target; `marks` are the sentinels in order. Without ends."""
+    """Divides tokens into input and target, without end tokens; `marks` are the sentinels."""
     return _mark(ids, noise, marks), _mark(ids, ~noise, marks)
 
 
 def _mark(ids: np.ndarray, hidden: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Puts the next mark in the place of each span hidden."""
+    """Replaces each hidden span by the next mark."""
     first = hidden.copy()
     # Only the first token of a run becomes a sentinel, the others vanish.
     first[1:] &= ~hidden[:-1]
@@ -82,7 +83,7 @@ def _divide(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Denoiser:
-    """Drops spans of the text and asks for them. A full row's input is just `length` long."""
+    """Drops spans of the text and predicts them. A full row's input is exactly `length` long."""
 
     length: int
     start: int  # what the decoder is fed first
@@ -96,23 +97,23 @@ class Denoiser:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a row's text, where it is one."""
+        """Number of tokens of a row's text, if it is one text."""
         return tokens_for(self.length, self.density, self.span)
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Width of the encoder's and the decoder's arrays."""
+        """Widths of the encoder's and the decoder's arrays."""
         # A full row has the longest target, so its width is enough for all.
         return self.length, corrupted_lengths(self.tokens, self.density, self.span)[1]
 
     @property
     def reads(self) -> int:
-        """Most tokens of a row that are predicted."""
+        """Maximum number of tokens of a row that are predicted."""
         return self.lengths[1]
 
     @property
     def fit(self) -> Fit:
-        """How much text a row takes."""
+        """The amount of text per row."""
         if not self.apart:
             return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
         # A piece has 2 tokens or more; the entries below keep the costs from falling.
@@ -122,7 +123,7 @@ class Denoiser:
         return Fit(np.array(sizes).T, self.lengths, least=2)
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
-        """Makes a row of pieces of documents."""
+        """Makes a row from pieces of documents."""
         texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
         pairs = [
             corrupt(text, noise_mask(len(text), self.density, self.span, rng), self.marks)
@@ -143,9 +144,9 @@ def make(
     pattern: str = SENTINEL,
     apart: bool = False,
 ) -> Denoiser:
-    """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
+    """Builds the objective for a tokenizer; `start` is the first input of the model's decoder.
 
-    Raises InputError where the tokenizer has too few sentinels, or a number is out of range.
+    Raises InputError if the tokenizer has too few sentinels, or a value is out of range.
     """
     if not 0 < density < 1:
         raise InputError(f"objective.rate={density} must be above 0 and below 1; T5's is 0.15")

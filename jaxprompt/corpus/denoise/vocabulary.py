@@ -1,4 +1,4 @@
-"""What an objective must know of a tokenizer."""
+"""What an objective needs of a tokenizer."""
 
 import numpy as np
 
@@ -11,12 +11,12 @@ _SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-le
 
 
 def need(tokenizer: Tokenizer, name: str, objective: str) -> int:
-    """Gives the id of a special token. Raises InputError where the tokenizer has none."""
+    """Returns the id of a special token. Raises InputError if the tokenizer has none."""
     number = getattr(tokenizer, f"{name}_token_id", None)
     if number is None:
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which {objective} needs; "
-            "take an objective that its model was made for, or add the token"
+            "use an objective that suits its model, or add the token"
         )
     return number
 
@@ -29,10 +29,10 @@ def plain_words(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def word_starts(tokenizer: Tokenizer) -> np.ndarray:
-    """Tells which ids begin a word. bool [V]
+    """Returns which ids begin a word. bool [V]
 
-    All but those with WordPiece's ## do, or those with a byte-level BPE's or SentencePiece's mark
-    of a space alone: punctuation behind a word is then a part of it.
+    With WordPiece these are all but the ones with ##; with byte-level BPE or SentencePiece, only
+    the ones with a mark of a space: punctuation after a word is then part of it.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     inner = getattr(getattr(backend, "model", None), "continuing_subword_prefix", None)
@@ -50,7 +50,7 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     else:
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} does not mark where words begin; whole words "
-            "need a WordPiece, byte-level BPE or SentencePiece tokenizer: turn them off"
+            "need a WordPiece, byte-level BPE or SentencePiece tokenizer: disable them"
         )
     vocab = tokenizer.get_vocab()
     table = np.zeros(max(vocab.values()) + 1, bool)
@@ -59,16 +59,16 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def sentinels(tokenizer: Tokenizer, needed: int, pattern: str = SENTINEL) -> np.ndarray:
-    """Gives the ids of the first sentinels, in order. Raises InputError where too few are there."""
+    """Returns the ids of the first sentinels, in order. Raises InputError if there are too few."""
     vocab, found = tokenizer.get_vocab(), []
     for number in range(needed):
         name = pattern.format(number)
         known = [vocab[spelt] for spelt in (name, f"▁{name}") if spelt in vocab]  # mT5's have both
         if not known:
             raise InputError(
-                f"{needed} sentinels like {pattern.format(0)} are needed, tokenizer "
-                f"{tokenizer.name_or_path!r} has {number}; shorten the input, lower the density, "
-                "lengthen the spans, or give the pattern as the vocabulary writes it"
+                f"{needed} sentinels like {pattern.format(0)} are needed, but tokenizer "
+                f"{tokenizer.name_or_path!r} has {number}; shorten the input, reduce the density, "
+                "lengthen the spans, or set the pattern to the form in the vocabulary"
             )
         found.append(known[0])
     return np.array(found, np.int32)

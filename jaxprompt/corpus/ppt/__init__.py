@@ -1,8 +1,8 @@
 """Tasks that pre-train prompts on running text (Gu et al. 2022, "PPT", section 3).
 
-From an indexed corpus: `make_forms` lays a pattern out for a backbone, `make` of nsp, selection or
-cls makes a task from it and some documents, and `Rows` gives its batches. An example is a pure
-function of its row and of the seed and number of the visit to it. `ask` lays a downstream task out
+`make_forms` lays out a pattern for a backbone. `make` of nsp, selection or cls makes a task from it
+and some documents of an indexed corpus, and `Rows` returns its batches. An example is a pure
+function of its row and of the seed and number of the visit to it. `ask` lays out a downstream task
 by the pattern of any of them, `unify` by that of a selection.
 """
 

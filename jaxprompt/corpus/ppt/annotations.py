@@ -1,9 +1,10 @@
-"""Pseudo-labels of a corpus: what an annotator holds of each unit, in a file beside the corpus.
+"""Pseudo-labels of a corpus: an annotator's predictions for each unit, in a separate folder.
 
 A folder has labels.bin, the probability of each class, float16 [units, C], and meta.json, written
-last: a folder without it is not finished, and has a part.json with the units that are done. Both
-have the checksum of labels.bin, and their own. The numbers of units do not depend on a tokenizer,
-so an annotator may read the same text through its own. A row of zeros is a unit that it left out.
+last: a folder without it is not finished, and has a part.json with the number of units that are
+done. Both have the checksum of labels.bin and one of themselves. The numbers of units do not depend
+on a tokenizer, so an annotator may use its tokenizer on the same text. A row of zeros is a skipped
+unit.
 """
 
 import contextlib
@@ -40,11 +41,13 @@ class Annotations:
     """Pseudo-labels of every unit of a corpus."""
 
     def __init__(self, folder: str | os.PathLike):
-        """Opens a finished folder; raises InputError where there is none, or a damaged one."""
+        """Opens a finished folder; raises InputError if there is none, or it is damaged."""
         self.folder = Path(folder)
         meta = _read(self.folder / _META)
         if meta is None:
-            raise InputError(f"{self.folder}: no annotations there, or not finished; run annotate")
+            raise InputError(
+                f"{self.folder} has no annotations, or they are not finished; run annotate"
+            )
         path = self.folder / _LABELS
         _check_labels(path, meta["labels_crc32"])
         self.classes: tuple[str, ...] = tuple(meta["classes"])
@@ -58,31 +61,32 @@ class Annotations:
         return len(self.probabilities)
 
     def check(self, corpus: Corpus, classes: int) -> None:
-        """Raises InputError where a corpus or a number of classes is not that of the labels."""
+        """Raises InputError if a corpus or a number of classes does not match the labels."""
         if _text_of(corpus) != self._corpus or corpus.num_units != len(self):
             raise InputError(
-                f"{self.folder} annotates other text ({len(self):,} units) than {corpus.folder} "
-                f"({corpus.num_units:,}), or divided otherwise; annotate this corpus"
+                f"{self.folder} annotates different text ({len(self):,} units) than "
+                f"{corpus.folder} ({corpus.num_units:,} units), or text that was divided "
+                "differently; annotate this corpus"
             )
         self.check_classes(classes)
 
     def check_classes(self, classes: int) -> None:
-        """Raises InputError where there are other than so many classes."""
+        """Raises InputError if the number of classes is different."""
         check_classes(self.classes, classes)
 
     def check_thresholds(self, thresholds: Sequence[float]) -> None:
-        """Raises InputError where they are not one for each class."""
+        """Raises InputError if there is not one threshold per class."""
         check_thresholds(self.classes, thresholds)
 
     def labels(self, thresholds: Sequence[float] = PUBLISHED) -> np.ndarray:
-        """Gives each unit its likeliest class if that is above its threshold, else -1. int8"""
+        """Returns each unit's most probable class if it is above its threshold, else -1. int8"""
         found = np.empty(len(self), np.int8)
         for start, part in self._labels(thresholds):
             found[start : start + len(part)] = part
         return found
 
     def counts(self, thresholds: Sequence[float]) -> np.ndarray:
-        """Counts the units of each label, as `labels` gives them. [C]"""
+        """Counts the units of each label of `labels`. [C]"""
         total = np.zeros(len(self.classes), np.int64)
         for _, part in self._labels(thresholds):
             total += np.bincount(part[part >= 0], minlength=len(total))
@@ -100,27 +104,27 @@ class Annotations:
 
 
 def check_thresholds(classes: Sequence[str], thresholds: Sequence[float]) -> None:
-    """Raises InputError where there is not one threshold for each class."""
+    """Raises InputError if there is not one threshold per class."""
     if len(thresholds) != len(classes) or not all(0 <= t < 1 for t in thresholds):
         raise InputError(
             f"thresholds {', '.join(map(str, thresholds))} must be {len(classes)} numbers from 0 "
-            f"to below 1, one for each of {', '.join(classes)}; set ppt.thresholds"
+            f"to below 1, one per class ({', '.join(classes)}); set ppt.thresholds"
         )
 
 
 def check_classes(classes: Sequence[str], words: int) -> None:
-    """Raises InputError where there are other classes than label words."""
+    """Raises InputError if the classes do not match the label words."""
     if len(classes) != words:
         raise InputError(
-            f"the annotator has {len(classes)} classes ({', '.join(classes)}), and ppt.task=cls "
-            f"has {words} label words; take a task of {words} classes, from the worst to the best"
+            f"the annotator has {len(classes)} classes ({', '.join(classes)}), but ppt.task=cls "
+            f"has {words} label words; use a task of {words} classes, from the worst to the best"
         )
 
 
 def check_unfinished(folder: str | os.PathLike) -> None:
-    """Raises InputError where a folder has all of its annotations."""
+    """Raises InputError if the annotations of a folder are finished."""
     if (Path(folder) / _META).exists():
-        raise InputError(f"{folder} has finished annotations; take another folder")
+        raise InputError(f"{folder} already has finished annotations; use another folder")
 
 
 class _Work(NamedTuple):
@@ -134,16 +138,16 @@ class _Work(NamedTuple):
 
 
 class AnnotationWriter:
-    """Writes annotations unit after unit; a writer of the same work goes on where one ended.
+    """Writes annotations unit by unit; a writer of the same work resumes where one stopped.
 
-    Where that was at the end of all units nothing is left to do, and `seal` opens what is there.
-    One process writes; where several annotate, it gathers what they found.
+    If all units are done already, `seal` opens the annotations. One process writes; if several
+    annotate, it collects their results.
     """
 
     def __init__(
         self, folder: str | os.PathLike, corpus: Corpus, classes: Sequence[str], annotator: str
     ):
-        """Opens what is there, or begins; InputError where it is of another corpus or annotator."""
+        """Opens existing work, or starts; InputError if corpus or annotator differ."""
         self.folder = make_folder(folder)
         self._work = _Work(FORMAT, list(classes), annotator, corpus.num_units, _text_of(corpus))
         self._row = len(classes) * _DTYPE.itemsize
@@ -173,12 +177,12 @@ class AnnotationWriter:
         """Raises InputError where the folder was started by a run with other settings."""
         # Told apart from the other fields, because its error can name the files that changed.
         if begun["corpus"] != self._work.corpus:
-            cure = f"delete {self.folder} to annotate anew"
+            cure = f"delete {self.folder} to annotate again"
             check_unchanged(begun["corpus"], self._work.corpus, cure)
         elif changed := self._changed(begun):
             raise InputError(
-                f"{self.folder} was begun with another {changed[0]}; restore it, or delete the "
-                "folder to annotate anew"
+                f"{self.folder} was started with another {changed[0]}; restore it, or delete the "
+                "folder to annotate again"
             )
 
     def _changed(self, saved: Mapping[str, Any]) -> list[str]:
@@ -208,7 +212,7 @@ class AnnotationWriter:
             self._note(self._file)
 
     def seal(self) -> Annotations:
-        """Ends the work and opens it."""
+        """Finishes the work and opens it."""
         if self.done != self._work.units:
             raise ValueError(f"{self.done} of {self._work.units} units are annotated")
         if self._file is None:
@@ -267,6 +271,6 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _damage_error(path: Path) -> InputError:
     return InputError(
-        f"{path} is damaged, or of another version of jaxprompt; delete {path.parent}, and run "
+        f"{path} is damaged, or from another version of jaxprompt; delete {path.parent}, and run "
         "annotate again"
     )

@@ -1,4 +1,4 @@
-"""Classification of single units by pseudo-labels, which pre-trains for it (PPT, section 3.2.3)."""
+"""Classification of single units by pseudo-labels (PPT, section 3.2.3)."""
 
 import zlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError
 
 
 class Classification:
-    """Examples by row, a row being a unit; nothing is drawn."""
+    """Examples by row; a row is a unit, and nothing is random."""
 
     def __init__(
         self, corpus: Corpus, units: np.ndarray, labels: np.ndarray, form: Form, classes: int,
@@ -33,10 +33,10 @@ class Classification:
         return len(self._units)
 
     def summary(self) -> str:
-        """Says what is used and what was left out."""
+        """Returns a message with what is used and what is excluded."""
         return (
-            f"{len(self):,} units, by class {', '.join(map(str, self.counts))}; left out: "
-            f"{self._offered - len(self):,} units without a sure label"
+            f"{len(self):,} units, by class {', '.join(map(str, self.counts))}; excluded: "
+            f"{self._offered - len(self):,} units with no label above its threshold"
         )
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
@@ -53,7 +53,7 @@ def make(
     annotations: Annotations,
     thresholds: Sequence[float] = PUBLISHED,
 ) -> Classification:
-    """Makes the task from the units of some documents whose label is sure enough."""
+    """Makes the task from units of some documents whose label is above its threshold."""
     classes = len(forms.verbalizer.words)
     annotations.check(corpus, classes)
     labels = annotations.labels(thresholds)
@@ -67,6 +67,6 @@ def make(
     if not len(units):
         raise InputError(
             f"none of {offered} units has a label above its threshold "
-            f"({', '.join(map(str, thresholds))}); lower them, or add text"
+            f"({', '.join(map(str, thresholds))}); lower ppt.thresholds, or add text"
         )
     return Classification(corpus, units, labels[units], forms.forms[0], classes, offered)

@@ -1,4 +1,4 @@
-"""A task's pattern laid out for a backbone by the encoder that lays out downstream tasks."""
+"""Lays out a task's pattern for a backbone, with the encoder for downstream tasks."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -30,16 +30,16 @@ _PROBE = "a"  # stands for a text while a form is made
 
 
 class Form:
-    """A row of which all but the texts is known; `fill` puts their tokens in."""
+    """A row that is complete except for its texts; `fill` adds their tokens."""
 
     def __init__(self, encoder: ExampleEncoder, template: Template, max_len: int, options: int = 0):
-        """Takes the form from what `encoder` makes of an example, without cutting it."""
+        """Makes the form from the output of `encoder` for an example that is not truncated."""
         where = f"template {template.source!r}"
         parts = template.parts
         if odd := [p for p in parts if p.modifiers or p.kind in ("choice", "choices")]:
             raise InputError(
                 f"{where}: {odd[0].text or odd[0].kind} has modifiers or is a choice, but texts of "
-                "a corpus are tokens already; write fields alone"
+                "a corpus are already tokens; use only fields"
             )
         self._names = tuple(part.text for part in parts if part.kind == "field")
         example = Example(dict.fromkeys(self._names, _PROBE), (_PROBE,) * options)
@@ -61,7 +61,9 @@ class Form:
             self._row = self._row._replace(label_pos=moved.astype(np.int32))
         self._at = np.flatnonzero(self._row.roles == Role.TEXT)
         if len(self._at) != len(self._names):
-            raise InputError(f"{where}: two texts touch; put the mask or a word between them")
+            raise InputError(
+                f"{where}: two texts are adjacent; put the mask or a word between them"
+            )
         self.room = max_len - len(self._row.ids) + len(self._at)  # tokens of all texts
         if self.room < len(self._at):
             raise InputError(
@@ -75,7 +77,7 @@ class Form:
         self.decoder_length = 0 if row.decoder is None else len(row.decoder.ids)
 
     def fill(self, texts: Mapping[str, np.ndarray]) -> Encoded:
-        """Makes a row of texts, by field. What is too long loses its end, the longest first."""
+        """Makes a row of texts, by field. If too long, texts lose their end, the longest first."""
         own = [texts[name] for name in self._names]
         whole = [len(text) for text in own]
         lengths = kept_lengths(whole, self.room)
@@ -101,7 +103,7 @@ class Form:
 
 
 class Forms(NamedTuple):
-    """All that turns the texts of a task into rows, and what a head must know to score them."""
+    """Everything that converts the texts of a task to rows, and what a head needs to score them."""
 
     verbalizer: Verbalizer
     plan: Branches
@@ -115,11 +117,11 @@ def make_forms(
     eos: bool = False, sentinel: str = SENTINEL, answer: str = "",
     whole: bool = False,
 ) -> Forms:  # fmt: skip
-    """Lays a pattern out, for each number of options, as a verbalizer's task is downstream.
+    """Lays out a pattern, for each number of options, as for a downstream task with a verbalizer.
 
-    `style`, of STYLES, says whether [mask] is a mask or a sentinel. `start` and `decoder_slots`
-    stand in front of what a decoder writes. With `whole` the sentinels of `answer` are read too, so
-    that the loss can be over all of them, as in the released code with "[mask] {label} [mask]".
+    `style`, one of STYLES, says whether [mask] is a mask or a sentinel. `start` and `decoder_slots`
+    come first in the decoder's input. With `whole` the sentinels of `answer` are scored too, so
+    that the loss can cover all of them, as in the released code with "[mask] {label} [mask]".
     """
     said, sentinels = read_answer(answer or default_answer(style))
     specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
@@ -150,6 +152,6 @@ def _check_fields(task: str, template: Template, options: int) -> None:
     found = [part.text for part in template.parts if part.kind == "field"]
     if sorted(found) != sorted(wanted):
         raise InputError(
-            f"template {template.source!r} has the texts {', '.join(found)}; "
-            f"{task} needs each once of {', '.join(wanted)}"
+            f"template {template.source!r} has the texts {', '.join(found)}, but {task} needs each "
+            f"of {', '.join(wanted)} once"
         )

@@ -1,6 +1,6 @@
 """Next-sentence prediction in three classes, which pre-trains for pairs (PPT, section 3.2.1).
 
-Two units are neighbours, either way round, or of the same document, or of two documents.
+Two units are neighbours in either order, or from the same document, or from two documents.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ _RATIO = 100  # of the lengths of a pair, at most
 
 
 class NextSentence(OfUnits):
-    """Examples by row, a row being the first unit of a pair; the label is drawn, a third each."""
+    """Examples by row, the first unit of a pair; labels are random, a third each."""
 
     majority = 1 / 3
 
     def __init__(self, units: Units, form: Form):
-        """Raises InputError where there is no second document."""
+        """Raises InputError if there is no second document."""
         units.need(2, "nsp")
         self.units, self._form = units, form
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
-        """Makes an example and its label, a pure function of the row and the randomness."""
+        """Makes an example and its label, a pure function of the row and the random state."""
         draws = Draws(rng)
         # Once per example, not per row tried: rows passed over must not shift the shares.
         label = draws.below(3)

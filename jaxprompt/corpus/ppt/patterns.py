@@ -1,9 +1,8 @@
-"""How the tasks are asked and answered: patterns and label words of PPT (Gu et al. 2022).
+"""Patterns and label words of the tasks of PPT (Gu et al. 2022).
 
-A space stands before each text, as the units of a corpus have it; that of the first is understood
-here, and written out by `Pattern.text`. Words are in the order of the labels: of pairs from another
-document to the neighbour, of single texts from the worst to the best, of selections the names of
-the options.
+A space precedes each text, as the units of a corpus have it; that of the first is implicit here and
+written by `Pattern.text`. Words are in the order of the labels: for pairs from another document to
+the neighbour, for single texts from the worst to the best, for selections the names of the options.
 """
 
 from typing import NamedTuple
@@ -16,7 +15,7 @@ _PLACE = "{options}"
 
 
 class Pattern(NamedTuple):
-    """One way to ask; see jaxprompt/data/text/template.py for how a template is written."""
+    """One way to ask; see jaxprompt/data/text/template.py for the syntax of templates."""
 
     template: str  # {first} {second}; {query} {options}; {text}
     words: tuple[str, ...]
@@ -24,7 +23,7 @@ class Pattern(NamedTuple):
     space: bool = True  # words are encoded behind a space
 
     def text(self, options: int = 0) -> str:
-        """Writes the template out for a number of options, whose fields are option0, option1 ..."""
+        """Returns the template for a number of options, whose fields are option0, option1 ..."""
         # By replace, not format: the template's own braces are left for the template's parser.
         parts = (
             self.option.replace("{name}", word).replace("{text}", f"{{option{i}}}")
@@ -34,14 +33,14 @@ class Pattern(NamedTuple):
 
     @property
     def around(self) -> tuple[str, str, str]:
-        """What stands before the query, between it and the options, and behind these."""
+        """The text before the query, between it and the options, and after these."""
         before, behind = self.template.split(_PLACE)
         front, between = before.split("{query}")
         return front, between, behind
 
 
 def fields(task: str, options: int = 0) -> tuple[str, ...]:
-    """Names the texts of an example."""
+    """Returns the names of the texts of an example."""
     if task == "nsp":
         return ("first", "second")
     if task == "cls":
@@ -117,10 +116,10 @@ TASKS = tuple(_ENGLISH)
 
 
 def get_pattern(task: str, style: str = "en", *, hard: bool = False) -> Pattern:
-    """Finds a pattern by task and style: en as released, en_paper as published, zh.
+    """Returns a pattern by task and style: en as released, en_paper as published, zh.
 
-    en_end and zh_end have nothing behind the mask, as causal backbones need it. With `hard` it
-    has the hard prompt of tuning (appendix D), which the unified task has not.
+    en_end and zh_end have nothing after the mask, which causal backbones need. With `hard` the
+    pattern has the hard prompt of tuning (appendix D), which the unified task does not have.
     """
     if task not in TASKS:
         raise InputError(f"unknown pre-training task {task!r}; {nearest(task, TASKS)}")
@@ -131,7 +130,7 @@ def get_pattern(task: str, style: str = "en", *, hard: bool = False) -> Pattern:
         return pattern
     if task not in templates:
         raise InputError(
-            f"ppt.hard=True has no hard prompt for {task}, only for {', '.join(templates)}; set it "
+            f"ppt.hard=True is not available for {task}, only for {', '.join(templates)}; set it "
             "to False"
         )
     return pattern._replace(template=templates[task])

@@ -1,4 +1,4 @@
-"""Units of a corpus as a trained classifier reads them: laid out by its own template."""
+"""Units of a corpus laid out by the template of a trained classifier."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ _PROBE = "a"  # stands for a text
 
 
 class Reader:
-    """Makes rows of units. Those that are too short are left out."""
+    """Makes rows of units. Units that are too short are skipped."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Reader:
         self._as_stored = row.ids[row.roles == Role.TEXT].tolist() == spaced
 
     def rows(self, units: range) -> tuple[list[int], list[list[Encoded]]]:
-        """Lays units out. -> those that are not left out, counted from units.start; their rows"""
+        """Lays out units; returns those not skipped, counted from units.start, and their rows."""
         ids = [self._corpus.unit(unit) for unit in units]
         chosen = [at for at, own in enumerate(ids) if len(own) >= self._least]
         # To characters and back where needed: the limits are in characters, and the ids stored

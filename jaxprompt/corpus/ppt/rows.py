@@ -1,4 +1,4 @@
-"""Batches of a pre-training task's examples: any of them from its number alone."""
+"""Batches of a pre-training task's examples, each from its number alone."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,17 +17,17 @@ class PptTask(Protocol):
     """A pre-training task: examples by row."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
-        """Makes an example and its label, a pure function of the row and the randomness."""
+        """Makes an example and its label, a pure function of the row and the random state."""
 
 
 class PptRows:
-    """The rows of a task as `Visits` and `Pass` take them; a visit draws its example anew."""
+    """The rows of a task for `Visits` and `Pass`; each visit samples its example again."""
 
     def __init__(self, task: PptTask, forms: Forms, layout: Layout):
-        """Takes a task, and how rows are laid into arrays; size and share come with each batch."""
+        """Takes a task, and the layout of rows; size and share come with each batch."""
         self._task, self._layout = task, layout
         # A Pass takes the first rows, which then are of many documents.
         # The seed is fixed, so that runs of any seed are evaluated on the same rows.
@@ -36,16 +36,16 @@ class PptRows:
         self._reads, self._decoder_length = form.reads, form.decoder_length
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self._task)
 
     def batch(
         self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = (0, 1),
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it.
+        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it.
 
-        Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
+        Each row is sampled by (seed, its visit). Missing rows are padding of weight 0.
         """
         mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
         made = [self._make(*pair, seed) for pair in pairs[mine]]

@@ -1,7 +1,7 @@
 """Next-sentence selection, which pre-trains for multiple choice (PPT, sections 3.2.2 and 3.3).
 
-Of the options one is a neighbour of the query; others are of its document or of other documents.
-Six of them make nss, 2 to 16 the unified task, whose lengths and shares are the released code's.
+One of the options is a neighbour of the query; others are from its document or other documents. nss
+has six options, the unified task 2 to 16, whose lengths and shares are the released code's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from jaxprompt.errors import InputError
 
 
 class Shares(NamedTuple):
-    """What a number of options is made of."""
+    """The composition of a number of options."""
 
     query: int  # tokens, at most
     option: int  # tokens, at most
@@ -48,12 +48,12 @@ _COUNT = {"nss": 5, "unified": 6}  # units of a document
 
 
 class Selection(OfUnits):
-    """Examples by row, a row being the query; the number of options is drawn, all alike."""
+    """Examples by row, the query; the number of options is uniformly random."""
 
     def __init__(
         self, name: str, units: Units, forms: Mapping[int, Form], shares: Mapping[int, Shares]
     ):
-        """Raises InputError where there are too few documents for the options."""
+        """Raises InputError if there are too few documents for the options."""
         # The query's own document, and one for each entry of `others`.
         units.need(1 + max(len(own.others) for own in shares.values()), name)
         self.units, self._forms = units, forms
@@ -67,7 +67,7 @@ class Selection(OfUnits):
         self.majority = sum(1 / number for number in shares) / len(shares)
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
-        """Makes an example and its label, a pure function of the row and the randomness."""
+        """Makes an example and its label, a pure function of the row and the random state."""
         draws = Draws(rng)
         # Before any row is tried: a number that is hard to fill must not become rare.
         number = self._numbers[draws.below(len(self._numbers))]
@@ -99,13 +99,13 @@ class Selection(OfUnits):
 
 
 def numbers_of_options(task: str, least: int = 2, most: int = 16) -> tuple[int, ...]:
-    """Lists the numbers of options that a task draws from, for the forms to be made of."""
+    """Lists the numbers of options that a task samples from, for its forms."""
     if task == "nss":
         return tuple(NSS)
     if not min(UNIFIED) <= least <= most <= max(UNIFIED):
         raise InputError(
-            f"{least} to {most} options: the unified task has 2 to 16; give bounds within them, "
-            "the lower first"
+            f"{least} to {most} options are not valid: the unified task has 2 to 16; set both "
+            "limits within that range, the lower first"
         )
     return tuple(range(least, most + 1))
 
@@ -117,7 +117,7 @@ def make(
     table = NSS if task == "nss" else UNIFIED
     if odd := sorted(forms.forms.keys() - table.keys()):
         known = ", ".join(map(str, table))
-        raise InputError(f"{odd[0]} options: {task} has {known}; give numbers of these")
+        raise InputError(f"{odd[0]} options are not valid: {task} has {known}; use these numbers")
     shares = {number: table[number] for number in forms.forms}
     # No option is shown longer, so lengths beyond need not be told apart.
     cap = max(own.option for own in shares.values())

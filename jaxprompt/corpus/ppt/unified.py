@@ -1,4 +1,4 @@
-"""Downstream tasks asked as a pre-training task is (Gu et al. 2022, sections 3.2 and 3.3)."""
+"""Downstream tasks in the form of a pre-training task (Gu et al. 2022, sections 3.2 and 3.3)."""
 
 import dataclasses
 import re
@@ -18,27 +18,29 @@ _LISTED = {style["nsp"].words for style in PATTERNS.values()}
 def ask(
     task: Task, name: str, pattern: Pattern, *, texts: Sequence[str] = (), query: str = ""
 ) -> Task:
-    """Lays a task out by the pattern of the pre-training task `name`, as `unify` does selections.
+    """Lays out a task by the pattern of the pre-training task `name`; for selections see `unify`.
 
-    `texts`, of nsp and cls, are the fields that are asked, in order; () = those of the task. The
-    words of the classes stay the task's own, written as those of pre-training are. Raises
-    InputError where the number of texts is not that of the pattern.
+    `texts`, for nsp and cls, are the fields that are used, in order; () = those of the task. The
+    words of the classes stay the task's, written in the form of the pre-training ones. Raises
+    InputError if the number of texts does not match the pattern.
     """
     if name in ("nss", "unified"):
         return unify(task, pattern, query)
     if task.is_text or task.choices:
-        what = "writes text" if task.is_text else "has choices"
-        raise InputError(f"task.form={name} asks for a class, task {task.name} {what}; take cloze")
+        what = "generates text" if task.is_text else "has choices"
+        raise InputError(
+            f"task.form={name} needs classes, but task {task.name} {what}; use task.form=cloze"
+        )
     if query:
         raise InputError(
-            f"task.template={query!r} with task.form={name}, which is laid out by ppt.patterns; "
-            "empty it, or take task.form=cloze"
+            f"task.template={query!r} is not used with task.form={name}, whose layout is in "
+            "ppt.patterns; leave it empty, or use task.form=cloze"
         )
     own, wanted = tuple(texts) or task.fields, fields(name)
     if len(own) != len(wanted):
         raise InputError(
-            f"task.form={name} asks of {len(wanted)} texts, task {task.name} has {len(own)} "
-            f"({', '.join(own)}); name {len(wanted)} in task.fields"
+            f"task.form={name} needs {len(wanted)} texts, but task {task.name} has {len(own)} "
+            f"({', '.join(own)}); list {len(wanted)} in task.fields"
         )
     # The pattern's texts are called by the pre-training task, and get the task's own columns.
     named = dict(zip(wanted, own, strict=True))
@@ -47,24 +49,24 @@ def ask(
 
 
 def unify(task: Task, pattern: Pattern, query: str = "") -> Task:
-    """Lays a task out by the pattern of a selection, of nss or of the unified task.
+    """Lays out a task by the pattern of a selection, nss or the unified task.
 
-    A task of classes offers their first label words, no before maybe before yes and others in the
-    order of the classes; one of choices offers what each row has. The label words are the pattern's
-    names of options. What is asked is `query`,
-    else the task's own, else its fields: one and a question mark; two as in "a? b."; or all in a
-    row. Raises InputError for a task that writes text or has more classes than there are names.
+    A task of classes offers the first label word of each, no before maybe before yes and others in
+    the order of the classes; a task of choices offers those of each row. The label words are the
+    pattern's names of options. The question is `query`, else the task's query, else its fields: one
+    and a question mark; two as in "a? b."; or all of them joined. Raises InputError for a task that
+    generates text or has more classes than there are names.
     """
     if task.is_text:
         raise InputError(
-            f"task.form=unified selects among options, task {task.name} writes text; take "
+            f"task.form=unified selects among options, but task {task.name} generates text; use "
             "task.form=cloze"
         )
     most, names = len(pattern.words), task.labels
     if len(names) > most:
         raise InputError(
-            f"task.form=unified has names for {most} options, task {task.name} has {len(names)} "
-            "classes; take task.form=cloze"
+            f"task.form=unified has names for {most} options, but task {task.name} has "
+            f"{len(names)} classes; use task.form=cloze"
         )
     before, _, behind = pattern.around
     asked = _check(query) if query else task.query or _fields(task, pattern)
@@ -111,7 +113,7 @@ def _check(query: str) -> str:
     kinds = {part.kind for part in parse(query).parts}
     if found := kinds & {"mask", "choice", "choices"}:
         raise InputError(
-            f"task.template={query!r} has {', '.join(sorted(found))}; with task.form=unified give "
-            "what stands before the options alone, as in '{premise}? {hypothesis}.'"
+            f"task.template={query!r} has {', '.join(sorted(found))}; with task.form=unified write "
+            f"only the text before the options, e.g. '{{premise}}? {{hypothesis}}.'"
         )
     return query

@@ -1,13 +1,13 @@
-"""The units of a corpus that tasks draw from: neighbours, units of the same or of other documents.
+"""Units of a corpus that tasks sample from: neighbours, units of the same or other documents.
 
-Neighbours are alike in length, so that length alone would tell them from negatives of any length.
-Negatives are therefore of the same class of lengths as the neighbour, and all of them are shown as
-long as the shortest: with equal lengths no function of the lengths can prefer one. Classes alone
-are not enough: within a class the neighbour is still the nearest to the query. Were negatives the
-units nearest to the neighbour in length, it would be known as the one in the middle.
+Neighbours have similar lengths, so length alone would distinguish them from negatives of any
+length. Negatives are therefore in the same length class as the neighbour, and all are truncated to
+the shortest: with equal lengths no function of the lengths can prefer one. Classes alone are not
+enough: within a class the neighbour is still the nearest to the query. If negatives were the units
+nearest to the neighbour in length, the neighbour would be the one in the middle.
 
-Of other documents each is as likely as any, however long it is: the released code reads each
-document beside another of a shuffled copy of the corpus (tools/preprocess_pretrain_data_nsp.py).
+Each other document is equally likely, however long it is: the released code reads each document
+beside another of a shuffled copy of the corpus (tools/preprocess_pretrain_data_nsp.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,12 +30,12 @@ class Draws:
     """Random numbers of one example."""
 
     def __init__(self, rng: np.random.RandomState):
-        """Draws from `rng`, a block at a time."""
+        """Samples from `rng`, a block at a time."""
         self._rng = rng
         self._left: list[float] = []
 
     def below(self, n: int) -> int:
-        """Draws from range(n)."""
+        """Samples from range(n)."""
         if not self._left:
             # A call of numpy takes far longer than to make the number.
             self._left = self._rng.random_sample(64).tolist()
@@ -43,16 +43,16 @@ class Draws:
 
 
 class Units:
-    """The usable units of some documents, numbered in a row, document after document."""
+    """The usable units of some documents, numbered consecutively, document after document."""
 
     def __init__(
         self, corpus: Corpus, documents: Sequence[int], *, least: int, count: int, cap: int,
         matched: bool = True,
     ):  # fmt: skip
-        """Leaves out units below `least` tokens, then documents with fewer than `count` units.
+        """Drops units below `least` tokens, then documents with fewer than `count` units.
 
-        Left out, a unit is as if it were not there: those around it are neighbours. Lengths from
-        `cap` on are alike. Without `matched` negatives are of any length, and shown so.
+        The units around a dropped unit are neighbours. Lengths from `cap` on are treated as equal.
+        Without `matched` negatives have any length and are not truncated to one length.
         """
         self._corpus, self._least, self._count = corpus, least, count
         self.matched = matched
@@ -75,7 +75,7 @@ class Units:
         self._classes = classes.astype(np.int16)
 
     def __len__(self) -> int:
-        """Number of units."""
+        """Returns the number of units."""
         return len(self._numbers)
 
     @property
@@ -84,41 +84,41 @@ class Units:
         return len(self._first) - 1
 
     def need(self, documents: int, task: str) -> None:
-        """Raises InputError where a task needs more documents than there are."""
+        """Raises InputError if a task needs more documents than there are."""
         if self.documents < documents:
             raise InputError(
-                f"{self.documents} of {self._offered} documents have {self._count} units of "
-                f"{self._least} tokens or more, {task} needs {documents} such documents; set "
+                f"only {self.documents} of {self._offered} documents have {self._count} units of "
+                f"{self._least} tokens or more, but {task} needs {documents} such documents; set "
                 "corpus.units=sentence if a document is one paragraph, raise corpus.held_out if "
                 "these are held out, or add text"
             )
 
     def summary(self) -> str:
-        """Says what is used and what was left out."""
+        """Returns a message with what is used and what is excluded."""
         return (
-            f"{len(self):,} units of {self.documents:,} documents; left out: {self.short:,} units "
+            f"{len(self):,} units of {self.documents:,} documents; excluded: {self.short:,} units "
             f"below {self._least} tokens, {self._offered - self.documents:,} documents with fewer "
-            f"than {self._count} others"
+            f"than {self._count} other units"
         )
 
     def ids(self, at: int) -> np.ndarray:
-        """Token ids of a unit. [tokens]"""
+        """Returns the token ids of a unit. [tokens]"""
         return self._corpus.unit(int(self._numbers[at]))
 
     def document(self, at: int) -> int:
-        """The document that a unit stands in, counted among those in use."""
+        """Returns the document of a unit, counted among those in use."""
         return int(self._first.searchsorted(at, side="right")) - 1
 
     def span(self, document: int) -> range:
-        """The units of a document."""
+        """Returns the units of a document."""
         return range(int(self._first[document]), int(self._first[document + 1]))
 
     def class_of(self, length: int) -> int:
-        """The class of a length."""
+        """Returns the class of a length."""
         return max(int(self._edges.searchsorted(length, side="right")) - 1, 0)
 
     def within(self, span: range, at: int, top: int) -> np.ndarray:
-        """Finds the units of a span as long as `at`; the classes from `top` on are one."""
+        """Finds a span's units in the length class of `at`; classes from `top` on are one."""
         classes = np.minimum(self._classes[span.start : span.stop], top)
         return span.start + (classes == min(self._classes[at], top)).nonzero()[0]
 
@@ -129,22 +129,23 @@ class OfUnits:
     units: Units
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self.units)
 
     def summary(self) -> str:
-        """Says what is used and what was left out."""
+        """Returns a message with what is used and what is excluded."""
         return self.units.summary()
 
 
 class Query:
-    """A unit, its neighbour, and what is drawn to stand beside the neighbour.
+    """A unit, its neighbour, and the units sampled beside the neighbour.
 
-    No text stands in an example twice, nor the other neighbour's at all; `cut` tokens are shown.
+    No text occurs in an example twice, nor that of the other neighbour at all; `cut` tokens are
+    shown.
     """
 
     def __init__(self, units: Units, at: int, draws: Draws, *, cut: int, alike: bool):
-        """Draws the neighbour. Unless `alike`, the others are of any length."""
+        """Samples the neighbour. Unless `alike`, the others have any length."""
         self._units, self._draws, self._cut = units, draws, cut
         document = units.document(at)
         self._span, self._barred = units.span(document), {document}
@@ -155,12 +156,12 @@ class Query:
         self._shown = set(self._texts((at, *self._beside), cut))
 
     def same(self, count: int) -> list[int] | None:
-        """Draws units of the same document, but no neighbours. None = there are too few."""
+        """Samples units of the same document that are not neighbours. None = there are too few."""
         found = self._near(self._span)
         return self._pick(count, found[np.abs(found - self.at) > 1])
 
     def other(self, count: int) -> list[int] | None:
-        """Draws units of another document, a new one with each call."""
+        """Samples units of another document, a new one in each call."""
         for _ in range(_DOCUMENTS):
             document = self._draws.below(self._units.documents)
             if document in self._barred:
@@ -173,9 +174,9 @@ class Query:
         return None
 
     def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:
-        """Cuts texts that stand beside each other, to one length where so asked. -> ids of each
+        """Truncates texts, to one length if requested; returns the ids of each.
 
-        None = so cut, two are the same, or one is the query's or another neighbour's.
+        None = after that two are the same, or one is the query's or another neighbour's.
         """
         texts = [self._units.ids(unit)[: self._cut] for unit in units]
         length = min(map(len, texts)) if self._units.matched else self._cut
@@ -213,23 +214,23 @@ class Query:
 
 
 def first_found(draw: Callable[[int, bool], Found | None], row: int, rows: int) -> Found:
-    """Gives the first example that `draw(row, alike)` makes, from a row on.
+    """Returns the first example that `draw(row, alike)` makes, starting at a row.
 
-    A row is passed over, whatever its label would be, where there are no units as long as its
-    neighbour; where that goes on, they may be of any length.
+    A row is skipped, whatever its label would be, if there are no units as long as its neighbour;
+    if that continues, they may have any length.
     """
     for step in range(_ROWS[1]):
         found = draw((row + step) % rows, step < _ROWS[0])
         if found is not None:
             return found
     raise InputError(
-        f"no example in {_ROWS[1]} units: documents hold the same text again and again; "
-        "remove the repeats from the corpus"
+        f"no example was found in {_ROWS[1]} units: documents repeat the same text; remove the "
+        "duplicates from the corpus"
     )
 
 
 def _edges(least: int, cap: int) -> list[int]:
-    """Shortest lengths of the classes."""
+    """Returns the shortest length of each class."""
     edges = [least]
     while edges[-1] < cap:
         # Steps in proportion, but at least a token: 1.25 times a short length is the same length.

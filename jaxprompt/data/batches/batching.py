@@ -1,4 +1,4 @@
-"""Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass besides."""
+"""Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass otherwise."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Layout:
-    """How examples are laid into arrays, and which share of a global batch this host holds."""
+    """How examples are laid out in arrays, and which part of a global batch this host holds."""
 
     batch: int  # examples of a batch over all hosts
     max_len: int
@@ -35,29 +35,29 @@ class Layout:
     hosts: int = 1
 
     def __post_init__(self):
-        """Checks what a config may get wrong."""
+        """Checks values that come from a config."""
         if self.batch < 1 or self.batch % self.hosts:
             raise InputError(
-                f"batch size {self.batch} does not divide over {self.hosts} hosts; "
-                "take a positive multiple"
+                f"batch size {self.batch} is not a positive multiple of {self.hosts} hosts; use one"
             )
         _at_least("batching multiple", self.multiple, 1)
         if self.side not in ("left", "right"):
-            raise InputError(f"padding side {self.side!r} is unknown; known: left, right")
+            raise InputError(f"padding side {self.side!r} is unknown; use left or right")
 
     def whole(self) -> "Layout":
-        """Lays all rows of every batch on this host."""
+        """Returns the layout with all rows of every batch on this host."""
         return replace(self, host=0, hosts=1)
 
     def length(self, longest: int) -> int:
-        """The smallest multiple that holds `longest` tokens; of max_len it may be a little more.
+        """Returns the smallest multiple that fits `longest` tokens; it may slightly exceed max_len.
 
-        Matrix units like multiples, and XLA's compiler for GPUs refuses some products of odd
+        Matrix units prefer multiples, and XLA's compiler for GPUs refuses some products of odd
         lengths.
         """
         if longest > self.max_len:
             raise InputError(
-                f"a row has {longest} tokens, over max_len {self.max_len}; encode with that max_len"
+                f"a sequence has {longest} tokens, over max_len {self.max_len}; encode with that "
+                "max_len"
             )
         return -(-max(longest, 1) // self.multiple) * self.multiple
 
@@ -79,10 +79,10 @@ def collate(
     decoder_shift: int = 0,
     like: Encoded | None = None,
 ) -> Batch:
-    """Pads up to `batch` examples to arrays [batch * num_rows, length]; label_pos has a row each.
+    """Pads up to `batch` examples to arrays [batch * num_rows, length]; label_pos has one row each.
 
-    The decoder's rows are padded on the right. Filling, of examples and of rows, has mask False
-    throughout, weight 0 and index -1. `like` is any row, for a batch of filling alone.
+    Decoder rows are padded on the right. Padding examples and rows have mask False throughout,
+    weight 0 and index -1. `like` is any row, for a batch of padding only.
     """
     count, total = len(rows), batch * num_rows
     flat = {
@@ -125,9 +125,9 @@ def _pad(
     rows: Mapping[int, Row | Encoded], total: int, length: int, pad_id: int, side: str, shift: int,
     apart: bool,
 ) -> Tokens:  # fmt: skip
-    """Lays rows, by number, into the arrays of one stream, with segments where documents are apart.
+    """Puts rows, by number, into the arrays of one stream, [total, length].
 
-    -> [total, length]
+    With documents apart, the arrays include segments.
     """
     ids = np.full((total, length), pad_id, np.int32)
     mask = np.zeros((total, length), bool)
@@ -155,8 +155,8 @@ class _Examples:
         most = max(map(len, rows))
         if most > layout.num_rows:
             raise InputError(
-                f"an example has {most} rows, over num_rows {layout.num_rows}: one for "
-                "each choice, and no more than the run was made for; give fewer choices"
+                f"an example has {most} rows, over num_rows {layout.num_rows}, the number of "
+                "choices this run was made for; use fewer choices"
             )
         if layout.front is not None:
             front = {name: np.array(x) for name, x in layout.front._asdict().items()}
@@ -171,7 +171,7 @@ class _Examples:
         self.lengths = np.array([max(len(row.ids) for row in example) for example in rows])
 
     def batch(self, chosen: np.ndarray) -> Batch:
-        """Builds this host's share of the batch of the examples `chosen` by all hosts."""
+        """Builds this host's part of the batch of the examples `chosen` by all hosts."""
         at = self.layout
         share = at.batch // at.hosts
         mine = chosen[at.host * share : (at.host + 1) * share]
@@ -197,9 +197,9 @@ class _Examples:
 class TrainBatches(BatchStream):
     """Shuffled batches over epochs, endless or bounded, prefetched by grain's threads.
 
-    Every epoch holds every example once; its last short batch is filled up with weight 0. With
-    `group` > 1 the examples of that many batches are sorted by length before they are cut into
-    batches, and the batches are shuffled. Order depends on (seed, epoch) alone.
+    Every epoch contains every example once; its last short batch is padded with weight 0. With
+    `group` > 1 the examples of that many batches are sorted by length before they are divided into
+    batches, and the batches are shuffled. The order depends only on (seed, epoch).
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class TrainBatches(BatchStream):
         group: int = 1,
         prefetch: int = 4,
     ):
-        """Starts at step 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
+        """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
         _at_least("group", group, 1)
         _at_least("prefetch", prefetch, 0)
         self._examples = _Examples(rows, labels, layout)
@@ -230,7 +230,7 @@ class TrainBatches(BatchStream):
 
     @property
     def shapes(self) -> frozenset[tuple[int, int]]:
-        """Shapes [rows, T] handed out so far: as many compilations."""
+        """Shapes [rows, T] returned so far; each is one compilation."""
         return frozenset(self._shapes)
 
     def __next__(self) -> Batch:
@@ -265,18 +265,18 @@ class EvalBatches:
     """One pass over every example, longest first, so that memory runs out at once or never."""
 
     def __init__(self, rows: Rows, labels: Ints, layout: Layout):
-        """Plans the pass; iterating builds the batches, as often as wanted."""
+        """Plans the pass; iterating builds the batches, any number of times."""
         self._examples = _Examples(rows, labels, layout)
         # Stable, so that batches, and with them sums of floats, are the same in every pass.
         order = np.argsort(-self._examples.lengths, kind="stable")
         self._plan = _cut(order, layout.batch)
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Returns the number of batches."""
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches; `Batch.index` tells which example each row is."""
+        """Yields the batches; `Batch.index` is the example of each row."""
         return map(self._examples.batch, self._plan)
 
     @property
@@ -285,7 +285,7 @@ class EvalBatches:
         return frozenset(self._shapes())
 
     def firsts(self, known: Collection[tuple[int, int]] = ()) -> Iterator[Batch]:
-        """Yields the first batch of each shape [rows, T] that is not among the `known`."""
+        """Yields the first batch of each shape [rows, T] that is not in `known`."""
         seen = set(known)
         for shape, chosen in zip(self._shapes(), self._plan, strict=True):
             if shape not in seen:
@@ -301,14 +301,14 @@ class EvalBatches:
 
 
 def one_batch(rows: Rows, labels: Ints, layout: Layout) -> Batch:
-    """Lays a few examples into one batch, in the order given."""
+    """Returns one batch of a few examples, in the given order."""
     # Whole on every process: it is for shapes and for what no batch changes.
     layout = replace(layout.whole(), batch=len(rows))
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
 
 
 def _as_labels(labels: Ints) -> np.ndarray:
-    """Lays labels into an array: classes are int32, numbers float32."""
+    """Converts labels to an array: int32 for classes, float32 for numbers."""
     found = np.asarray(labels)
     # numpy takes an empty list for floats; an empty array has kept what its split is.
     floats = found.dtype.kind == "f" and (found.size > 0 or found is labels)
@@ -316,7 +316,7 @@ def _as_labels(labels: Ints) -> np.ndarray:
 
 
 def _without(front: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
-    """Takes out what a row begins with, by field. Its positions stay as they are."""
+    """Removes the shared beginning of a row, by field. Its positions stay as they are."""
     count = len(front["ids"])
     pairs = [(getattr(row, name)[:count], x) for name, x in front.items()]
     if len(row.ids) <= count or not all(np.array_equal(own, x) for own, x in pairs):
@@ -327,7 +327,7 @@ def _without(front: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
 
 
 def _needed(part: Part | None, name: str) -> Part:
-    """Gives a part of a row that the first row has too. Raises ValueError where it is absent."""
+    """Returns a part of a row that the first row has too. Raises ValueError if it is missing."""
     if part is None:
         raise ValueError(f"a row has no {name}, and the first row of its batch has")
     return part
@@ -335,7 +335,7 @@ def _needed(part: Part | None, name: str) -> Part:
 
 def _at_least(name: str, value: int, limit: int) -> None:
     if value < limit:
-        raise InputError(f"{name} is {value}; set it to {limit} or more")
+        raise InputError(f"{name} is {value}; use {limit} or more")
 
 
 def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:

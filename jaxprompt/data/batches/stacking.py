@@ -1,4 +1,4 @@
-"""Batches beside each other, and the parts of one."""
+"""Stacks batches, and takes parts of one."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 
 
 def share_of(batch: Batch, layout: Layout) -> Batch:
-    """Cuts out of a whole batch what `layout` would lay on its host."""
+    """Returns the part of a whole batch that `layout` puts on its host."""
 
     def cut(part):
         if part is None:
@@ -23,7 +23,7 @@ def share_of(batch: Batch, layout: Layout) -> Batch:
 
 
 def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
-    """Puts the batches of R runs side by side, widened to the longest. -> arrays [R, ...]"""
+    """Stacks the batches of R runs, padded to the longest, into arrays [R, ...]."""
     first = batches[0]
     length = max(batch.encoder.ids.shape[1] for batch in batches)
     reads = max(batch.label_pos.shape[1] for batch in batches)
@@ -68,7 +68,7 @@ def _has_state_per_token(batch: Batch) -> bool:
 
 
 def empty(batch: Batch) -> Batch:
-    """Makes a batch of filling alone, of the same shape: weight 0 and index -1."""
+    """Returns a batch of the same shape that is all padding: weight 0 and index -1."""
     return batch._replace(weights=0 * batch.weights, index=np.full_like(batch.index, -1))
 
 

@@ -1,4 +1,4 @@
-"""A stream of batches that goes on where a saved run stood."""
+"""A stream of batches that resumes at a saved position."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -10,16 +10,20 @@ ENDLESS = 2**40
 
 
 class BatchStream(Iterator[Batch]):
-    """Batches by their number, made ahead by grain's threads."""
+    """Batches by their number, prefetched by grain's threads."""
 
     def __init__(
         self, make: Callable[[int], Batch], total: int, prefetch: int, settings: dict[str, int],
         source: str,
     ):  # fmt: skip
-        """Starts at batch 0 of `total`, of which `prefetch` are made ahead, 0 = as they are asked.
+        """Starts at batch 0.
 
-        `settings` is what the batches depend on besides their number; `source` says in messages
-        what they are made of.
+        Args:
+          make: makes a batch of its number.
+          total: number of batches.
+          prefetch: batches made ahead, 0 = none.
+          settings: what the batches depend on besides their number.
+          source: what the batches are made from, for messages.
         """
         import grain
 
@@ -33,17 +37,17 @@ class BatchStream(Iterator[Batch]):
         return next(self._iterator)
 
     def get_state(self) -> dict[str, object]:
-        """Returns the position, to be saved as JSON beside what it was trained with."""
+        """Returns the position, to be saved as JSON with the settings that it depends on."""
         # The position counts batches handed out: those made ahead are made again.
         return {**self._settings, "iterator": self._iterator.get_state()}
 
     def set_state(self, state: Mapping[str, object]) -> None:
-        """Goes to a saved position; raises InputError where the stream would not be the same."""
+        """Moves to a saved position; raises InputError if the stream would be different."""
         for name, value in self._settings.items():
             if state.get(name) != value:
                 raise InputError(
-                    f"the saved data position has {name} {state.get(name)}, this run has {value}; "
-                    f"resume with the same {self._source} settings or take another workdir"
+                    f"the saved data position has {name} {state.get(name)}, but this run has "
+                    f"{value}; resume with the same {self._source} settings, or use another workdir"
                 )
         self._iterator.set_state(state["iterator"])
 

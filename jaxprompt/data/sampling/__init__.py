@@ -1,1 +1,1 @@
-"""Few-shot splits: which rows of the training split a run learns from."""
+"""Few-shot splits: which rows of the training split a run is trained on."""

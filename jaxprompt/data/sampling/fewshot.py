@@ -1,7 +1,7 @@
 """Few-shot protocols: pure functions from labels and a seed to row numbers of the train split.
 
-All draw from numpy's legacy RandomState or from `random.Random`, whose streams are fixed for good:
-the same seed gives the same rows on every machine and for any number of processes.
+All sample with numpy's legacy RandomState or `random.Random`, whose streams never change: the same
+seed gives the same rows on every machine and for any number of processes.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
 
 
 class SplitRows(NamedTuple):
-    """Row numbers, int64. dev = None leaves the dev rows to the task's own dev split."""
+    """Row numbers, int64. With dev = None, the dev rows are the task's dev split."""
 
     train: np.ndarray
     dev: np.ndarray | None
@@ -46,19 +46,20 @@ def split(
 ) -> SplitRows:
     """Samples a split by a protocol.
 
-    Rows of one of `groups` stay together under holdout, fraction and kfold without k, which then
-    count groups and not classes; the size of holdout is the least number of rows in dev. kshot and
-    balanced sample train by class, and as dev whole groups that train has no example of, until it
-    has at least as many examples.
+    Rows of one of `groups` stay together under holdout, fraction and kfold without k. These then
+    count groups instead of classes; the size of holdout is the minimum number of rows in dev. kshot
+    and balanced sample train by class; their dev is made of whole groups that train has no example
+    of, until it has at least as many examples as sampled.
 
     Args:
-      protocol: any but the one that takes all examples.
+      protocol: any protocol but the one that takes all examples.
       labels: class of each example.
-      seed: of the sampling.
+      seed: seed of the sampling.
       names: class names, for messages.
-      groups: what each example belongs to, as its question.
-      rows: of `Listed`, the row that each label is of, and how many there are; without them every
-        label is of a row.
+      groups: group of each example, e.g. its question.
+      rows: for `Listed`: the row of each label, and the number of rows; by default each label is
+        one
+        row.
     """
     if groups is not None and keeps_groups(protocol):
         return _by_group(protocol, groups, seed)
@@ -72,7 +73,7 @@ def split(
         parts = kfold(labels, protocol.folds, seed, k=k, names=names, scarce=protocol.scarce)
         if not 0 <= fold < len(parts):
             raise InputError(
-                f"data.protocol.fold={fold}, but folds count from 0 to {len(parts) - 1}"
+                f"data.protocol.fold={fold} is out of range; folds count from 0 to {len(parts) - 1}"
             )
         return parts[fold]
     if isinstance(protocol, KShot):
@@ -88,7 +89,7 @@ def split(
 
 
 def keeps_groups(protocol: Protocol) -> bool:
-    """Tells whether a protocol can keep groups whole: not where it takes a number per class."""
+    """Returns whether a protocol can keep groups together: not if it takes a number per class."""
     return isinstance(protocol, HoldOut | Fraction) or (
         isinstance(protocol, KFold) and not protocol.k
     )
@@ -105,9 +106,9 @@ def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> Spli
         needed = protocol.folds
     if len(rows) < needed:
         raise InputError(
-            f"the {len(groups)} training examples are of {len(rows)} questions or sentences, which "
-            f"data.protocol={protocol.name} does not divide: too few for train and dev; lower "
-            "data.protocol.size or data.protocol.folds, or give data.files.dev"
+            f"the {len(groups)} training examples belong to only {len(rows)} questions or "
+            f"sentences, which data.protocol={protocol.name} does not divide, too few for train "
+            "and dev; reduce data.protocol.size or data.protocol.folds, or set data.files.dev"
         )
     train, dev = split(protocol, [0] * len(rows), seed, names=("all",))
     spread = lambda numbers: [row for number in numbers for row in rows[number]]
@@ -125,8 +126,8 @@ def _with_grouped_dev(found: SplitRows, groups: Sequence[Hashable], seed: int) -
         dev += rows[group] if len(dev) < len(found.dev) else []
     if not dev:
         raise InputError(
-            "the examples for train are of all questions there are, which leaves none for dev; "
-            "ask for fewer, or give data.files.dev"
+            "train has examples of every question, which leaves none for dev; sample fewer, or "
+            "set data.files.dev"
         )
     return found._replace(dev=np.array(sorted(dev), np.int64))
 
@@ -146,12 +147,12 @@ def kshot(
     names: Sequence[str] = (),
     scarce: str = "raise",
 ) -> SplitRows:
-    """K rows per class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
+    """Samples K rows per class for train, `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
-    The rows are shuffled once; classes stand in the order of their first row after the shuffle,
-    and within a class the rows keep the shuffled order. Of a class with fewer rows, or of `names`
-    with none, "take" gives train what there is, up to K, and dev the rest, with a warning; "raise"
-    is an error.
+    The rows are shuffled once; classes are in the order of their first row after the shuffle, and
+    the rows of a class keep the shuffled order. If a class has fewer rows, or a class of `names`
+    has none, scarce="take" gives train what there is, up to K, and dev the rest, with a warning;
+    "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
     _at_least("data.protocol.k", k, 1)
@@ -164,7 +165,7 @@ def kshot(
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
             logging.getLogger(__name__).warning(
-                "class %s has %d examples, fewer than data.protocol.k=%d and %d for dev: train "
+                "class %s has %d examples, fewer than data.protocol.k=%d plus %d for dev: train "
                 "gets %d, dev %d",
                 _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
             )  # fmt: skip
@@ -173,12 +174,13 @@ def kshot(
 
 
 def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> SplitRows:
-    """N examples in all for train and as many for dev, spread evenly over the classes (PPT).
+    """Samples N examples in total for train and N for dev, spread evenly over the classes (PPT).
 
     With more than 5 classes it takes 8 examples per class instead (Gu et al. 2022, section 4.1).
-    What N leaves over goes to the classes that come first after the shuffle, one example each. A
-    class with too few examples gives half of them to train and half to dev, with a warning, as the
-    16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an error.
+    The remainder of N goes to the classes that come first after the shuffle, one example each. A
+    class with too few examples gives half of them to train and half to dev, with a warning, like
+    the 16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an
+    error.
     """
     groups = _by_class(labels, _shuffled(len(labels), seed))
     whole = _with_absent(groups, names)
@@ -194,7 +196,7 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
             half = len(rows) // 2
             logging.getLogger(__name__).warning(
                 "class %s has %d examples, but data.protocol.n=%d over %d classes, with as many "
-                "for dev, asks for %d: train and dev get %d each",
+                "for dev, needs %d: train and dev get %d each",
                 _name(label, names), len(rows), n, len(groups), 2 * share, half,
             )  # fmt: skip
             share = half
@@ -210,19 +212,20 @@ def fraction(
     holdout: float = 0.0,
     names: Sequence[str] = (),
 ) -> SplitRows:
-    """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
+    """Samples a share of every class, at least 1 row, in file order (DPT, low-resource).
 
     These are the rows of DPT's released `_sample_with_cls_ratio`: one generator, seeded once,
-    shuffles class after class, in the order of each one's first row. A class without a row is
-    passed over. A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout`
-    in (0, 1) that share of every class, at least 1 row, drawn from the rows left over.
+    shuffles class after class, in the order of each class's first row. A class without a row is
+    skipped. A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout` in
+    (0, 1) that share of every class, at least 1 row, sampled from the remaining rows.
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
         raise InputError(
-            f"data.protocol.ratio={ratio}; give a share in (0, 1], or examples per class: 2, 3, ..."
+            f"data.protocol.ratio={ratio} is invalid; give a share in (0, 1], or a number of "
+            "examples per class: 2, 3, ..."
         )
     if not 0 <= holdout < 1:
-        raise InputError(f"data.protocol.holdout={holdout}; give a share of each class in [0, 1)")
+        raise InputError(f"data.protocol.holdout={holdout} must be a share of each class in [0, 1)")
     groups = _by_class(labels, range(len(labels)))
     train: list[int] = []
     dev: list[int] = []
@@ -250,12 +253,12 @@ def kfold(
     names: Sequence[str] = (),
     scarce: str = "raise",
 ) -> list[SplitRows]:
-    """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
+    """Divides the rows into `folds` parts, stratified by class; each part is dev once (IPT).
 
-    With `k` it cuts only K rows per class, those of `kshot`: with 2K they are its train and dev
-    together. Of a class with fewer rows, or of `names` with none, "take" cuts what there is;
-    "raise" is an error. Rows stand in the order of the file. Raises InputError for a class with
-    rows, and fewer of them than folds.
+    With `k` it divides only K rows per class, those of `kshot`: with 2K, its train and dev
+    together. If a class has fewer rows, or a class of `names` has none, scarce="take" divides what
+    there is; "raise" is an error. Rows are in file order. Raises InputError for a class with fewer
+    rows than folds, unless it has none.
     """
     _at_least("data.protocol.folds", folds, 2)
     choose("data.protocol.scarce", scarce, SCARCE)
@@ -270,7 +273,7 @@ def kfold(
     _enough(
         groups,
         dict.fromkeys(groups, folds),
-        f"data.protocol.folds={folds}, an example in each,",
+        f"data.protocol.folds={folds} (one example in each)",
         names,
     )
     dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
@@ -283,25 +286,25 @@ def kfold(
 
 
 def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
-    """`size` random rows of train for dev, the rest for train; both in the order of the file.
+    """Samples `size` random rows of train for dev and leaves the rest for train, in file order.
 
     Every class gives its share of `size`, rounded by largest remainders, and keeps a row in train.
-    Where there are no classes, all labels are equal.
+    Without classes, all labels are equal.
     """
     total = len(labels)
     _at_least("data.protocol.size", size, 1)
     if size >= total:
         raise InputError(
-            f"data.protocol.size={size} leaves none of {total} examples for train; lower it, as to "
+            f"data.protocol.size={size} leaves none of {total} examples for train; use e.g. "
             f"{max(total // 5, 1)}"
         )
     groups = _by_class(labels, _shuffled(total, seed))
     most = total - len(groups)
     if size > most:
-        cure = f"lower it to {most} or less" if most else "give data.files.dev instead"
+        cure = f"use {most} or less" if most else "set data.files.dev instead"
         raise InputError(
-            f"data.protocol.size={size} leaves train without an example of some class: there are "
-            f"{total} examples of {len(groups)} classes; {cure}"
+            f"data.protocol.size={size} leaves train without examples of at least one class: there "
+            f"are {total} examples of {len(groups)} classes; {cure}"
         )
     shares = _apportion({label: len(rows) for label, rows in groups.items()}, size)
     dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]
@@ -312,13 +315,13 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
 def listed(
     path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
 ) -> SplitRows:
-    """The examples of the rows that a file names for `seed`; see `listed_rows.read_listed`."""
+    """Returns the examples whose rows a file lists for `seed`; see `listed_rows.read_listed`."""
     return _split(*read_listed(path, seed, total, numbers))
 
 
 def _shuffled(count: int, seed: int) -> list[int]:
     if not 0 <= seed < 2**32:
-        raise InputError(f"data seed {seed} is out of range; give 0 to {2**32 - 1}")
+        raise InputError(f"data seed {seed} is out of range; use 0 to {2**32 - 1}")
     rows = list(range(count))
     # A seeded shuffle of the list, as in LM-BFF's generate_k_shot_data.py.
     np.random.RandomState(seed).shuffle(rows)
@@ -333,12 +336,12 @@ def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int
 
 
 def _with_absent(groups: dict[int, list[int]], names: Sequence[str]) -> dict[int, list[int]]:
-    """Adds the classes of `names` that have no row, behind the others."""
+    """Adds the classes of `names` that have no row, after the others."""
     return groups | {label: [] for label in range(len(names)) if label not in groups}
 
 
 def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
-    """Divides `size` over classes in proportion to theirs, of which each keeps one or more."""
+    """Divides `size` over classes in proportion to their sizes; each keeps at least one row."""
     total = sum(sizes.values())
     shares = {label: size * own // total for label, own in sizes.items()}
     by_remainder = sorted(sizes, key=lambda label: -(size * sizes[label] % total))
@@ -358,7 +361,7 @@ def _enough(
     groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
     take: bool = False,
 ) -> None:  # fmt: skip
-    cure = "ask for fewer or add examples" + ", or set data.protocol.scarce=take" * take
+    cure = "reduce the number, or add examples" + ", or set data.protocol.scarce=take" * take
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(

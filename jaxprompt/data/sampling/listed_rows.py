@@ -13,11 +13,22 @@ from jaxprompt.errors import InputError
 def read_listed(
     path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Finds the examples of the rows that a file names for `seed`. -> those of train, of dev
+    """Finds the examples of the rows that a file lists for `seed`.
 
-    The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}, which count the `total` rows
-    that were read as train. `numbers` has the row that each example is of; without it they are the
-    same. Raises InputError for a row that is listed twice, and for one that no example is of.
+    The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}, which index the `total` rows
+    that were read as train.
+
+    Args:
+      path: path of the file.
+      seed: the data seed.
+      total: number of rows of train.
+      numbers: row of each example; by default each row is one example.
+
+    Returns:
+      The examples of train, and those of dev.
+
+    Raises:
+      InputError: if a row is listed twice, or has no example.
     """
     made: dict[int, list[int]] = {}
     for example, number in enumerate(range(total) if numbers is None else numbers):
@@ -29,14 +40,14 @@ def read_listed(
             where = rows.origin(number)
             train, dev = (_row_numbers(row, part, total, made, where) for part in ("train", "dev"))
             if not train:
-                raise InputError(f"{where}: 'train' lists no row; name 1 or more")
+                raise InputError(f"{where}: 'train' lists no rows; list at least 1")
             if both := sorted(set(train) & set(dev)):
                 raise InputError(
-                    f"{where}: train and dev both list row {both[0]}; take it out of one"
+                    f"{where}: train and dev both list row {both[0]}; remove it from one of them"
                 )
             return [i for n in train for i in made[n]], [i for n in dev for i in made[n]]
     seeds = ", ".join(str(row.get("seed")) for row in rows)
-    raise InputError(f"{path}: no rows for seed {seed}; it has seeds {seeds}")
+    raise InputError(f"{path}: there are no rows for seed {seed}; the file has seeds {seeds}")
 
 
 def _row_numbers(
@@ -48,15 +59,15 @@ def _row_numbers(
     for n in numbers:
         if not 0 <= n < total:
             raise InputError(
-                f"{where}: {part} lists row {n}, but the rows count from 0 to {total - 1}; "
-                "the file is for another train file"
+                f"{where}: {part} lists row {n}, but rows count from 0 to {total - 1}; this file "
+                "was made for a different train file"
             )
         if n not in made:
             raise InputError(
-                f"{where}: {part} lists row {n}, which is left out of train, for its label or by "
-                "data.only; list another"
+                f"{where}: {part} lists row {n}, which is excluded from train because of its label "
+                "or data.only; list another row"
             )
     if len(set(numbers)) < len(numbers):
         twice = next(n for n, count in Counter(numbers).items() if count > 1)
-        raise InputError(f"{where}: {part} lists row {twice} twice; leave it out once")
+        raise InputError(f"{where}: {part} lists row {twice} twice; remove one")
     return numbers

@@ -1,4 +1,4 @@
-"""What a split of examples is, summed up: its size, its labels, and a digest of all it holds."""
+"""Summarises a split of examples: its size, its labels, and a digest of its contents."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ _HELD = Example._fields.index("is_moved")  # which says how the rest was read
 
 @dataclasses.dataclass(frozen=True)
 class SplitRecord(Document):
-    """A split of examples, summed up."""
+    """Summary of a split of examples."""
 
     examples: int
     labels: Mapping[str, int]  # examples of each class
@@ -23,9 +23,9 @@ class SplitRecord(Document):
 
 
 def summarize(examples: Sequence[Example], labels: Sequence[str]) -> SplitRecord:
-    """Counts the examples and their labels by name, and hashes them in their order.
+    """Counts the examples and their labels by name, and hashes them in order.
 
-    The digest is the SHA-256 of every example: its fields, choices and what is right.
+    The digest is the SHA-256 of every example: its fields, choices and correct answer.
     """
     counts = Counter(example.label for example in examples)
     total = hashlib.sha256()

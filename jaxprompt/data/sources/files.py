@@ -1,6 +1,6 @@
-"""Rows of one local file: JSON lines, JSON, CSV, TSV or Parquet, or sentences with tags.
+"""Reads the rows of one local file: JSON lines, JSON, CSV, TSV, Parquet, or tagged sentences.
 
-Every problem of a file is an InputError that names the file and, where there is one, the line.
+Every problem with a file is an InputError with the file and, if there is one, the line.
 """
 
 import csv
@@ -33,10 +33,12 @@ SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
 
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
-    """Reads one file, its format told by its name: one of SUFFIXES.
+    """Reads one file; its format is detected from its name, which ends in one of SUFFIXES.
 
-    `columns` are those of a row that JSON has as a list, and of a CSV or TSV without a header;
-    without a `predicate` among them CoNLL-2012 gives its entities.
+    Args:
+      path: path of the file.
+      columns: column names of a row that is a list in JSON, and of a CSV or TSV without a header.
+        Without `predicate` among them, entities are read from CoNLL-2012, not roles.
     """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -58,7 +60,8 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         raise InputError(f"{path}: {_FOLDER}")
     else:
         raise InputError(
-            f"{path}: unknown file format; name it {', '.join(FORMATS)}, with .gz for a packed text"
+            f"{path}: unknown file format; the name must end in {', '.join(FORMATS)}, followed by "
+            ".gz if a text file is compressed"
         )
     if not len(rows):
         raise InputError(f"{path}: the file has no rows")
@@ -67,7 +70,7 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what reading `path` may raise into an InputError."""
+    """Turns exceptions raised while `path` is read into an InputError."""
     try:
         yield
     except FileNotFoundError:
@@ -77,17 +80,17 @@ def reading(path: Path) -> Iterator[None]:
     except PermissionError:
         raise InputError(f"{path}: no permission to read it; check its mode and owner") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: broken gzip file ({error}); copy or pack it again") from None
+        raise InputError(f"{path}: broken gzip file ({error}); copy or compress it again") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 @contextmanager
 def unpacking(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Opens a file, gunzipped where its name says so.
+    """Opens a file, decompressed if its name ends in .gz.
 
-    Raises EOFError for a .gz without a single byte, which gzip takes for an empty one: a download
-    that failed leaves such files.
+    Raises EOFError for a .gz of 0 bytes, which gzip reads as an empty file: failed downloads leave
+    such files.
     """
     with open(path, "rb") as raw:
         if path.suffix != ".gz":
@@ -99,13 +102,13 @@ def unpacking(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file, gzipped or not, with their ends."""
+    """Yields the lines of a file, gzipped or not, with their line ends."""
     with reading(path), unpacking(path) as file:
         yield from file
 
 
 def decode_line(line: bytes, number: int, path: Path | str) -> str:
-    """Decodes line `number`, from 1 on; of the first one a byte order mark is dropped."""
+    """Decodes line `number`, counted from 1; a byte order mark in line 1 is dropped."""
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -121,7 +124,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _holds_json(path: Path) -> bool:
-    """Tells whether a text file begins with an object: SciBERT's and OpenNRE's .txt do."""
+    """Returns whether a text file begins with an object, as SciBERT's and OpenNRE's .txt do."""
     first = next((line for line in _lines(path) if line.strip()), "")
     return re.match(r'\s*\{\s*"', first) is not None
 
@@ -150,8 +153,8 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
         rows = rows.get("data")
     if not isinstance(rows, list):
         raise InputError(
-            f'{path}: must hold a list of objects, or an object with such a list as its "data"; '
-            "one object a line is .jsonl"
+            f'{path}: must be a list of objects, or an object whose "data" is such a list; name a '
+            "file with one object per line .jsonl"
         )
     is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
     rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
@@ -159,7 +162,7 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def _holds_lines(text: str) -> bool:
-    """Tells whether a .json has an object on its first line and another below, as CLUE's do."""
+    """Returns whether a .json has one object per line, as CLUE's files do."""
     first, _, rest = text.strip().partition("\n")
     if not (first.startswith("{") and rest.lstrip().startswith("{")):
         return False
@@ -170,7 +173,7 @@ def _holds_lines(text: str) -> bool:
 
 
 def parse_row(text: str, where: str) -> dict[str, Any]:
-    """Reads one row of JSON. `where` ("file:line") opens the message of the InputError."""
+    """Parses one row of JSON; `where` ("file:line") starts the message of an InputError."""
     return _row(_parsed(text, where), where)
 
 
@@ -178,12 +181,16 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise InputError(f"{where}: broken JSON ({error}); mend or remove it") from None
+        raise InputError(f"{where}: broken JSON ({error}); fix or remove this line") from None
 
 
 def _row(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        cure = "; a list of rows is called .json" if isinstance(value, list) else ""
+        cure = (
+            "; a file that is one list of rows must be named .json"
+            if isinstance(value, list)
+            else ""
+        )
         raise InputError(
             f"{where}: a row must be an object {{column: value}}, got {value!r:.40}{cure}"
         )
@@ -191,7 +198,7 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
-    """Reads CSV with double quotes, its cells divided by commas, semicolons or tabs."""
+    """Reads CSV with double quotes, its cells separated by commas, semicolons or tabs."""
     lines = list(_lines(path))
     given = _SEP.match(lines[0]) if lines else None
     if given:
@@ -203,7 +210,7 @@ def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def _delimiter(first: str) -> str:
-    """Finds what divides the cells: a comma, or where the line has none what gives most cells."""
+    """Finds the delimiter: a comma, or if the line has none, the one that gives most cells."""
     count = lambda mark: len(_cells(first, mark))
     return "," if count(",") > 1 else max(",;\t", key=count)
 
@@ -216,16 +223,16 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def _unnamed(cells: Sequence[str], columns: Sequence[str]) -> Sequence[str] | None:
-    """Gives `columns` where a first row holds values: it names none of them, and has a number."""
+    """Returns `columns` if the first row holds values: it names none of them, and has a number."""
     is_row = len(cells) == len(columns) and not set(cells) & set(columns)
     return columns if is_row and any(map(str.isdecimal, cells)) else None
 
 
 def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
-    """Reads TSV with or without double quotes; without a header where its first row has none.
+    """Reads TSV with or without double quotes, and without a header if its first row is data.
 
-    The GLUE files are without, so a quote may begin a cell there and end nowhere; pandas and
-    spreadsheets put cells that hold a tab, a quote or a line end into quotes.
+    GLUE's files do not quote, so a quote may begin a cell and never end; pandas and spreadsheets
+    quote cells that contain a tab, a quote or a line end.
     """
     lines = list(_lines(path))
     cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
@@ -274,11 +281,11 @@ def _table(
                 numbers.append(start)
             elif len(cells) != len(header):
                 mark = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
-                cure = f"mend the row, and put a cell that holds a {mark} into double quotes"
+                cure = f"fix the row, and put cells that contain a {mark} in double quotes"
                 # Of GLUE's QQP a few rows end early.
                 if len(cells) < len(header) and "quoting" in style and path.suffix == ".tsv":
                     only = f"awk -F'\\t' 'NF == {len(header)}' {shlex.quote(str(path))} > whole.tsv"
-                    cure = f"mend the row, or leave out all such rows: {only}"
+                    cure = f"fix the row, or remove all such rows: {only}"
                 raise InputError(
                     f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "
                     f"({', '.join(header)}); {cure}"
@@ -289,25 +296,25 @@ def _table(
             # A quoted cell may span lines: messages name the line where its row begins.
             start = reader.line_num + 1
     except csv.Error as error:
-        cure = "mend its quotes"
+        cure = "fix its quotes"
         if "\r" in lines[start - 1].rstrip("\r\n"):
             name = shlex.quote(path.name)
             cure = (
-                "put the cell with the carriage return into quotes, or a space in its place: "
+                "quote the cell with the carriage return, or replace that by a space: "
                 f"sed 's/\\r\\(.\\)/ \\1/g' {name}"
             )
             if len(lines) == 1:  # as old Macs end lines
-                cure = f"end its lines with a line feed, e.g. with tr '\\r' '\\n' < {name}"
+                cure = f"end its lines with a line feed, e.g. by tr '\\r' '\\n' < {name}"
         raise InputError(f"{path}:{start}: broken row ({error}); {cure}") from None
     return Rows(rows, str(path), numbers)
 
 
 def _header(cells: list[str], path: Path) -> list[str]:
-    """Checks the column names. The first may be empty: pandas writes its index so."""
+    """Checks the column names. The first may be empty: pandas writes its index that way."""
     if "" in cells[1:] or len(set(cells)) < len(cells):
         raise InputError(
-            f"{path}:1: the header must name every column once, got: {', '.join(cells)}; name the "
-            "columns in the first line"
+            f"{path}:1: the header must name every column once, got: {', '.join(cells)}; fix the "
+            "first line"
         )
     return cells
 
@@ -326,9 +333,9 @@ def _read_parquet(path: Path) -> Rows:
 
 
 def _features(schema: Any) -> Mapping[str, Any] | None:
-    """Reads what `datasets` tells of the columns in the metadata of a Parquet file, as the hub's.
+    """Reads the column types that `datasets` writes into the metadata of a Parquet file.
 
-    None where there is nothing, or it was written by a version that this one does not read.
+    Returns None if there are none, or if an incompatible version wrote them.
     """
     if b"huggingface" not in (schema.metadata or {}):
         return None

@@ -1,4 +1,4 @@
-"""Records in and out of a prediction: one for each line or row of the input, in its place."""
+"""Records of the input and output of predictions: one per line or row, in order."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from jaxprompt.files import user_path
 
 
 class Record(NamedTuple):
-    """One line or row of the input. It holds a row, or an error, or it is a blank line."""
+    """One line or row of the input: a row, an error, or a blank line."""
 
     origin: str  # "file:line"
     row: dict[str, Any] | None = None
@@ -28,7 +28,7 @@ class Record(NamedTuple):
 
 
 def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[Record]:
-    """Makes records of texts that are the one field of a task each; messages call one `name`."""
+    """Makes records of texts for a task with one field; messages call a text `name`."""
     return [
         Record(f"{name} {number}", _one_field(text, fields, name))
         for number, text in enumerate(texts, 1)
@@ -38,7 +38,9 @@ def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[R
 def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
     """Reads a file of any format. A broken or blank line of a JSONL file is a record too.
 
-    `columns` are those of rows without names, see `read_file`.
+    Args:
+      path: path of the file.
+      columns: names for rows that have none, see `read_file`.
     """
     where = user_path(path)
     if where.name.removesuffix(".gz").endswith(".jsonl"):
@@ -47,21 +49,21 @@ def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
 
 
 def from_rows(rows: Rows) -> list[Record]:
-    """Makes a record of each row."""
+    """Makes one record per row."""
     return [Record(rows.origin(i), dict(row), features=rows.features) for i, row in enumerate(rows)]
 
 
 def from_stdin(fields: Sequence[str]) -> list[Record]:
-    """Reads lines of JSON, or plain ones that are the one field of the task."""
+    """Reads lines of JSON, or plain lines if the task has one field."""
     if sys.stdin is None:
-        raise InputError("stdin is closed; give --input=FILE")
+        raise InputError("stdin is closed; use --input=FILE")
     # Bytes where there are any: a line that is not UTF-8 then is an error of its own record.
     with reading(Path("stdin")):
         return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
 
 
 def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) -> Iterator[Record]:
-    """Reads lines of JSON; with `fields` a line that is no object is a text."""
+    """Reads lines of JSON; with `fields`, a line that is not an object is a text."""
     for number, line in enumerate(lines, 1):
         origin = f"{name}:{number}"
         try:
@@ -81,17 +83,17 @@ def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) 
 def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
     if len(fields) != 1:
         raise InputError(
-            f"the task has {len(fields)} fields, {', '.join(fields)}: {source} cannot tell them "
-            "apart; give JSON lines"
+            f"the task has {len(fields)} fields ({', '.join(fields)}), which {source} cannot "
+            "separate; use JSON lines"
         )
     return {fields[0]: text}
 
 
 def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
-    """Reads the example of each row, its label unknown where it has none that the task knows.
+    """Reads the example of each row; its label is unknown if the row has no label of the task.
 
-    A row that holds several examples, such as candidates, becomes a record for each of them: what
-    is wrong with one of them is said in its own.
+    A row with several examples, such as candidates, becomes one record per example, each with its
+    error if it has one.
     """
     found = []
     for record in records:
@@ -117,18 +119,19 @@ def _with_example(task: Task, record: Record, row: dict[str, Any]) -> Record:
 
 
 def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:
-    """Raises InputError where a row has a column that is to be written: it would be lost."""
+    """Raises InputError if the output would overwrite a column of the input."""
     for record in records:
         for name in names:
             if record.row is not None and prefix + name in record.row:
                 raise InputError(
-                    f"{record.origin}: the input has a column {prefix + name!r}, and so has the "
-                    f"output; --prefix=P names the output's own columns P{name} and so on"
+                    f"{record.origin}: the input already has a column {prefix + name!r}, which the "
+                    f"output would overwrite; use --prefix=P to name the output columns P{name} "
+                    "etc."
                 )
 
 
 def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
-    """Says how many examples have a label that the task does not know, and the first of them."""
+    """Returns a message with the number of labels unknown to the task, and the first of them."""
     read = [
         (record.origin, record.row, record.example)
         for record in records
@@ -138,8 +141,8 @@ def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
         places = [at for at, row, example in read if not example.tags and has_label(task, row)]
         if not places:
             return []
-        count = f"tags unknown to task {task.name}: in {len(places)} of {len(read)}"
-        return [f"{count}, the first at {places[0]}; these count as without tags"]
+        count = f"tags unknown to task {task.name}: {len(places)} of {len(read)} examples"
+        return [f"{count}, the first at {places[0]}; they are treated as untagged"]
     if task.kind != "classes":
         return []
     odd = [
@@ -151,17 +154,23 @@ def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
         return []
     origin, label = odd[0]
     return [
-        f"labels unknown to task {task.name}: {len(odd)} of {len(read)}, the first "
-        f"{label!r:.40} at {origin}; these count as without a label"
+        f"labels unknown to task {task.name}: {len(odd)} of {len(read)} examples, the first "
+        f"{label!r:.40} at {origin}; they are treated as unlabelled"
     ]
 
 
 def to_lines(
     records: Iterable[Record], answers: Iterable[Mapping[str, Any]], prefix: str
 ) -> Iterator[str]:
-    """Writes a line of JSON for each record: its row with the answer behind it, or its error.
+    """Yields one line of JSON per record: its row followed by the answer, or its error.
 
-    `answers` are those of the records with an example, in order. A blank line stays one.
+    Args:
+      records: the records, in order.
+      answers: the answers of the records with an example, in order.
+      prefix: put before the names of the output columns.
+
+    Returns:
+      The lines; a blank line of the input stays blank.
     """
     answers = iter(answers)
     for record in records:
@@ -175,7 +184,7 @@ def to_lines(
             yield _dump({**row, **named}) + "\n"
         except ValueError as error:
             raise InputError(
-                f"{record.origin}: the scores are not finite; the prompt's numbers are too large "
+                f"{record.origin}: the scores are not finite; the prompt's values are too large "
                 "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
             ) from error
     if next(answers, None) is not None:  # each row from there on would have that of another

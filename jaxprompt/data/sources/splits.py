@@ -1,4 +1,4 @@
-"""The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
+"""Reads the rows of a split: from local files, the Hugging Face hub, TFDS, or this package."""
 
 import dataclasses
 import os
@@ -36,24 +36,33 @@ def read_split(
     given: Mapping[str, Rows] | None = None,
     only: str = "",
 ) -> Rows:
-    """Reads `split` ("train", "dev", "test") of a task; raises InputError if it cannot be had.
+    """Reads one split of a task.
 
-    `given` holds the rows of each split and goes before all else. `files` gives the file of each
-    split and goes before `source`, which is one of: "" (the place where the task lives), "hub",
-    "hub:owner/name[:subset]", "tfds:name", "package", or a folder with `<split>` + .jsonl .json
-    .csv .tsv .txt .conll .conllx .props .gold_conll .v4_gold_conll .parquet, each also with .gz but
-    for Parquet.
-    `only`, "column=value", leaves out the rows with another value.
+    Args:
+      task: the task.
+      split: "train", "dev" or "test".
+      source: "" (the task's default source), "hub", "hub:owner/name[:subset]", "tfds:name",
+        "package", or a folder with `<split>` + .jsonl .json .csv .tsv .txt .conll .conllx .props
+        .gold_conll .v4_gold_conll .parquet, each also with .gz except Parquet.
+      files: file of each split; takes precedence over `source`.
+      cache_dir: where downloads are cached.
+      given: rows of each split; takes precedence over all other arguments.
+      only: "column=value", which keeps only the rows with that value.
+
+    Raises:
+      InputError: if the split cannot be read.
     """
     if given is not None:
         if split not in given:
-            raise InputError(f"no {split!r} rows are given; there are: {', '.join(given)}")
+            raise InputError(
+                f"there are no {split!r} rows in memory; there are: {', '.join(given)}"
+            )
         rows = given[split]
     elif files:
         if not files.get(split):
             cure = ", or name the classes by task.labels" if split == "train" else ""
             raise InputError(
-                f"data.files has no {split!r} file; it has: {', '.join(files)}; give it{cure}"
+                f"data.files has no {split!r} file; it has: {', '.join(files)}; add one{cure}"
             )
         rows = _from_file(task, files[split])
     else:
@@ -81,9 +90,9 @@ def read_split(
 
 
 def _is_left_out(task: Task, row: Mapping[str, Any], classes: Sequence[str]) -> bool:
-    """Tells whether an example has no label, by the task or as data sets with `classes` mark it.
+    """Returns whether an example has no label, by the task or as in data sets with `classes`.
 
-    The label of such a data set is a number that counts its classes, and -1 where there is none.
+    There a label is the index of a class, and -1 means no label.
     """
     if task.leaves_out(row):
         return True
@@ -93,30 +102,32 @@ def _is_left_out(task: Task, row: Mapping[str, Any], classes: Sequence[str]) -> 
 
 
 def _those_of(rows: Rows, only: str) -> Rows:
-    """Keeps the rows with one value of a column. Raises InputError where there are none."""
+    """Keeps the rows with one value of a column. Raises InputError if there are none."""
     column, is_given, value = only.partition("=")
     if not (column and is_given):
-        raise InputError(f"data.only={only!r} must be COLUMN=VALUE, as in predicate_id=P36")
+        raise InputError(f"data.only={only!r} must be COLUMN=VALUE, e.g. predicate_id=P36")
     kept: list[int] = []
     seen: dict[str, None] = {}
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{rows.origin(number)}: no column {column!r} of data.only; {show_columns(row)}"
+                f"{rows.origin(number)}: there is no column {column!r}, which data.only names; "
+                f"{show_columns(row)}"
             )
         found = spelling(row[column])
         seen[found] = None
         if found == value:
             kept.append(number)
     if not kept:
-        raise InputError(f"{rows.path}: no row has data.only={only}; {nearest(value, seen)}")
+        raise InputError(f"{rows.path}: no row matches data.only={only}; {nearest(value, seen)}")
     return rows.take(kept)
 
 
 def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
-    """Finds the files of a user that hold the splits, by what a message calls them.
+    """Finds the user's files that hold the splits, by their names in messages.
 
-    Arguments as in `read_split`; raises InputError where `source` is a folder that is not there.
+    Takes the arguments of `read_split`. Raises InputError if `source` is a folder that does not
+    exist.
     """
     if files:
         return {f"data.files.{split}={path}": user_path(path) for split, path in files.items()}
@@ -135,7 +146,7 @@ def has_split(
     cache_dir: str | None = None,
     given: Mapping[str, Rows] | None = None,
 ) -> bool:
-    """Whether `split` is there, without reading its rows. Arguments as in `read_split`."""
+    """Returns whether `split` exists, without reading its rows. Arguments as in `read_split`."""
     if given is not None:
         return split in given
     if files:
@@ -154,18 +165,18 @@ def has_split(
 
 
 def _place(task: Task, source: str) -> str:
-    """The kind of source and, after a colon, its name; "folder" for a folder."""
+    """Returns the kind of source and, after a colon, its name; "folder" for a folder."""
     if source == "":
         if task.name == "custom":
             raise InputError(
-                "task custom has no data of its own; give data.files.train=FILE or data.source="
-                "FOLDER, hub:owner/name or tfds:name"
+                "task custom has no default data; set data.files.train=FILE, or data.source to a "
+                "folder, hub:owner/name or tfds:name"
             )
         return "hub" if task.hub else "package"
     if _is_named(source):
         if source == "hub" and not task.hub:
             raise InputError(
-                f"task {task.name} has no hub id; give data.source=FOLDER or hub:owner/name"
+                f"task {task.name} has no hub id; set data.source=FOLDER or hub:owner/name"
             )
         return source
     return "folder"
@@ -191,8 +202,8 @@ def _files_of(folder: Path, split: str) -> list[Path]:
         if not folder.is_dir():
             state = "is not a folder" if folder.exists() else "does not exist"
             raise InputError(
-                f"data folder {folder} {state}; give a folder, hub, hub:owner/name, tfds:name or "
-                "package, or the files by data.files.train=FILE"
+                f"data folder {folder} {state}; set data.source to a folder, hub, hub:owner/name, "
+                "tfds:name or package, or set data.files.train=FILE"
             )
         names = {name + suffix for name in _names(split) for suffix in SUFFIXES}
         return sorted(p for p in folder.iterdir() if p.name in names)
@@ -202,17 +213,19 @@ def _file_of(folder: Path, split: str) -> Path:
     found = _files_of(folder, split)
     if not found:
         there = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-        raise InputError(f"no {split} file in {folder}, e.g. {split}.jsonl; it holds: {there}")
+        raise InputError(
+            f"there is no {split} file in {folder}, e.g. {split}.jsonl; it has: {there}"
+        )
     if len(found) > 1:
         raise InputError(
             f"{folder} has {len(found)} files for {split}: {', '.join(p.name for p in found)}; "
-            "keep one, or name it by data.files"
+            "keep one, or choose one in data.files"
         )
     return found[0]
 
 
 def is_shipped(task: Task) -> bool:
-    """Tells whether the examples of a task are in the package itself."""
+    """Returns whether this package includes the examples of a task."""
     return (resources.files("jaxprompt.data") / task.name).is_dir()
 
 
@@ -220,8 +233,8 @@ def _package_folder(task: Task) -> Traversable:
     folder = resources.files("jaxprompt.data") / task.name
     if not is_shipped(task):
         raise InputError(
-            f"task {task.name} is not in the package (only topics is); give data.source=FOLDER, "
-            "hub:owner/name or tfds:name"
+            f"task {task.name} is not included in the package (only topics is); set data.source to "
+            "a folder, hub:owner/name or tfds:name"
         )
     return folder
 
@@ -230,7 +243,7 @@ def _package_folder(task: Task) -> Traversable:
 
 
 def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
-    """Reads a split of the data set `name`, or of all subsets of the task's own."""
+    """Reads a split of the data set `name`, or of all subsets of the task's data set."""
     if name:
         return _from_subset(task, split, name, cache_dir)
     subsets = [dataclasses.replace(task, subset=subset) for subset in task.subset.split(",")]
@@ -247,7 +260,7 @@ def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Ro
     if not found:
         raise InputError(
             f"hub data set {name or task.hub} has no {split} split with public labels; it has: "
-            f"{', '.join(parts)}; give data.files, or draw dev rows from train"
+            f"{', '.join(parts)}; set data.files, or split one off train"
         )
     # Sorted: the order of a set of texts differs from process to process.
     (part,) = sorted(found)[:1]
@@ -290,31 +303,33 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
         what = f"{hub}:{subset}" if subset else hub
         raise InputError(
             f"hub data set {what!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
-            "check the id and the network, or with HF_HUB_OFFLINE=1 download it before, or give "
+            "check the id and the network (with HF_HUB_OFFLINE=1, download it first), or set "
             "data.source=FOLDER"
         ) from error
 
 
 def _check_remote(hub: str) -> None:
-    """Raises InputError for an id that `datasets` would look up on this machine.
+    """Raises InputError for an id that `datasets` would resolve to local files.
 
-    A name alone may be one of its readers, as "text", which reads the files of the current folder
-    (and "pandas" unpickles them); a folder of the id's name goes before the hub.
+    A name without an owner may be one of its readers, such as "text", which reads the files of the
+    current folder (and "pandas" unpickles them); a folder of the same name takes precedence over
+    the hub.
     """
     if not _HUB_ID.fullmatch(hub):
         raise InputError(
-            f"hub data set {brief(hub)} is no owner/name; give hub:owner/name[:subset], or a "
-            "folder for files of your own"
+            f"hub data set {brief(hub)} must be owner/name; use hub:owner/name[:subset], or a "
+            "folder with your files"
         )
     if os.path.exists(hub):
         raise InputError(
-            f"hub data set {hub!r} is also a folder here, {os.path.abspath(hub)}, which would be "
-            f"read in its place; run from another folder, or give {hub} without hub: to read it"
+            f"hub data set {hub!r} is also a local folder, {os.path.abspath(hub)}, which would be "
+            f"read instead; run from another folder, or write {hub} without hub: to read the local "
+            "one"
         )
 
 
 def _downloaded(hub: str, revision: str | None) -> str | None:
-    """Folder of the data set in the hub's cache; `datasets` alone finds only what it converted."""
+    """Returns the data set's folder in the hub cache; `datasets` finds only what it converted."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -351,8 +366,8 @@ def _tfds_builder(name: str, cache_dir: str | None) -> Any:
 
     if _NAMESPACE.match(name):
         raise InputError(
-            f"tfds:{name} is of another namespace, whose code would be run; give tfds:name of a "
-            "data set of TFDS itself, or hub:owner/name"
+            f"tfds:{name} belongs to another namespace, whose code would be executed; use a data "
+            "set of TFDS itself (tfds:name) or hub:owner/name"
         )
     with _tfds_errors(name), _only_features_of_tfds(name):
         # A format with random access, which TFDS's default, TFRecord, is not.
@@ -364,10 +379,10 @@ def _tfds_builder(name: str, cache_dir: str | None) -> Any:
 
 @contextmanager
 def _only_features_of_tfds(name: str) -> Iterator[None]:
-    """Has TFDS restore features of its own classes alone.
+    """Makes TFDS restore only features of its own classes.
 
     The files of a prepared data set name the class of each feature, and TFDS imports its module:
-    any that can be imported, also from the current folder.
+    any importable module, including those in the current folder.
     """
     from tensorflow_datasets.core.features import FeatureConnector
 
@@ -376,8 +391,9 @@ def _only_features_of_tfds(name: str) -> Iterator[None]:
     def restricted(class_name: str) -> type:
         if class_name.partition(".")[0] != _TFDS:
             raise InputError(
-                f"tfds:{name} has a feature of class {brief(class_name)}, which is not one of TFDS "
-                "and is not imported; prepare the data set with those of TFDS, or give a folder"
+                f"tfds:{name} has a feature of class {brief(class_name)}, which is not part of "
+                "TFDS and is not imported; prepare the data set with TFDS's features, or use a "
+                "folder"
             )
         return lookup(class_name)
 
@@ -398,7 +414,7 @@ def _tfds_errors(name: str) -> Iterator[None]:
         module = getattr(error, "name", None) if isinstance(error, ImportError) else None
         if not module and "tensorflow" in str(error).lower().replace(_TFDS, ""):
             module = "tensorflow"
-        cure = "check the name and the network, prepare it as array_record, or give a folder"
+        cure = "check the name and the network, prepare it as array_record, or use a folder"
         raise InputError(
             f"tfds:{name} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
             + (f"pip install {module}, or prepare it once as array_record" if module else cure)
@@ -409,9 +425,9 @@ def _tfds_errors(name: str) -> Iterator[None]:
 
 
 def as_python(value: Any, *, decode: bool = False) -> Any:
-    """A row or a cell of TFDS or pandas (numpy scalars and arrays) as plain Python.
+    """Converts a row or cell of TFDS or pandas (numpy scalars and arrays) to plain Python.
 
-    `decode` makes bytes texts, which those of TFDS are.
+    With `decode`, bytes become strings, as TFDS stores text as bytes.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -425,23 +441,24 @@ def as_python(value: Any, *, decode: bool = False) -> Any:
 
 
 def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
-    """Names that a data set has for the numbers of the task's classes or tags, () = none."""
+    """Returns the data set's names for the indices of the task's classes or tags, () if none."""
     column, known = task.tags or task.label, features or {}
     feature = known[column] if column in known else None
     return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
 def name_classes(task: Task, rows: Rows) -> Rows:
-    """Writes a data set's own names of classes or tags for its numbers, where it has some."""
+    """Replaces class or tag indices by the data set's names, if it has some."""
     names = names_of(rows.features, task)
     convert = name_labels(task, names)
     return rows if convert is None else rows.named(convert, names)
 
 
 def name_labels(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:
-    """Writes names of classes or tags for the data set's own numbers.
+    """Returns a function that replaces the data set's class or tag indices by names.
 
-    Of a known task only where its classes have these names and another order, or its tags others.
+    For a built-in task it is None unless its classes have these names in another order, or its tags
+    differ.
     """
     column, names = task.tags or task.label, tuple(names)
     reordered = set(names) <= set(task.labels) and names != task.labels

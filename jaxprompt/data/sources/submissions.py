@@ -1,8 +1,8 @@
-"""Files that a benchmark's server takes: the answers of one task as `predict` found them.
+"""Writes files for benchmark servers: the answers that `predict` found for one task.
 
-Names and forms are those of GLUE and SuperGLUE (Wang et al. 2018, 2019) as their servers read them,
-and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows are numbered as the benchmarks'
-files have it: by `idx`, by `id` in SQuAD, and in GLUE's own files by `index`, QQP's by `id`.
+File names and formats are those of GLUE and SuperGLUE (Wang et al. 2018, 2019) as their servers
+read them, and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows are identified as in
+the benchmarks' files: by `idx`, by `id` in SQuAD, and in GLUE's files by `index`, in QQP's by `id`.
 """
 
 import json
@@ -33,37 +33,43 @@ FORMATS = {
 
 
 def formats() -> tuple[str, ...]:
-    """Lists what `predict --format` knows: jsonl is its own."""
+    """Lists the values of `predict --format`; jsonl is this project's format."""
     return ("jsonl", *sorted(FORMATS), "squad")
 
 
 def file_name(name: str, task: Task, columns: Sequence[str]) -> str:
-    """Names the file that a format has for a task. `columns` are those of an answer.
+    """Returns the file name that a format uses for a task.
 
-    Raises InputError where the format has none, or where an answer is not what it takes.
+    Args:
+      name: name of the format.
+      task: the task.
+      columns: columns of an answer.
+
+    Raises:
+      InputError: if the format has no file for the task or cannot hold its answers.
     """
     if name == "squad":
         if task.kind != "spans":
             raise InputError(
-                f"--format=squad is of answers in a text, and task {task.name} has {task.kind}; "
-                "leave --format out"
+                f"--format=squad is only valid for spans in a text, but task {task.name} predicts "
+                f"{task.kind}; remove --format"
             )
         if "spans" in columns:
             raise InputError(
-                "--format=squad takes one span per question, and this prompt's head gives all; "
-                "leave --format out"
+                "--format=squad takes one span per question, but this prompt's head predicts all "
+                "spans; remove --format"
             )
         return "predictions.json"
     files = FORMATS[name]
     if task.name not in files:
         raise InputError(
-            f"--format={name} has no file for task {task.name}; its tasks: {', '.join(files)}"
+            f"--format={name} has no file for task {task.name}; it supports: {', '.join(files)}"
         )
     return files[task.name]
 
 
 def check(name: str, task: Task, records: Sequence[Record]) -> None:
-    """Raises InputError, with its place, for a row without its number, or with that of another."""
+    """Raises InputError, with the place, for a row whose id is missing or not unique."""
     parts = {"multirc": _PARTS, "record": ("query",)}.get(task.name, ())
     seen: dict[Any, str] = {}
     for record in records:
@@ -78,14 +84,14 @@ def check(name: str, task: Task, records: Sequence[Record]) -> None:
             number = _index(record) if name == "glue" else _whole(record)
         if number in seen:
             raise InputError(
-                f"{record.origin} has the number of {seen[number]}, {number!r}; a submission has "
-                "one answer to each"
+                f"{record.origin} has the same id as {seen[number]}, {number!r}; a submission "
+                "needs exactly one answer per id"
             )
         seen[number] = record.origin
 
 
 def write(name: str, task: Task, records: Sequence[Record], answers: Answers) -> str:
-    """Writes the file of a format, of records that have an example each and were checked."""
+    """Returns the contents of a format's file; each record was checked and has an example."""
     pairs = list(zip(records, answers, strict=True))
     if name == "squad":
         found = {str(_row(record)["id"]): answer["prediction"] for record, answer in pairs}
@@ -129,7 +135,7 @@ def _multirc(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[s
 
 
 def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
-    """Takes the likeliest candidate of each question, the first of equal ones."""
+    """Takes the most probable candidate of each question, the first if several are equal."""
     best: dict[int, tuple[float, str]] = {}
     for record, answer in pairs:
         query, chance = _whole(record, "query"), answer["scores"][task.labels[1]]
@@ -141,7 +147,7 @@ def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[st
 
 
 def _row(record: Record) -> Mapping[str, Any]:
-    """Gives the row of a record, {} where it has none."""
+    """Returns the row of a record, {} if it has none."""
     return record.row or {}
 
 
@@ -149,20 +155,20 @@ def _number(record: Record, column: str) -> Any:
     value = _row(record).get(column)
     if value is None:
         raise InputError(
-            f"{record.origin}: no column {column!r}, by which the benchmark knows its rows; take "
-            "the benchmark's own file, or leave --format out"
+            f"{record.origin}: there is no column {column!r}, which identifies the benchmark's "
+            "rows; use the benchmark's file, or remove --format"
         )
     return value
 
 
 def _index(record: Record) -> int:
-    """Reads the number of a row of GLUE, from the column that its file has for it."""
+    """Reads the id of a GLUE row, from the column that its file has for it."""
     row = _row(record)
     return _whole(record, column=next((name for name in _INDICES if name in row), "idx"))
 
 
 def _whole(record: Record, part: str = "", column: str = "idx") -> int:
-    """Reads the number of a row, or a `part` of one that has several."""
+    """Reads the id of a row, or one `part` of an id with several."""
     found = value = _number(record, column)
     if part:
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -1,1 +1,1 @@
-"""Tasks: what they are, how their rows become examples, and those that are known by name."""
+"""Tasks: what they are, how their rows become examples, and the built-in ones."""

@@ -1,4 +1,4 @@
-"""Whether the parts of a task fit each other."""
+"""Checks whether the parts of a task fit together."""
 
 import dataclasses
 import string
@@ -15,28 +15,28 @@ def _iob2(labels: tuple[str, ...]) -> tuple[str, ...]:
     for name in labels:
         if name != OUTSIDE and not (name[:2] in ("B-", "I-") and name[2:].strip()):
             raise InputError(
-                f"task.labels has {name!r}, which is no tag of IOB2; give types, as in A0,A1, or O "
-                "and the B- and I- of each"
+                f"task.labels has {name!r}, which is not an IOB2 tag; give types, e.g. A0,A1, or O "
+                "with the B- and I- tag of each type"
             )
     return labels
 
 
 def _fit_tags(task: Task) -> Task:
-    """Gives a tagging task the tags of the types that it names. Raises InputError for a misfit."""
+    """Fills in the tags of a tagging task from its types. Raises InputError for a misfit."""
     if task.scheme == NO_SCHEME:
         if task.predicate or task.metric in ("entity_f1", "role_f1"):
             name = "predicate" if task.predicate else "metric"
             raise InputError(
-                f"task.{name}={getattr(task, name)} is of tags that span words, and "
-                "task.scheme=none says that each is of one word; leave one of the two out"
+                f"task.{name}={getattr(task, name)} needs tags that span words, but "
+                "task.scheme=none means that each tag is for one word; remove one of the two"
             )
         if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1:
-            raise InputError(f"task.labels={','.join(task.labels)}: give 2 or more tags, each once")
+            raise InputError(f"task.labels={','.join(task.labels)} must be 2 or more distinct tags")
         return task
     if task.metric == "accuracy":
         raise InputError(
-            "task.metric=accuracy counts words, of which most are O where tags span words; take "
-            "entity_f1, which has the accuracy beside it, or task.scheme=none"
+            "task.metric=accuracy counts words, most of which are O if tags span words; use "
+            "entity_f1, which reports the accuracy too, or task.scheme=none"
         )
     if not task.labels:
         return task
@@ -45,7 +45,7 @@ def _fit_tags(task: Task) -> Task:
 
 
 def check_task(task: Task) -> Task:
-    """Gives a task its own words where it has none. Raises InputError where parts do not fit."""
+    """Fills in a task's defaults. Raises InputError if its parts do not fit together."""
     _check_fields(task)
     _check_answer(task)
     check_entities(task)
@@ -66,67 +66,67 @@ def check_task(task: Task) -> Task:
 
 def _check_fields(task: Task) -> None:
     if not task.fields:
-        raise InputError("task.fields is empty; name the text columns, e.g. ('text',)")
+        raise InputError("task.fields is empty; list the text columns, e.g. ('text',)")
     for name in task.fields:
         if name in ("choice", "choices") or set(name) & set("|{}[]"):
             raise InputError(
-                f"task.fields: {name!r} cannot be written in a template (choice, choices and "
-                "| { } [ ] have a meaning there); rename the column"
+                f"task.fields: {name!r} cannot be written in a template (choice, choices and | {{ "
+                f"}} [ ] are reserved); rename the column"
             )
 
 
 def _check_answer(task: Task) -> None:
-    """Raises InputError where the column of a task's answers does not fit its other parts."""
+    """Raises InputError if the column of a task's answers does not fit its other fields."""
     if task.kind == "texts":
-        check_column(task, "target", "writes a text", ("labels", "words", "choices"))
+        check_column(task, "target", "generates text", ("labels", "words", "choices"))
     elif task.kind == "spans":
-        check_column(task, "answers", "finds a span", ("labels", "words", "choices"))
+        check_column(task, "answers", "extracts spans", ("labels", "words", "choices"))
     elif task.kind == "numbers":
         check_column(task, "number", "predicts a number", ("labels", "words", "choices"))
         if task.limits and (len(task.limits) != 2 or not task.limits[0] < task.limits[1]):
             raise InputError(
-                f"task.limits={task.limits!r}: give the least and the greatest number, as in (0, 5)"
+                f"task.limits={task.limits!r} must be the minimum and the maximum, e.g. (0, 5)"
             )
     elif task.kind == "tags":
         check_column(task, "tags", "tags words", ("words", "choices"))
         if len(task.fields) != 1:
             raise InputError(
-                f"task.tags={task.tags!r} with task.fields={', '.join(task.fields)}: name one "
-                "field, the column of the words"
+                f"task.tags={task.tags!r} needs exactly one field, the column of the words, but "
+                f"task.fields is {', '.join(task.fields)}"
             )
 
 
 def _check_classes(task: Task) -> None:
-    """Raises InputError where the classes of a task or their words are no names."""
+    """Raises InputError if the classes of a task or their words are invalid."""
     if task.label in task.fields:
         raise InputError(
-            f"task.fields names {task.label!r}, the column of the label: the input would hold the "
-            "answer; take it out"
+            f"task.fields includes {task.label!r}, the label column, so the input would contain "
+            "the answer; remove it"
         )
     if len(set(task.labels)) < len(task.labels):
-        raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
+        raise InputError(f"task.labels lists a class twice: {', '.join(task.labels)}; remove one")
     if len(task.labels) == 1:
         raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
     if task.choices and len(task.words) > len(string.ascii_uppercase):
         raise InputError(
-            f"task.words has {len(task.words)} names of choices; give "
-            f"{len(string.ascii_uppercase)} at most"
+            f"task.words has {len(task.words)} names for choices; give at most "
+            f"{len(string.ascii_uppercase)}"
         )
     for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
         if not group or not all(isinstance(w, str) and w.strip() for w in group):
-            raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
+            raise InputError(f"task.words of class {name!r} is {group!r}; give 1 or more words")
     if not all(name.strip() for name in task.labels):
-        raise InputError(f"task.labels has a class without a name: {task.labels!r}")
+        raise InputError(f"task.labels has an empty class name: {task.labels!r}; name every class")
 
 
 def _fit_classes(task: Task) -> Task:
-    """Gives labels words, targets and a positive class. Raises InputError for a misfit."""
+    """Fills in words, targets and the positive class. Raises InputError for a misfit."""
     spell = relation_words if task.entities else str
     words = task.words or tuple((spell(name),) for name in task.labels)
     if len(words) != len(task.labels):
         raise InputError(
-            f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "
-            f"in the order {', '.join(task.labels)}"
+            f"task.words has {len(words)} entries for {len(task.labels)} labels; give one per "
+            f"class, in the order {', '.join(task.labels)}"
         )
     positive = task.positive
     if task.metric in BINARY_METRICS and len(task.labels) == 2:
@@ -137,16 +137,16 @@ def _fit_classes(task: Task) -> Task:
 
 
 def check_positive(task: Task) -> None:
-    """Raises InputError where the positive class of binary metrics is no class of the task."""
+    """Raises InputError if the positive class of binary metrics is not a class of the task."""
     if not task.positive:
         return
     if task.kind != "classes" or task.choices:
         raise InputError(
-            f"task.positive={task.positive!r} names a class, and the task has "
-            f"{'choices' if task.choices else task.kind}; leave it out"
+            f"task.positive={task.positive!r} is only valid for classes, but the task has "
+            f"{'choices' if task.choices else task.kind}; remove it"
         )
     if task.labels and task.positive not in task.labels:
         raise InputError(
-            f"task.positive={task.positive!r} is no class of task {task.name}; its classes: "
+            f"task.positive={task.positive!r} is not a class of task {task.name}; its classes: "
             f"{', '.join(task.labels[:20])}{', ...' if len(task.labels) > 20 else ''}"
         )

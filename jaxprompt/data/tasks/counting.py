@@ -1,4 +1,4 @@
-"""What may be wrong in many rows of a file: read on, and told with the number of rows."""
+"""Errors that may occur in many rows of a file: all rows are read, and the error rows counted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,10 @@ _CALLED = {MisplacedAnswer: "an answer", IllegalTag: "a tag"}
 
 
 def read_each(read: Callable[[int], Any], count: int) -> list[Any]:
-    """Gives what `read` makes of the rows 0 to count - 1.
+    """Returns what `read` returns for the rows 0 to count - 1.
 
-    Raises the first InputError; of those in `_CALLED` it says how many rows have such.
+    Raises the first InputError; for those in `_CALLED` its message says how many rows have the same
+    problem.
     """
     found, first, wrong = [], None, 0
     for number in range(count):
@@ -22,6 +23,6 @@ def read_each(read: Callable[[int], Any], count: int) -> list[Any]:
         except tuple(_CALLED) as error:
             first, wrong = first or error, wrong + 1
     if first is not None:
-        told = f"{wrong} of {count} rows have such {_CALLED[type(first)]}"
+        told = f"{wrong} of {count} rows have {_CALLED[type(first)]} like this"
         raise InputError(f"{first}; {told}") from first
     return found

@@ -1,7 +1,7 @@
-"""Rows as benchmarks publish them, in the columns that the tasks have.
+"""Converts rows as benchmarks publish them to the columns of the tasks.
 
-The hub's versions of GLUE, SuperGLUE and SQuAD are flat and share column names; the benchmarks' own
-files nest questions in passages, or call columns otherwise. Rows of `Task.nested` are nested on the
+The hub's versions of GLUE, SuperGLUE and SQuAD are flat and share column names; the benchmarks'
+files nest questions in passages, or use other column names. Rows of `Task.nested` are nested on the
 hub too. A row that has our columns stays as it is.
 """
 
@@ -33,7 +33,7 @@ _NUMBERED = {"lm_bff_label": ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
 
 
 def is_published(task: Task, row: Mapping[str, Any]) -> bool:
-    """Tells whether a row may have a form of its benchmark that is not ours."""
+    """Returns whether a row may have its benchmark's format instead of ours."""
     if task.nested:
         return task.nested in row
     if task.kind == "spans":
@@ -42,9 +42,9 @@ def is_published(task: Task, row: Mapping[str, Any]) -> bool:
 
 
 def published_rows(task: Task, row: Row, where: str) -> list[Row]:
-    """Makes our rows of a row as its benchmark has it; of any other row just that.
+    """Converts a row in its benchmark's format to our rows; returns any other row as it is.
 
-    Raises InputError, which `where` opens, where it is nested otherwise than the benchmark says.
+    Raises InputError, starting with `where`, if it is nested differently than in the benchmark.
     """
     if task.nested:
         return _unnested(row, task.nested, where) if task.nested in row else [row]
@@ -62,25 +62,25 @@ def published_rows(task: Task, row: Row, where: str) -> list[Row]:
 
 
 def _class_name(column: str, value: Any) -> Any:
-    """Names a class by its number; any other value is returned as it is."""
+    """Returns the name of a class by its number; any other value is returned as it is."""
     classes, number = _NUMBERED[column], spelling(value)
     known = number.isdecimal() and int(number) < len(classes)
     return classes[int(number)] if known else value
 
 
 def _unnested(row: Row, column: str, where: str) -> list[Row]:
-    """Makes a row of each item of a column, a list of rows or a row of lists, beside the rest."""
+    """Makes one row per item of a column (a list of rows or a row of lists)."""
     items = _list_items(row[column])
     if items is None:
         raise InputError(
-            f"{where}: column {column!r} must hold a list of objects {{column: value}}, got "
+            f"{where}: column {column!r} must be a list of objects {{column: value}}, got "
             f"{row[column]!r:.60}"
         )
     return [_rest(row, column) | item for item in items]
 
 
 def _list_items(value: Any) -> list[Row] | None:
-    """Lists the rows of a nested column, a list of rows or a row of lists; None = it is neither."""
+    """Lists the rows of a column, a list of rows or a row of lists; None if it is neither."""
     # What a text or an object holds could be iterated too.
     is_list = lambda own: isinstance(own, Collection) and not isinstance(own, (str, bytes, Mapping))
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def _wsc(row: Row, where: str) -> Iterator[Row]:
 
 
 def _multirc(row: Row, where: str) -> Iterator[Row]:
-    """Makes a row of each answer, as the hub has them."""
+    """Makes one row per answer, as on the hub."""
     if "passage" not in row:
         yield row
         return
@@ -120,7 +120,7 @@ def _multirc(row: Row, where: str) -> Iterator[Row]:
 
 
 def _record(row: Row, where: str) -> Iterator[Row]:
-    """Makes a row of each query. Highlights become items of a list, as P-tuning v2 has them."""
+    """Makes one row per query. Highlights become list items, as in P-tuning v2."""
     if "qas" not in row:
         yield _listed(row)
         return
@@ -131,8 +131,8 @@ def _record(row: Row, where: str) -> Iterator[Row]:
         start, end = (_part(span, name, int, where) for name in ("start", "end"))
         if not 0 <= start <= end < len(text):
             raise InputError(
-                f"{where}: entity {start} to {end} is outside of the {len(text)} characters of its "
-                "passage; mend its place"
+                f"{where}: entity {start} to {end} is outside of its passage, which has "
+                f"{len(text)} characters; fix its position"
             )
         entities.append(text[start : end + 1])  # the last character belongs to it
     for asked in _parts(row, "qas", where):
@@ -149,7 +149,7 @@ def _record(row: Row, where: str) -> Iterator[Row]:
 
 
 def _rest(row: Row, *known: str) -> Row:
-    """Keeps the columns that a user has put beside the benchmark's own."""
+    """Returns the columns that a user added to those of the benchmark."""
     return {name: value for name, value in row.items() if name not in known}
 
 
@@ -161,7 +161,7 @@ def _listed(row: Row) -> Row:
 
 
 def _squad(row: Row, where: str) -> Iterator[Row]:
-    """Makes a row of each question of an article."""
+    """Makes one row per question of an article."""
     for paragraph in _parts(row, "paragraphs", where):
         for asked in _parts(paragraph, "qas", where):
             yield {"title": row.get("title"), "context": paragraph.get("context"), **asked}
@@ -176,9 +176,9 @@ _CALLED = {dict: "an object", list: "a list", str: "a text", int: "a whole numbe
 def _part(row: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        found = f"holds {value!r:.60}" if name in row else "is missing"
+        found = f"is {value!r:.60}" if name in row else "is missing"
         raise InputError(
-            f"{where}: {name!r} {found}; in the benchmark's own form it is {_CALLED[kind]}"
+            f"{where}: {name!r} {found}; in the benchmark's format it is {_CALLED[kind]}"
         )
     return value
 
@@ -188,7 +188,7 @@ def _parts(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
     for value in values:
         if not isinstance(value, dict):
             raise InputError(
-                f"{where}: {name!r} lists {value!r:.60}; in the benchmark's own form it lists "
+                f"{where}: {name!r} contains {value!r:.60}; in the benchmark's format it contains "
                 "objects"
             )
     return values

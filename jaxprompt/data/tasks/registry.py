@@ -1,14 +1,14 @@
-"""The known tasks and the user's own: where rows are, which columns count, how texts are laid out.
+"""Built-in and custom tasks: sources of rows, their columns, and the templates of their texts.
 
-A task is data. Its texts are written in a small string form:
+A task is data. Its templates use a small syntax:
 
     {premise}            the text of a field
     {premise|chop}       without its last character
-    {hypothesis|lower}   its first letter in lower case
-    {question|whole}     never cut: what does not fit is taken from other fields
+    {hypothesis|lower}   with its first letter in lower case
+    {question|whole}     never truncated: other fields are truncated instead
     [mask] [sep]         the scored position; the separator of the backbone
     {predicate}          the word whose roles are tagged
-    {choice} {choices}   the choice of this row of the input; all choices, each by its name
+    {choice} {choices}   the choice of this row of the input; all choices, each with its name
 """
 
 import dataclasses
@@ -29,28 +29,33 @@ TASKS = Registry("tasks", "task", values=ENGLISH | CHINESE | RELATIONS | SEQUENC
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of the known tasks, sorted, those of installed packages too."""
+    """Returns the names of all built-in tasks and those of installed packages, sorted."""
     return tuple(TASKS.names())
 
 
 def get_task(name: str) -> Task:
-    """The known task `name`. Raises InputError with the nearest names for an unknown one."""
+    """Returns the built-in or installed task `name`.
+
+    Raises InputError with the nearest names if there is none.
+    """
     if name not in task_names():
         known = nearest(name, task_names())
-        raise InputError(f"unknown task {name!r}; {known}; or task.name=custom for your own file")
+        raise InputError(f"unknown task {name!r}; {known}; for your data use task.name=custom")
     fields, plugin = TASKS.load(name), TASKS.plugin(name)
     if plugin is None:
         return check_task(Task(name=name, **fields))
     try:
         return check_task(Task(name=name, **fields))
     except (InputError, TypeError, AttributeError) as error:  # fields that are unknown, or no texts
-        raise InputError(f"the package {plugin}, task {name!r}: {first_line(error)}") from error
+        raise InputError(
+            f"task {name!r} of package {plugin} is invalid: {first_line(error)}"
+        ) from error
 
 
 def task_from_json(values: Mapping[str, Any]) -> Task:
-    """Rebuilds a task from `dataclasses.asdict` of it, which may have been through JSON.
+    """Rebuilds a task from its `dataclasses.asdict`, which may have been through JSON.
 
-    Raises InputError where its parts do not fit each other.
+    Raises InputError if its parts do not fit together.
     """
     task = Task(**{part.name: _tuples(values[part.name]) for part in dataclasses.fields(Task)})
     check_task(task)
@@ -68,27 +73,29 @@ def custom_task(
     name: str = "custom",
     **columns: Any,
 ) -> Task:
-    """Makes a task of the user's own columns.
+    """Makes a task from the user's columns.
 
-    Without `labels` the classes are found in the training rows (`with_labels`). With `choices` the
-    answer is an index, a letter or the text of a choice, and `words` name them, the letters where
-    there are none. A column `target` holds a text or a list of equally good texts. A column
+    Without `labels` the classes are read from the training rows (`with_labels`). With `choices` the
+    answer is an index, a letter or the text of a choice, and `words` are the names of the choices,
+    by default letters. A column `target` holds a text or a list of equally good texts. A column
     `answers` holds {"text": [...], "answer_start": [...]}, spans of the last field. A column `tags`
-    has a tag for every word of the one field, in the given `scheme` or that found ("none": each tag
-    is of one word); with `predicate` they are the roles of that word (readers/predicates.py). With
-    `entities` the classes are relations between them (readers/entities.py), with `question`
-    examples are answers of questions (readers/candidates.py).
+    has one tag per word of the only field, in the given `scheme` or the one detected ("none": each
+    tag is for one word); with `predicate` they are the roles of that word (readers/predicates.py).
+    With `entities` the classes are relations between them (readers/entities.py), with `question`
+    examples are answers to questions (readers/candidates.py).
 
     Args:
       fields: columns of the texts.
-      words: label words of each class, one or several; without them a verbalizer uses the class
-        names. The target text of a class is its first word.
-      name: of the task.
-      **columns: fields of `Task`. Without `plain` the texts are joined by separators, without
-        `metric` it is that of the kind of answer.
+      words: label words of each class, one or several; by default a verbalizer uses the class
+        names.
+        The target text of a class is its first word.
+      name: name of the task.
+      **columns: fields of `Task`. Without `plain` the texts are joined by separators; without
+        `metric`
+        the default depends on the kind of answer.
 
     Raises:
-      InputError: where these do not fit each other.
+      InputError: if these do not fit together.
     """
     columns = {key: tuple(x) if isinstance(x, list) else x for key, x in columns.items()}
     columns["labels"] = tuple(str(x) for x in columns.get("labels", ()))
@@ -113,7 +120,7 @@ def custom_task(
 
 
 def _default_metric(task: Task) -> str:
-    """Returns what a task of the user's own is measured by."""
+    """Returns the default metric of a custom task."""
     if task.target:
         return "exact_match"
     if task.tags and task.scheme != NO_SCHEME:
@@ -124,7 +131,7 @@ def _default_metric(task: Task) -> str:
 
 
 def _relation_template(texts: Sequence[str], entities: Sequence[str]) -> str:
-    """Asks for the relation of two entities (DART, appendix A.2)."""
+    """Returns the template that asks for the relation of two entities (DART, appendix A.2)."""
     if len(entities) != 2:
         return ""
     return f"{' '.join(texts)} {{entity1}} is the [mask] of {{entity2}}"

@@ -18,17 +18,17 @@ _LETTERS = {"L": "E", "U": "S"}  # BILOU -> BIOES
 
 
 _RULES = {
-    "iob2": "I-X goes on behind B-X or I-X alone",
-    "bioes": "B-X and I-X go on with I-X or E-X, and nothing else does",
+    "iob2": "I-X may only follow B-X or I-X",
+    "bioes": "B-X and I-X must be followed by I-X or E-X, which may follow nothing else",
 }
 
 
 class IllegalTag(InputError):
-    """A tag that its scheme does not have where it stands."""
+    """A tag that its scheme does not allow at its position."""
 
 
 class Entity(NamedTuple):
-    """Words in a row that name one thing."""
+    """Consecutive words that name one thing."""
 
     type: str
     start: int  # first word
@@ -38,7 +38,7 @@ class Entity(NamedTuple):
 def split_tag(tag: str) -> tuple[str, str]:
     """Splits "B-PER" into its letter and its type, "O" into itself and "".
 
-    Raises ValueError for what is no tag of any scheme.
+    Raises ValueError if it is not a tag of any scheme.
     """
     if tag == OUTSIDE:
         return OUTSIDE, ""
@@ -50,10 +50,16 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> str:
-    """Finds the scheme of entities' tags. `where` tells the place of a row, for messages.
+    """Detects the scheme of entity tags.
 
-    Raises InputError for what is no tag, and where entities begin with B- in some places and with
-    I- in others, which is neither IOB2 nor IOB1.
+    Args:
+      rows: the tags of each row.
+      where: returns the place of a row, for messages.
+
+    Raises:
+      InputError: if a tag is invalid, or if some entities begin with B- and others with I-, which
+        is
+        neither IOB2 nor IOB1.
     """
     begun: dict[str, tuple[int, int]] = {}  # B or I -> the first place where an entity begins so
     count, odd = 0, set()  # rows, and those in which an entity begins with I-
@@ -67,8 +73,8 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
             except ValueError:
                 raise InputError(
                     f"{where(number)}: word {word + 1} has the tag {tag!r}; tags are O, B-TYPE, "
-                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; mend the row, or give task.scheme=none "
-                    "where each tag is of one word"
+                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; fix the row, or set task.scheme=none "
+                    "if each tag is for one word"
                 ) from None
             # No other scheme has these, so the first of them decides.
             if letter in ("E", "S"):
@@ -81,17 +87,19 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
         number, word = begun["I"]
         other, _ = begun["B"]
         raise InputError(
-            f"{where(number)}: word {word + 1} begins an entity with I-, another begins with B- at "
-            f"{where(other)}; IOB2 begins each with B-: mend the file, or read it all as "
-            f"task.scheme=iob1; {len(odd)} of {count} rows begin an entity with I-"
+            f"{where(number)}: word {word + 1} begins an entity with I-, but one at {where(other)} "
+            f"begins with B-; {len(odd)} of {count} rows begin an entity with I-; IOB2 begins each "
+            "with B-: fix the file, or set task.scheme=iob1 to read all of it as IOB1"
         )
     return "iob1" if "I" in begun else "iob2"
 
 
 def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
-    """Finds the entities of a text. Raises ValueError with the index of a word whose tag is wrong.
+    """Finds the entities of a text.
 
-    In IOB1 every tag is right; in IOB2 an entity begins with B-; in BIOES it also ends with E-.
+    In IOB1 every tag is valid; in IOB2 an entity begins with B-; in BIOES it also ends with E-.
+
+    Raises ValueError with the index of the first word whose tag is invalid.
     """
     found: list[Entity] = []
     kind, start = "", 0  # of the entity that is open, "" = none
@@ -121,7 +129,7 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
 
 
 def write_iob2(entities: Iterable[Entity], words: int) -> list[str]:
-    """Writes entities that do not overlap as the IOB2 tags of so many words."""
+    """Returns the IOB2 tags of so many words for entities that do not overlap."""
     tags = [OUTSIDE] * words
     for kind, start, end in entities:
         tags[start:end] = [f"B-{kind}"] + [f"I-{kind}"] * (end - start - 1)
@@ -129,9 +137,9 @@ def write_iob2(entities: Iterable[Entity], words: int) -> list[str]:
 
 
 def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
-    """Makes the tags of a text IOB2, but those without a scheme.
+    """Converts the tags of a text to IOB2; tags without a scheme stay as they are.
 
-    Raises InputError for one that its scheme does not have.
+    Raises InputError for a tag that the scheme does not allow.
     """
     if scheme == NO_SCHEME:
         return list(tags)
@@ -141,23 +149,23 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
         (at,) = error.args
         if isinstance(at, str):
             raise InputError(
-                f"{where}: word {tags.index(at) + 1} has {at!r}, which is no tag, as in O, B-PER, "
-                "I-PER; mend the row"
+                f"{where}: word {tags.index(at) + 1} has the invalid tag {at!r}; tags are e.g. O, "
+                "B-PER, I-PER; fix the row"
             ) from None
         tag = tags[at] if at < len(tags) else "the end"
         before = tags[at - 1] if at else "the beginning"
         raise IllegalTag(
-            f"{where}: word {at + 1} has {tag!r} behind {before!r}, which task.scheme={scheme} "
-            f"does not have ({_RULES[scheme]}); mend the row, or give another scheme"
+            f"{where}: word {at + 1} has {tag!r} after {before!r}, which task.scheme={scheme} "
+            f"does not allow ({_RULES[scheme]}); fix the row, or set another scheme"
         ) from None
 
 
 def labels_of(types: Iterable[str]) -> tuple[str, ...]:
-    """Lists the IOB2 tags of some types of entities: O first, then B- and I- of each by name."""
+    """Lists the IOB2 tags of some entity types: O first, then B- and I- of each, sorted by type."""
     pairs = ((f"B-{kind}", f"I-{kind}") for kind in sorted(set(types)))
     return (OUTSIDE, *(tag for pair in pairs for tag in pair))
 
 
 def lenient_entities(tags: Sequence[str]) -> list[Entity]:
-    """Finds the entities of predicted IOB2 tags, where an I- may also begin one, as conlleval."""
+    """Finds the entities of predicted IOB2 tags; I- may also begin one, as in conlleval."""
     return find_entities(tags, "iob1")

@@ -1,4 +1,4 @@
-"""What a task and an example are: data alone."""
+"""The data classes of tasks and examples."""
 
 import functools
 import string
@@ -15,7 +15,7 @@ PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
 
 
 class AnswerKind(NamedTuple):
-    """What answers of one kind are called, and the column that makes a task one of theirs."""
+    """The name of a kind of answer, and the field of a task that selects it."""
 
     name: str  # of such a task
     field: str
@@ -24,8 +24,8 @@ class AnswerKind(NamedTuple):
 KINDS = {
     "classes": AnswerKind("classification", "classes"),
     "texts": AnswerKind("free-text", "task.target, a column of texts"),
-    "spans": AnswerKind("span", "task.answers, a column of answers with their places"),
-    "tags": AnswerKind("tagging", "task.tags, a column with a tag for every word"),
+    "spans": AnswerKind("span", "task.answers, a column of answers and their positions"),
+    "tags": AnswerKind("tagging", "task.tags, a column with one tag per word"),
     "numbers": AnswerKind("regression", "task.number, a column of numbers"),
 }
 
@@ -54,7 +54,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One task. Every part is data, so that a user's own task is built like a known one."""
+    """One task. Every part is data, so that a custom task is built like a built-in one."""
 
     name: str
     fields: tuple[str, ...]  # names that the texts below may use
@@ -119,17 +119,17 @@ class Task:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Names that a template may use: the fields, and what stands in the first."""
+        """Names that a template may use: the fields, and the entities or predicate in the first."""
         entities = tuple(f"entity{i}" for i in range(1, 1 + len(self.entities)))
         return self.fields + entities + (PREDICATE,) * bool(self.predicate)
 
     @property
     def marked(self) -> int:
-        """How many parts of the first field |marked stands around: entities, or the predicate."""
+        """Number of spans of the first field that |marked surrounds: entities, or the predicate."""
         return len(self.entities) or int(bool(self.predicate))
 
     def example(self, text: str, choices: tuple[str, ...] = ()) -> Example:
-        """Makes up an example whose fields all are `text`, whose entities are letters of it."""
+        """Makes a synthetic example: all fields are `text`, entities are letters of it."""
         places = [min(2 * i, len(text)) for i in range(self.marked)]
         spans = tuple((at, min(at + 1, len(text))) for at in places)
         fields = dict.fromkeys(self.texts, "a") | dict.fromkeys(self.fields, text)
@@ -137,7 +137,7 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """What its answers are, of KINDS."""
+        """The kind of its answers, one of KINDS."""
         columns = {
             "texts": self.target, "tags": self.tags, "spans": self.answers, "numbers": self.number
         }  # fmt: skip
@@ -145,7 +145,7 @@ class Task:
 
     @property
     def is_text(self) -> bool:
-        """Whether the answer is free text and not a class."""
+        """Whether the answer is free text rather than a class."""
         return self.kind == "texts"
 
     @functools.cached_property
@@ -174,31 +174,35 @@ class Task:
 
     @property
     def positive_message(self) -> str:
-        """Names the positive class of a binary metric; "" for metrics of all classes."""
+        """Says which class a binary metric treats as positive; "" for other metrics."""
         if self.kind != "classes" or self.metric not in BINARY_METRICS:
             return ""
         name = (self.labels or string.ascii_uppercase)[self.positive_class]
         return f"{self.metric}: the positive class is {name}"
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
-        """Tells whether the label of a row is one of `left_out`."""
+        """Returns whether the label of a row is one of `left_out`."""
         return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
 
 
 def check_column(task: Task, field: str, does: str, others: tuple[str, ...]) -> None:
-    """Raises InputError where the column that makes a task one of its kind does not fit the rest.
+    """Raises InputError if the column that selects a task's kind does not fit its other fields.
 
-    `field` names it, "target"; `does` says what such a task does; `others` are fields of classes.
+    Args:
+      task: the task.
+      field: name of the field with the column, e.g. "target".
+      does: what such a task does, for messages.
+      others: fields that are only valid for classes.
     """
     column = getattr(task, field)
     for other in others:
         if getattr(task, other):
             raise InputError(
-                f"task.{field}={column!r} and task.{other} are both given; a task {does} or "
-                "chooses a class: leave one of the two out"
+                f"task.{field}={column!r} and task.{other} are both set, but a task either {does} "
+                "or chooses a class; remove one of the two"
             )
     if column in task.fields:
         raise InputError(
-            f"task.{field}={column!r} is also in task.fields, so the input would hold the answer; "
-            "take it out of task.fields"
+            f"task.{field}={column!r} is also in task.fields, so the input would contain the "
+            "answer; remove it from task.fields"
         )

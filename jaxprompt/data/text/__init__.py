@@ -1,1 +1,1 @@
-"""From an example and a template to token ids, slots and roles."""
+"""Turns an example and a template into token ids, slots and roles."""

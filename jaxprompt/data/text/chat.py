@@ -1,4 +1,4 @@
-"""A template laid into the form in which a model was taught to chat."""
+"""Puts a template into a model's chat template."""
 
 import datetime
 import json
@@ -17,16 +17,16 @@ _AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
 def in_chat(tokenizer: Tokenizer, template: str) -> str:
-    """Makes what stands before [mask], or all of a template without one, the user's turn.
+    """Puts the text before [mask] (all of a template without one) into the user's turn.
 
-    What the tokenizer's chat template writes around it becomes text as it is, `["..."]`; the answer
-    begins the assistant's turn. A date in it is always the same, 26 Jul 2024. Raises InputError for
-    a tokenizer without a chat template.
+    The text that the tokenizer's chat template adds is written as literal text, `["..."]`; the
+    answer begins the assistant's turn. A date in it is always 26 Jul 2024. Raises InputError for a
+    tokenizer without a chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"task.chat=True: tokenizer {tokenizer.name_or_path!r} has no chat template; take a "
-            "model that was tuned to chat, or task.chat=False"
+            f"task.chat=True, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a "
+            "model that was tuned for chat, or task.chat=False"
         )
     turns = [{"role": "user", "content": _MARK}]
     try:
@@ -38,14 +38,14 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
     except Exception as error:  # of Jinja, or of what its template calls
         reason = " ".join(str(error).split())
         raise InputError(
-            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns "
-            'into task.template as ["..."], with task.chat=False'
+            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns in "
+            'task.template as ["..."], with task.chat=False'
         ) from error
     front, mark, back = laid.partition(_MARK)
     if not mark or _MARK in back:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
-            f'{laid.count(_MARK)} times; write the turns into task.template as ["..."], with '
+            f'{laid.count(_MARK)} times; write the turns in task.template as ["..."], with '
             "task.chat=False"
         )
     bos, scheme, begins = tokenizer.bos_token, spaced_sections(tokenizer), True
@@ -79,7 +79,7 @@ def _spaced(tokenizer: Tokenizer, text: str, leads: bool) -> str:
 
 
 def _stop_clock(chat: str) -> str:
-    """Gives a chat template the fixed date in the place of transformers' `strftime_now`."""
+    """Replaces transformers' `strftime_now` in a chat template by the fixed date."""
     if "strftime_now" not in chat:
         return chat
     # A macro: transformers hands no function of a caller's to a template.

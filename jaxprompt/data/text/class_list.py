@@ -1,4 +1,4 @@
-"""The classes that a template's [classes] lists, in one list, in groups, or down a hierarchy."""
+"""The classes that a template's [classes] lists: in one list, in groups, or along a hierarchy."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from jaxprompt.types import Role
 
 
 class Entry(NamedTuple):
-    """One class, or parent of classes, of a list."""
+    """One class, or one parent of classes, in a list."""
 
     ids: tuple[int, ...]  # its subwords
     number: int  # a class, or behind these a parent
@@ -25,7 +25,7 @@ class ClassList(NamedTuple):
 
     @property
     def order(self) -> np.ndarray:
-        """Which entry is read first, second, ...: by their numbers. int [entries]"""
+        """Positions of the entries in the order of their numbers, int [entries]."""
         return np.argsort([entry.number for entry in self.entries])
 
     @property
@@ -35,7 +35,7 @@ class ClassList(NamedTuple):
         return words + len(self.between) * (len(self.entries) - 1)
 
     def pieces(self) -> Iterator[tuple[tuple[int, ...], Role, int]]:
-        """Yields tokens, their role, and the row that the first of them takes, -1 = none.
+        """Yields tokens, their role, and the prompt row that the first of them takes, -1 = none.
 
         Each entry is read at its first subword, whose role is LABEL.
         """
@@ -48,7 +48,7 @@ class ClassList(NamedTuple):
 
 
 class ClassTree(NamedTuple):
-    """Which classes are listed together. Members are numbers: classes, and behind them parents."""
+    """Which classes are listed together. Members are numbers: classes, followed by parents."""
 
     names: tuple[str, ...]  # of the classes, then of the parents
     parents: tuple[int, ...]  # of each list the parent of its members, -1 = the root
@@ -57,21 +57,21 @@ class ClassTree(NamedTuple):
 
     @property
     def listed(self) -> frozenset[int]:
-        """The numbers that stand in some list; an only child stands in none."""
+        """The numbers that occur in a list; an only child is in none."""
         return frozenset(number for members in self.lists for number in members)
 
     @property
     def is_flat(self) -> bool:
-        """Whether one list holds the classes, each by itself; one of parents alone does not."""
+        """Whether one list holds all classes, each by itself, and not their parents."""
         return len(self.lists) == 1 and self.listed == frozenset(range(len(self.paths)))
 
     @property
     def depth(self) -> int:
-        """The most lists that lie on the way to a class."""
+        """The largest number of lists on the path to a class."""
         return max(len(self.on_path(number)) for number in range(len(self.paths)))
 
     def on_path(self, label: int) -> list[int]:
-        """Lists that a class is learned from: those of the root and of its parents."""
+        """Returns the lists that train a class: those of the root and of its parents."""
         path = {-1, *self.paths[label]}
         return [number for number, parent in enumerate(self.parents) if parent in path]
 
@@ -81,8 +81,13 @@ def make_tree(
 ) -> ClassTree:
     """Divides classes into lists of up to `group`, 0 = any number.
 
-    `order` is that of the classes in the lists. `hierarchy` names the parents of each class, "/"
-    between levels, the top first: then a list holds the children of one parent.
+    Args:
+      labels: the class names.
+      order: order of the classes in the lists.
+      hierarchy: the parents of each class, top first, with "/" between levels; a list then holds
+        the
+        children of one parent.
+      group: maximum size of a list.
     """
     names = list(labels)
     inner: dict[tuple[str, ...], int] = {(): -1}  # numbers of parents, by their path
@@ -115,20 +120,20 @@ def make_tree(
 
 
 def check_lists(tree: ClassTree, ids: Sequence[Sequence[int]]) -> None:
-    """Raises InputError where two members of a list are the same tokens; `ids` are by number."""
+    """Raises InputError if two members of a list have the same tokens; `ids` are by number."""
     for members in tree.lists:
         owner: dict[tuple[int, ...], int] = {}
         for number in members:
             other = owner.setdefault(tuple(ids[number]), number)
             if other != number:
                 raise InputError(
-                    f"head.hierarchy: {tree.names[other]!r} and {tree.names[number]!r} of one list "
-                    "are the same tokens; give each a name of its own"
+                    f"head.hierarchy: {tree.names[other]!r} and {tree.names[number]!r} in the same "
+                    "list have the same tokens; rename one of them"
                 )
 
 
 def check_hierarchy(labels: Sequence[str], hierarchy: Sequence[str]) -> None:
-    """Raises InputError where a hierarchy does not name the parents of every class."""
+    """Raises InputError if a hierarchy does not give the parents of every class."""
     if hierarchy and len(hierarchy) != len(labels):
         raise InputError(
             f"head.hierarchy has {len(hierarchy)} entries for {len(labels)} classes; give the "
@@ -138,6 +143,6 @@ def check_hierarchy(labels: Sequence[str], hierarchy: Sequence[str]) -> None:
     for label, entry in zip(labels, hierarchy, strict=False):
         if not all(part.strip() for part in entry.split("/")):
             raise InputError(
-                f"head.hierarchy: the parents of {label!r} are {entry!r}; name one or more, as in "
+                f"head.hierarchy: the parents of {label!r} are {entry!r}; give one or more, e.g. "
                 "'animal' or 'animal/bird'"
             )

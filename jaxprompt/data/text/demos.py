@@ -1,8 +1,7 @@
-"""Demonstrations: training examples with their labels, laid beside an example in its prompt.
+"""Demonstrations: labelled training examples that are added to the input of an example.
 
-One of each class stands behind the example on a masked model (Gao et al. 2021, section 6); as many
-as fit, or exactly so many, stand in front of it for in-context learning (Brown et al. 2020, section
-2).
+With a masked model, one of each class follows the example (Gao et al. 2021, section 6). For
+in-context learning (Brown et al. 2020, section 2), as many as fit, or an exact number, precede it.
 """
 
 import copy
@@ -28,7 +27,7 @@ COUNTS = ("per_class", "total", "exact")  # of which a config sets one
 
 
 class DemoSettings(NamedTuple):
-    """Which demonstrations an example is given; the fields are those of the block `demos`."""
+    """Which demonstrations an example gets; the fields are those of the block `demos`."""
 
     per_class: int
     total: int
@@ -42,7 +41,7 @@ class DemoSettings(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Writes the field that says how many are shown, as "demos.total=4"."""
+        """The field with the number of demonstrations, as "demos.total=4"."""
         field = next(name for name in COUNTS if getattr(self, name))
         return f"demos.{field}={getattr(self, field)}"
 
@@ -54,8 +53,8 @@ Similarity = Callable[[Sequence[Example]], np.ndarray]
 class Demonstrations:
     """Samples demonstrations from training examples.
 
-    What an example is given depends on its texts, the training examples and the seed alone: not on
-    its split, nor on what is encoded with it. So an export scores a text as its run did.
+    The demonstrations of an example depend only on its texts, the training examples and the seed:
+    not on its split, nor on what is encoded with it. So an export scores a text as its run did.
     """
 
     def __init__(
@@ -65,9 +64,9 @@ class Demonstrations:
         names: Sequence[str],
         similarity: Similarity | None = None,
     ):
-        """Takes training examples and the class names.
+        """Takes the training examples and the class names.
 
-        Raises InputError where there are fewer examples, or of a class, than are asked for.
+        Raises InputError if there are fewer examples than requested, in total or of a class.
         """
         self.settings, self.pool = settings, list(pool)
         self.similarity, self._names = similarity, names
@@ -81,24 +80,24 @@ class Demonstrations:
             self._same.setdefault(_texts(example), []).append(row)
 
     def tell(self) -> str:
-        """Says which demonstrations each example is given."""
+        """Returns a message with the demonstrations that each example gets."""
         own, size = self.settings, len(self.pool)
         which = f"{own.per_class} of each class" if own.per_class else f"up to {own.total}"
         which = f"exactly {own.exact}" if own.exact else which
-        among = f", from the most similar {own.similar:.3g} of a class" * (own.similar < 1)
-        return f"demonstrations: {which} of {size} examples{among}, {own.samples} samples"
+        among = f", among the most similar {own.similar:.3g} of a class" * (own.similar < 1)
+        return f"demonstrations: {which}, from {size} examples{among}, {own.samples} samples"
 
     def once(self) -> "Demonstrations":
-        """Takes the first sample alone."""
+        """Returns a copy that takes only the first sample."""
         other = copy.copy(self)
         other.settings = self.settings._replace(samples=1)
         return other
 
     def sample(self, examples: Sequence[Example]) -> list[list[tuple[Example, ...]]]:
-        """Samples the demonstrations of each example. -> [examples][samples]
+        """Samples the demonstrations of each example, [examples][samples].
 
-        An example is never its own: training examples of the same texts are left out. Raises
-        InputError where that leaves too few, or of a class.
+        Training examples with the same texts as the example are excluded. Raises InputError if too
+        few remain, in total or of a class.
         """
         if self.similarity is None:
             return [self._sample_one(example, None) for example in examples]
@@ -167,7 +166,7 @@ def _seeds(seed: int, texts: str) -> np.ndarray:
 
 
 class Beside(NamedTuple):
-    """How demonstrations are laid beside an example."""
+    """How demonstrations are laid out with an example."""
 
     words: Sequence[Sequence[int]]  # token ids of the label word of each class
     separator: tuple[TokenRun, ...]  # between an example and the next
@@ -186,12 +185,24 @@ def lay(
     room: int,
     where: str,
 ) -> tuple[list[TokenRun], bool]:
-    """Lays demonstrations beside an example and cuts texts until all fit into `room` tokens.
+    """Lays out demonstrations with an example and truncates texts until all fit into `room` tokens.
 
-    The first `front` runs of the example stay in front of all, its last, the end, behind all. Texts
-    of demonstrations are cut before the example's own: each text keeps a token at least, and all of
-    it where `how` says so. `where` names the template in messages. -> runs of which none is to be
-    cut, whether a text was cut to fit. Raises InputError where what is kept does not fit.
+    Args:
+      own: the runs of the example. The first `front` of them come first; the last one, the end,
+        comes
+        last.
+      demos: the runs of each demonstration. Their texts are truncated before those of the example;
+        each text keeps at least one token, or all if `how.whole`.
+      how: the layout.
+      front: number of runs of the example that come first.
+      room: maximum number of tokens.
+      where: name of the template, for messages.
+
+    Returns:
+      The runs, none of which is still to be truncated, and whether a text was truncated.
+
+    Raises:
+      InputError: if the tokens that must stay do not fit.
     """
     own = _limit(own, how.own_limit)
     demos = [_limit(demo, how.limit) for demo in demos]
@@ -210,12 +221,13 @@ def lay(
     if how.whole:
         needed = fixed + sum(ours) + sum(theirs)
     if needed > room:
-        held = "whole" if how.whole else "with one of each text"
-        cure = "take fewer demonstrations"
-        cure += ", or cut texts by demos.limit and demos.own_limit" * how.whole
+        held = "in full" if how.whole else "with one token of each text"
+        cure = "use fewer demonstrations"
+        cure += ", or truncate texts by demos.limit and demos.own_limit" * how.whole
         raise InputError(
             f"{where} with {len(demos)} demonstrations takes {needed} tokens {held}, over the "
-            f"{room} that data.max_len leaves; raise it by {needed - room} or more, or {cure}"
+            f"{room} that data.max_len leaves; raise data.max_len by {needed - room} or more, or "
+            f"{cure}"
         )
     # The example's own texts come first, with a token kept back for each text of a demonstration.
     kept = kept_lengths(ours, room - fixed - least)
@@ -237,11 +249,11 @@ def _length(runs: Sequence[TokenRun]) -> int:
 
 
 def _limit(runs: Sequence[TokenRun], limit: int) -> list[TokenRun]:
-    """Cuts each text to so many tokens; 0 = none."""
+    """Truncates each text to so many tokens; 0 = no limit."""
     return [run._replace(ids=run.ids[:limit]) if limit and run.cut else run for run in runs]
 
 
 def _shorten(runs: Sequence[TokenRun], lengths: Sequence[int]) -> list[TokenRun]:
-    """Cuts the texts of runs to these lengths, in order."""
+    """Truncates the texts of runs to these lengths, in order."""
     left = iter(lengths)
     return [run._replace(ids=run.ids[: next(left)], cut=False) if run.cut else run for run in runs]

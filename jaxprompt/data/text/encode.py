@@ -1,4 +1,4 @@
-"""From an example and a template to token ids, slots and roles, before any padding."""
+"""Turns an example and a template into token ids, slots and roles, before padding."""
 
 import copy
 import string
@@ -38,7 +38,7 @@ _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts 
 
 
 class Answer(NamedTuple):
-    """What follows the input: label words, a free text, or nothing."""
+    """What follows the input: label words, free text, or nothing."""
 
     plan: Branches | None = None
     stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
@@ -47,12 +47,12 @@ class Answer(NamedTuple):
 
 
 class ExampleEncoder:
-    """Encodes examples of one task for one backbone. Holds the template's own tokens, encoded once.
+    """Encodes examples of one task for one backbone; the template's tokens are encoded once.
 
-    A text after white space in the template carries the leading space that a byte-level BPE needs;
-    the first text after [CLS] or [SEP] has none, save where the template itself begins with one.
-    To fit `max_len`, which counts slots and specials, and where one stream holds all, what the
-    model says, fields alone are cut: the longest first, and none that is `whole`.
+    A text after white space in the template has the leading space that a byte-level BPE needs; the
+    first text after [CLS] or [SEP] has none, unless the template itself begins with one. To fit
+    `max_len`, only fields are truncated, the longest first, and none that is `whole`. `max_len`
+    counts slots, special tokens, and in a decoder-only model the answer.
     """
 
     def __init__(
@@ -74,12 +74,13 @@ class ExampleEncoder:
         lists: Sequence[ClassList] = (),
         beside: Beside | None = None,
     ):
-        """Lays the template out. `num_types` is the number of segments that the backbone knows.
+        """Lays out the template.
 
-        `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
-        them. Of the field with entities `markers` are the words around each, () = the default.
-        [classes] writes the first of `lists`; `listing` takes another. `beside` says how
-        demonstrations are laid, where there are any.
+        `num_types` is the number of segments that the backbone has. `option`, or OPTION if it is
+        empty, is how {choices} writes one choice, `names` are the names of the choices. `markers`
+        are the words around each entity of the field with entities, () = the default. [classes]
+        writes the first of `lists`; `listing` selects another. `beside` says how demonstrations are
+        laid out, if there are any.
         """
         marked = [part.text for part in template.parts if part.mark]
         check(
@@ -117,7 +118,7 @@ class ExampleEncoder:
         widest._check_room(fixed)
 
     def writing(self, tokens: int) -> "ExampleEncoder":
-        """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
+        """Returns an encoder of the same inputs, followed by up to `tokens` generated tokens."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
         other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
@@ -130,19 +131,19 @@ class ExampleEncoder:
         return other
 
     def showing(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
-        """Returns an encoder that lays `demos[i]` beside the i-th example of `encode_all`."""
+        """Returns an encoder that adds `demos[i]` to the i-th example of `encode_all`."""
         other = copy.copy(self)
         other._shown = demos
         return other
 
     def encode(self, example: Example) -> list[Encoded]:
-        """Encodes one example: K rows, one a choice where the template has {choice}, else 1."""
+        """Encodes one example: one row per choice if the template has {choice}, else 1 row."""
         return self.encode_all([example])[0]
 
     def encode_all(
         self, examples: Sequence[Example], *, targets: bool = False
     ) -> list[list[Encoded]]:
-        """Encodes examples, in order, K rows each; a free text's target too where `targets`."""
+        """Encodes examples, in order, K rows each; with `targets` also free-text targets."""
         rows = []
         shown = self._shown or [()] * len(examples)
         for start in range(0, len(examples), _CHUNK):
@@ -151,9 +152,9 @@ class ExampleEncoder:
         return rows
 
     def gaps(self, examples: Sequence[Example], window: str) -> Iterator[Gap]:
-        """Leaves the field `window` of every example open; the other fields are whole.
+        """Encodes examples without the field `window`; the other fields are whole.
 
-        Raises InputError where there is no room for a token of it.
+        Raises InputError if there is no room for a token of that field.
         """
         filled = [self._fill(example, "", window) for example in examples]
         runs = (run for parts in filled for run in parts if run.field != window)
@@ -167,17 +168,17 @@ class ExampleEncoder:
             yield Gap(others[:at], field, others[at:], self._check_room(others))
 
     def place(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
-        """Puts tokens into a gap. -> the row, where the first of these tokens stands"""
+        """Puts tokens into a gap; returns the row, and the position of the first token."""
         runs = [*gap.before, gap.field._replace(ids=ids, pending=False), *gap.after]
         return self._assemble(runs, {}, None), sum(len(run.ids) for run in gap.before)
 
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes texts as they stand inside an input, behind a space."""
+        """Encodes texts as inside an input, after a space."""
         return encode_texts(self._tokenizer, [f" {text}" for text in texts])
 
     @property
     def cls_at(self) -> int:
-        """Where [CLS] stands."""
+        """Position of [CLS]."""
         return self._cls_at
 
     @property
@@ -191,7 +192,7 @@ class ExampleEncoder:
         return self._tokenizer
 
     def shared_front(self) -> Front | None:
-        """Gives what every row begins with, in front of its first text; None = nothing."""
+        """Returns the prefix that all rows share, before the first text; None = no prefix."""
         layout, runs = self._layout(1), []
         for run in layout if self._beside is None else ():
             if not isinstance(run, TokenRun):
@@ -221,7 +222,7 @@ class ExampleEncoder:
         ]
 
     def _demonstrate(self, demo: Example) -> list[TokenRun]:
-        """Lays a demonstration out like an example, with its label word in the mask's place."""
+        """Lays out a demonstration like an example, with its label word in place of the mask."""
         word = self._demonstrations().words[demo.label]
         return [
             run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
@@ -229,7 +230,7 @@ class ExampleEncoder:
         ]
 
     def _demonstrations(self) -> Beside:
-        """Says how demonstrations are laid."""
+        """Returns the layout of demonstrations."""
         if self._beside is None:
             raise ValueError("demonstrations are given to an encoder that was made without")
         return self._beside
@@ -246,8 +247,9 @@ class ExampleEncoder:
             ids = [*ids, self._specials.stop]
             if len(ids) > self._answer.text:
                 raise InputError(
-                    f"the target {text.strip()[:40]!r} has {len(ids)} tokens with its end, over "
-                    f"data.max_target={self._answer.text}; raise that, or shorten the target"
+                    f"the target {text.strip()[:40]!r} has {len(ids)} tokens with its end token, "
+                    f"over data.max_target={self._answer.text}; raise data.max_target, or shorten "
+                    "the target"
                 )
             found.append(ids)
         return found
@@ -264,7 +266,7 @@ class ExampleEncoder:
         return example.choices
 
     def _layout(self, choices: int) -> list[TokenRun | OpenPart]:
-        """Gives the layout with that many choices listed, made once."""
+        """Returns the layout for so many choices, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
             self._layouts[choices] = self._lay_out(shown, *self._sizes)
@@ -273,16 +275,16 @@ class ExampleEncoder:
     def _lay_out(
         self, shown: Template, num_slots: int, num_masks: int
     ) -> list[TokenRun | OpenPart]:
-        """Encodes what does not come with the example; adds the specials and slots not written."""
+        """Encodes the fixed parts; adds the special tokens and slots not in the template."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
         if sp.style == "causal" and any(p.kind == "mask" for p in shown.parts[:-1]):
             raise InputError(
                 f"{where}: a left-to-right model predicts at the end of its input; move [mask] "
-                "there, or give task.template one that ends with it"
+                "there, or set task.template to one that ends with it"
             )
         if not sp.cls and any(p.kind == "cls" for p in shown.parts):
-            raise InputError(f"{where} has [cls], which this backbone has not; take it out")
+            raise InputError(f"{where} has [cls], which this backbone does not have; remove it")
         blank = sp.style == "infilling"
         given = dict(soft=num_slots > 0, mask=blank, one_space=self._one_space)
         parts = shown.completed(cls=bool(sp.cls), **given)
@@ -353,7 +355,7 @@ class ExampleEncoder:
         return runs
 
     def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
-        """Divides a field at its entities, which are never cut."""
+        """Divides a field at its entities, which are never truncated."""
         words = self._markers if item.part.mark == "marked" else ()
         for piece in divide(text, example.entities, words=words, space=item.space):
             run = TokenRun([], Role.TEXT, item.segment, text=piece.text, pending=True)
@@ -375,18 +377,18 @@ class ExampleEncoder:
             whole = tokens(Role.TEXT)
             names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
             kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
-            shown = f", {whole} of {kinds} and whole texts" * bool(whole)
-            cure = "use fewer slots or a shorter template"
+            shown = f", {whole} for {kinds} and whole texts" * bool(whole)
+            cure = "or use fewer slots or a shorter template"
             if self._lists:
-                shown += f", {self._lists[0].tokens} of a list of classes"
+                shown += f", {self._lists[0].tokens} for a list of classes"
                 cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
             if self._room_behind:
-                shown += f", {self._room_behind} of the answer"
+                shown += f", {self._room_behind} for the answer"
                 cure = "lower data.max_target, " * bool(self._answer.text) + cure
             raise InputError(
-                f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
-                f"them slots{shown}) beside the text, which leaves no room in max_len "
-                f"{self._max_len}; raise max_len to {needed} or more, {cure}"
+                f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} for "
+                f"slots{shown}) besides the text, which leaves no room in max_len {self._max_len}; "
+                f"raise max_len to {needed} or more, {cure}"
             )
         return self._max_len - taken
 
@@ -416,7 +418,7 @@ class ExampleEncoder:
         )
 
     def _stem(self) -> Row:
-        """What the decoder is fed before anything is read: its soft tokens and the stem."""
+        """Returns the decoder's input before the scored tokens: its soft tokens and the stem."""
         slots, stem = self._answer.slots, self._answer.stem
         ids = [self._specials.pad] * slots + list(stem)
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)

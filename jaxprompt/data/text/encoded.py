@@ -1,4 +1,4 @@
-"""Encoded rows and splits: what batches are made of, and what answers are compared with."""
+"""Encoded rows and splits, which batches are made of, and the references for metrics."""
 
 import zlib
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def make_row(
     roles: Ints,
     positions: Ints,
 ) -> Row:
-    """Makes a row of lists of equal length."""
+    """Makes a row from lists of equal length."""
     whole = lambda values: np.array(values, np.int32)
     return Row(
         whole(ids), whole(slots), whole(types), np.array(roles, np.int8), whole(positions)
@@ -53,7 +53,7 @@ class Encoded(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What metrics of relations and questions know of a split's examples, besides the labels."""
+    """What metrics for relations and questions need of a split's examples, besides labels."""
 
     names: tuple[str, ...]  # of the classes
     negative: int  # the class that is no relation, -1 = there is none
@@ -66,7 +66,7 @@ class Judged(NamedTuple):
     positive: int = 1  # index of the positive class of binary metrics
 
     def take(self, chosen: Sequence[bool] | np.ndarray) -> "Judged":
-        """Takes some examples."""
+        """Returns a selection of the examples."""
         return self._replace(
             right=_taken(self.right, chosen),
             told=_taken(self.told, chosen),
@@ -82,7 +82,7 @@ def _taken(values: Sequence[Item], chosen: Sequence[bool] | np.ndarray) -> Seque
 
 
 class Split(NamedTuple):
-    """One split, encoded. A unit is what stands in one place of a batch: most often an example."""
+    """One split, encoded. A unit is one entry of a batch, usually an example."""
 
     rows: list[list[Encoded]]  # units, K rows each
     labels: np.ndarray  # int32 [units] or [units, M], -1 = unknown; float32, numbers, NaN = unknown
@@ -98,13 +98,13 @@ class Split(NamedTuple):
         return len(self.references)
 
     def by_example(self) -> list[list[Encoded]]:
-        """Joins the rows of the units that are one example."""
+        """Joins the rows of the units that belong to one example."""
         count = self.samples
         joined = range(0, len(self.rows), count)
         return [[row for unit in self.rows[i : i + count] for row in unit] for i in joined]
 
     def without_samples(self) -> "Split":
-        """Takes the first unit of each example."""
+        """Keeps the first unit of each example."""
         if self.samples == 1:
             return self
         step = slice(None, None, self.samples)
@@ -113,7 +113,7 @@ class Split(NamedTuple):
         )
 
     def average(self, found: Answers) -> Answers:
-        """Averages scores over the samples of an example. [units, ...] -> [examples, ...]
+        """Averages scores over the samples of an example: [units, ...] to [examples, ...].
 
         Scores are log-probabilities, so the best class is that of the averaged logits.
         """
@@ -123,7 +123,7 @@ class Split(NamedTuple):
         return apart.mean(1).astype(np.float32)
 
     def digest(self) -> str:
-        """Sums up the encoded rows and labels: the same for the same data."""
+        """Returns a checksum of the encoded rows and labels: the same for the same data."""
         total = zlib.crc32(self.labels.tobytes())
         for row in (row for unit in self.rows for row in unit):
             parts = (row.ids, row.slot, row.label_pos) + ((row.decoder.ids,) if row.decoder else ())
@@ -133,5 +133,5 @@ class Split(NamedTuple):
 
 
 def count_cut(rows: Sequence[Sequence[Encoded]]) -> int:
-    """Counts the examples of which some text did not fit. `rows`: examples, K rows each."""
+    """Counts the examples with a truncated text. `rows`: examples, K rows each."""
     return sum(any(row.cut for row in example) for example in rows)

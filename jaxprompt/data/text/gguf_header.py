@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: its metadata, and where its tensors stand.
+"""Reads the header of a GGUF file: its metadata, and the positions of its tensors.
 
-The layout is that of docs/gguf.md in github.com/ggml-org/ggml. The gguf package's own reader makes
-an array for each word of a vocabulary, which takes seconds, and maps the file into memory.
+The layout is that of docs/gguf.md in github.com/ggml-org/ggml. The gguf package's reader makes an
+array for each word of a vocabulary, which takes seconds, and maps the file into memory.
 """
 
 import functools
@@ -25,7 +25,7 @@ _ALIGNMENT = 32  # where general.alignment says nothing
 
 
 class Array(NamedTuple):
-    """Many values of the metadata, not read yet."""
+    """An array of the metadata, not read yet."""
 
     kind: int
     size: int
@@ -34,7 +34,7 @@ class Array(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tensor stands."""
+    """The position of a tensor."""
 
     shape: tuple[int, ...]  # the last axis is contiguous, as numpy has it
     kind: int  # ggml's number of its type
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a GGUF file says of its contents."""
+    """The contents of a GGUF file, as its header describes them."""
 
     path: Path
     size: int  # bytes of the file
@@ -52,34 +52,37 @@ class Header(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of the kind of model, "" where the file has none."""
+        """llama.cpp's name of the architecture, "" if the file has none."""
         found = self.fields.get("general.architecture", "")
         return found if isinstance(found, str) else ""
 
     def array(self, key: str) -> list[Any]:
-        """Reads an array of the metadata."""
+        """Returns an array of the metadata."""
         found = self.fields[key]
         if not isinstance(found, Array):
-            raise InputError(f"{self.path} has {key}={brief(found)}, which is to be a list")
+            raise InputError(
+                f"{self.path} has {key}={brief(found)}, which must be a list; download the file "
+                "again"
+            )
         with _opened(self.path) as file:
             reader = _Reader(file, self.path, self.size, found.start)
             return list(reader.values(found.kind, found.size))
 
     def part(self, start: int, end: int) -> bytes:
-        """Reads bytes of the file."""
+        """Returns a range of bytes of the file."""
         with _opened(self.path) as file:
             return _Reader(file, self.path, self.size, start).take(end - start)
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-    """Tells whether a path is that of a GGUF file, by its name."""
+    """Returns whether a path names a GGUF file."""
     return os.fspath(path).lower().endswith(SUFFIX)
 
 
 def read_header(path: str | os.PathLike) -> Header:
-    """Reads the header of a GGUF file, once as long as the file stays as it is.
+    """Reads the header of a GGUF file, once as long as the file does not change.
 
-    Raises InputError for a file that cannot be read, is none, or is damaged.
+    Raises InputError if the file cannot be read, is not a GGUF file, or is damaged.
     """
     try:
         about = os.stat(path)
@@ -94,16 +97,16 @@ def _read_header(path: str, size: int, changed: int) -> Header:
         reader = _Reader(file, Path(path), size)
         if size < len(_MAGIC) or reader.take(len(_MAGIC)) != _MAGIC:
             raise InputError(
-                f"{path} is no GGUF file: it does not begin with {_MAGIC.decode()}; give one, or "
-                "a folder with config.json"
+                f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}; use a GGUF "
+                "file, or a folder with config.json"
             )
         version = reader.number("I")
         if version not in (2, 3):
             # A big-endian 3, read as little-endian, is 3 * 2^24.
             shown = "of the other byte order" if version % 2**16 == 0 else f"of version {version}"
             raise InputError(
-                f"{path} is a GGUF file {shown}, and those of version 2 and 3 are read, "
-                "little-endian; convert the model anew"
+                f"{path} is a GGUF file {shown}, but only little-endian files of versions 2 and 3 "
+                "are supported; convert the model again"
             )
         count, fields, spans, tensors = reader.number("Q"), {}, {}, {}
         for _ in range(reader.number("Q")):
@@ -135,7 +138,7 @@ class _Reader:
         file.seek(at)
 
     def damaged(self, what: str) -> InputError:
-        return InputError(f"{self.path} is damaged: its header holds {what}; fetch it anew")
+        return InputError(f"{self.path} is damaged: its header has {what}; download it again")
 
     def take(self, count: int) -> bytes:
         try:
@@ -145,8 +148,8 @@ class _Reader:
             raise _unreadable(self.path, error) from error
         if len(data) < count:
             raise InputError(
-                f"{self.path} is cut short: it goes on behind byte {self.size:,}, its last; "
-                "fetch it anew"
+                f"{self.path} is incomplete: it should continue after its last byte, "
+                f"{self.size:,}; download it again"
             )
         self.at += count
         return data
@@ -195,8 +198,8 @@ class _Reader:
         # No type has less than one bit a number, so that a header of any sizes is found out here.
         if math.prod(shape) > 8 * self.size:
             raise InputError(
-                f"{self.path} is cut short: it holds {self.size:,} bytes, and a tensor of shape "
-                f"{list(shape)} does not fit; fetch it anew"
+                f"{self.path} is incomplete: it has {self.size:,} bytes, too few for a tensor of "
+                f"shape {list(shape)}; download it again"
             )
         return Place(shape, self.number("I"), self.number("Q"))
 

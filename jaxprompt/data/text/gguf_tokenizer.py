@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, made once from its metadata and kept in the user's cache folder."""
+"""The tokenizer of a GGUF file, made once from its metadata and cached."""
 
 import hashlib
 import json
@@ -37,15 +37,15 @@ _AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
 _NORMALIZED = "qwen2"  # texts are put into NFC, as in Qwen2's own tokenizer.json
 _MADE = 5  # counts the ways in which this module has made a tokenizer of the same metadata
 _CHECKSUMS = "checksums.json"  # the CRC-32 of each file of a folder
-_CURE = "take another file, or a folder with tokenizer.json"
+_CURE = "use another file, or a folder with tokenizer.json"
 
 
 def tokenizer_folder(path: str | os.PathLike) -> Path:
-    """Returns the folder of a GGUF file's tokenizer as transformers saves it, made where missing.
+    """Returns the folder of a GGUF file's tokenizer in transformers' format, made if missing.
 
-    It is named by a SHA-256 over the file's metadata of the tokenizer and transformers' version:
-    files of one tokenizer share it. One with a damaged file is made again. Raises InputError for
-    metadata of which none can be made.
+    It is named by a SHA-256 of the file's tokenizer metadata and transformers' version, so files
+    with the same tokenizer share it. A folder with a damaged file is made again. Raises InputError
+    if no tokenizer can be made of the metadata.
     """
     header = read_header(path)
     place = user_cache() / "jaxprompt" / "tokenizers"
@@ -78,7 +78,7 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Returns whether a folder has a tokenizer, and its files are as they were written."""
+    """Returns whether a folder has a tokenizer whose files are unchanged."""
     try:
         checksums = parse_json((folder / _CHECKSUMS).read_bytes())
         return all(file_checksum(folder / name) == crc for name, crc in checksums.items())
@@ -97,7 +97,7 @@ def _digest(header: Header) -> str:
 
 
 def _make(header: Header) -> Any:
-    """Makes the tokenizer by transformers' own converters, which need no torch."""
+    """Makes the tokenizer with transformers' converters, which need no torch."""
     from tokenizers import normalizers
     from tokenizers import pre_tokenizers as before
     from transformers import PreTrainedTokenizerFast
@@ -105,7 +105,7 @@ def _make(header: Header) -> Any:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
-        raise InputError(f"{header.path} holds no tokenizer; {_CURE}")
+        raise InputError(f"{header.path} has no tokenizer; {_CURE}")
     parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
     settings = _values(header, _ADDED | GGUF_TOKENIZER_MAPPING["tokenizer_config"])
     pre = header.fields.get("tokenizer.ggml.pre")
@@ -139,14 +139,14 @@ def _make(header: Header) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"no tokenizer can be made of {header.path} ({reason}); {_CURE}"
+            f"no tokenizer can be made from {header.path} ({reason}); {_CURE}"
         ) from error
 
 
 def _without_later_ids(backend: Any, size: int) -> Any:
-    """Drops the added tokens behind a vocabulary, which the converters' class has by default.
+    """Drops added tokens beyond the vocabulary, which the converters' class has by default.
 
-    Of a Llama 3 that is GPT-2's end of text, whose id has no row in the embedding.
+    For Llama 3 that is GPT-2's end of text, whose id has no row in the embedding.
     """
     from tokenizers import Tokenizer
 
@@ -156,7 +156,7 @@ def _without_later_ids(backend: Any, size: int) -> Any:
 
 
 def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the fields that a file has. `names`: theirs -> transformers'"""
+    """Reads the fields that a file has. `names`: from its names to transformers'."""
     known = {f"tokenizer.{key}": ours for key, ours in names.items()}
     return {
         ours: header.array(key) if isinstance(header.fields[key], Array) else header.fields[key]
@@ -166,12 +166,13 @@ def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _token(header: Header, tokens: list[str], key: str) -> str | None:
-    """Finds the text of a special token by the field of its id, None where there is none."""
+    """Finds the text of a special token by the field with its id, None if there is none."""
     found = header.fields.get(key)
     if found is None:
         return None
     if not isinstance(found, int) or not 0 <= found < len(tokens):
         raise InputError(
-            f"{header.path} has {key}={brief(found)}, and a vocabulary of {len(tokens):,}; {_CURE}"
+            f"{header.path} has {key}={brief(found)}, but its vocabulary has {len(tokens):,} "
+            f"tokens; {_CURE}"
         )
     return tokens[found]

@@ -1,4 +1,4 @@
-"""What a backbone is beside its weights: its tokenizer, and what its config says of its layers."""
+"""Fingerprints of a tokenizer and of a backbone's config, besides the weights."""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïv
 
 
 def identity_of(scorer: Any) -> dict[str, str]:
-    """Sums up a scorer's tokenizer and backbone, see `identify`."""
+    """Returns the fingerprints of a scorer's tokenizer and backbone, see `identify`."""
     return identify(scorer.tokenizer, scorer.model.backbone.cfg)
 
 
 def identify(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
-    """Sums up how the tokenizer numbers words, and what the layers of a config compute."""
+    """Returns fingerprints of the tokenizer's ids and of what the layers of a config compute."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
     own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
     return {"tokenizer": _of_tokenizer(tokenizer), "layers": _digest(own)}
@@ -58,7 +58,7 @@ def _digest(value: Any) -> str:
 
 
 def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Tokenizer) -> None:
-    """Raises InputError for a token of some rows that no row of the embedding is for."""
+    """Raises InputError for a token id that has no row in the embedding."""
     parts = (part for row in rows for part in row)
     highest = (int(ids.max()) for part in parts for ids in _ids_of(part) if len(ids))
     check_id(max(highest, default=0), vocab, tokenizer)
@@ -73,22 +73,22 @@ def _ids_of(part: Encoded) -> Iterator[np.ndarray]:
 
 
 def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:
-    """Raises InputError where the highest of several token ids has no row in the embedding."""
+    """Raises InputError if the highest token id has no row in the embedding."""
     if highest >= vocab:
         token = tokenizer.convert_ids_to_tokens(highest)
         raise InputError(
-            f"the tokenizer gives {token!r} the id {highest}, and the embedding has {vocab} "
-            "rows; give the tokenizer that belongs to the weights"
+            f"the tokenizer gives {token!r} the id {highest}, but the embedding has only {vocab} "
+            "rows; use the tokenizer that belongs to the weights"
         )
 
 
 def check_identity(
     known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
 ) -> None:
-    """Raises InputError for a part that `known` names and that is another now."""
+    """Raises InputError if a fingerprint differs from the one that `known` has of it."""
     for name, shown in _NAMES.items():
         if name in known and name in now and known[name] != now[name]:
             raise InputError(
-                f"{learned} another {shown} beside these weights ({str(known[name])[:12]}, now "
+                f"{learned} another {shown} for these weights ({str(known[name])[:12]}, now "
                 f"{now[name][:12]}); {cure}"
             )

@@ -1,4 +1,4 @@
-"""Entities inside a text: what is put around them, and what is cut so that none is lost."""
+"""Marks entities in a text, and truncates the text without losing one."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,18 +15,18 @@ class Piece(NamedTuple):
 
 
 def default_markers(entities: int) -> tuple[str, ...]:
-    """Gives the words around so many entities: what opens and what closes each is the same."""
+    """Returns the words around so many entities: the same word opens and closes one."""
     return tuple(MARKERS[i // 2 % len(MARKERS)] for i in range(2 * entities))
 
 
 def divide(
     text: str, spans: Sequence[tuple[int, int]], *, words: Sequence[str] = (), space: bool
 ) -> Iterator[Piece]:
-    """Divides a text at its entities and puts a marker in front of and behind each.
+    """Divides a text at its entities and puts a marker before and after each.
 
-    White space in front of an entity stands behind its marker, so that a byte-level BPE sees the
-    entity as in a sentence. Markers are `words`, each behind a space, or have no text. `space` says
-    whether the text itself begins behind white space. An entity at (-1, -1) is not marked.
+    White space before an entity comes after its marker, so that a byte-level BPE sees the entity as
+    in a sentence. Markers are `words`, each after a space, or have no text. `space` says whether
+    the text itself follows white space. An entity at (-1, -1) is not marked.
     """
     at, side = 0, _FIRST
     for i in sorted((i for i in range(len(spans)) if spans[i][0] >= 0), key=lambda i: spans[i]):
@@ -53,7 +53,7 @@ _FIRST, _BETWEEN, _LAST = range(3)  # a context: before all entities, between tw
 
 
 def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """Lengths left when the longest loses a token, ties the later one, until they fit `room`."""
+    """Returns lengths that fit `room`: the longest (last of equal ones) loses tokens first."""
     kept = list(lengths)
     if sum(kept) <= room:
         return kept
@@ -75,10 +75,13 @@ def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def fit(lengths: Sequence[int], sides: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Cuts the text around entities to `room` tokens. -> first and last tokens that each keeps
+    """Truncates the text around entities to `room` tokens.
 
-    The text before the first entity loses its beginning and that behind the last its end, the
-    longer one first. Only where these are used up, texts between entities lose their middle.
+    The text before the first entity loses its beginning and that after the last its end, the longer
+    one first. Only when these are used up, texts between entities lose their middle.
+
+    Returns:
+      The number of first and last tokens that each text keeps.
     """
     inner = [own * (side == _BETWEEN) for own, side in zip(lengths, sides, strict=True)]
     outer = [own - mid for own, mid in zip(lengths, inner, strict=True)]

@@ -1,4 +1,4 @@
-"""What a run says of its examples at its start: labels, their counts, and texts that are cut."""
+"""Messages about a run's examples: labels, their counts, and truncated texts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,17 @@ MANY = 100  # classes; of more than these some are named
 
 
 def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
-    """Says which index is which label, how often train has it, and what may be a mistake.
+    """Returns messages with the label of each index, its count in train, and possible mistakes.
 
-    `labels` are the class indices of each split, -1 = unknown. A class without an example in dev is
-    told, and so are names that differ in case or spaces only, which are classes of their own. Of
-    more than MANY classes the most frequent ones are told.
+    `labels` are the class indices of each split, -1 = unknown. Possible mistakes are classes
+    without an example in dev, and names that differ only in case or spaces, which are separate
+    classes. With more than MANY classes only the most frequent ones are listed.
     """
     counts = {split: Counter(map(int, own)) for split, own in labels.items()}
     if len(names) > MANY:
         first = [f"{_shown(names[i])} ({n})" for i, n in counts["train"].most_common(10)]
         return [
-            f"labels in train: {len(counts['train'])} of {len(names)} classes, most often "
+            f"labels in train: {len(counts['train'])} of {len(names)} classes, most frequent: "
             f"{', '.join(first)}"
         ]
     train = [counts["train"][index] for index in range(len(names))]
@@ -29,7 +29,7 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
     lines = [f"labels in train: {', '.join(f'{i} = {name} ({train[i]})' for i, name in named)}"]
     if "dev" in counts:
         lines += [
-            f"no example of {name} is in dev, {train[i]} in train"
+            f"class {name} has no examples in dev ({train[i]} in train)"
             for i, name in named
             if train[i] and not counts["dev"][i]
         ]
@@ -37,7 +37,7 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
 
 
 def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
-    """Says which words stand for which class; nothing where each is its own or there are MANY."""
+    """Returns a message with the words of each class; none if equal to the names or too many."""
     # A task of choices has words, and names its classes by letters.
     pairs = list(zip(names, words, strict=False))
     if len(pairs) > MANY or all((name,) == (*own,) for name, own in pairs):
@@ -47,17 +47,17 @@ def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str
 
 
 def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
-    """Says how many texts of each split are cut. `splits`: examples, K rows each."""
+    """Returns a message with the number of truncated texts. `splits`: examples, K rows each."""
     shown = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]
     return f"texts cut to {max_len} tokens: {', '.join(shown)}"
 
 
 def tell_unmarked(splits: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Says how many examples have an entity that is not marked. `splits`: these, and all."""
+    """Returns a message with the number of examples with an unmarked entity, and of all."""
     shown = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
     if not shown:
         return []
-    return [f"an entity stands nowhere by itself in the text and is not marked: {', '.join(shown)}"]
+    return [f"entities not found as whole words in the text, and not marked: {', '.join(shown)}"]
 
 
 def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
@@ -65,8 +65,8 @@ def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     for name, count in zip(names, counts, strict=True):
         groups.setdefault(name.strip().casefold(), []).append(f"{name!r} ({count})")
     return [
-        f"warning: labels {' and '.join(group)} differ in case or spaces only and are "
-        f"{len(group)} classes; spell them alike if they are one"
+        f"warning: labels {' and '.join(group)} differ only in case or spaces and are "
+        f"{len(group)} classes; spell them the same if they are one"
         for group in groups.values()
         if len(group) > 1
     ]

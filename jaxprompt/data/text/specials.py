@@ -1,4 +1,4 @@
-"""The special tokens that a kind of model puts around and into its input."""
+"""The special tokens that each kind of model has around and inside its input."""
 
 from typing import NamedTuple
 
@@ -27,13 +27,12 @@ class Specials(NamedTuple):
 def read_specials(
     tokenizer: Tokenizer, style: str, *, eos: bool, sentinel: str, masks: int
 ) -> Specials:
-    """Reads the specials of a tokenizer; `masks` of them are needed where a template has [mask].
+    """Reads the special tokens of a tokenizer; a template with [mask] needs `masks` of them.
 
-    T5's input ends with </s> where `eos`; its [mask] is the sentinel written by the pattern
-    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input; the input of a model
-    of its kind begins with <s> where the tokenizer puts it there. GLM's blank is
-    [MASK], or [gMASK] where the template has none: then it ends the input. Raises InputError where
-    the vocabulary lacks one.
+    T5's input ends with </s> if `eos`; its [mask] is the sentinel written by the pattern
+    `sentinel`. GPT-2 has no mask: [mask] is the end of its input, and the input of such a model
+    begins with <s> if the tokenizer adds it. GLM's blank is [MASK], or [gMASK] at the end of the
+    input if the template has none. Raises InputError if the vocabulary lacks a token.
     """
     if style == "masked":
         cls, sep, pad = (_need(tokenizer, name) for name in ("cls", "sep", "pad"))
@@ -62,7 +61,7 @@ def read_specials(
 
 
 def start_of(specials: Specials, own: int) -> int:
-    """Tells what an answer begins with: what the tokenizer says, else the backbone's `own`."""
+    """Returns the token that starts an answer: the tokenizer's, else the backbone's `own`."""
     return own if specials.start < 0 else specials.start
 
 
@@ -71,7 +70,7 @@ def _need(tokenizer: Tokenizer, name: str) -> int:
     if number is None:
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which the template needs; "
-            "take a backbone that has one"
+            "use a backbone that has one"
         )
     return number
 
@@ -80,8 +79,8 @@ def _find(tokenizer: Tokenizer, name: str) -> int:
     vocab = tokenizer.get_vocab()
     if name not in vocab:
         raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} has no {name}, which GLM's input is made with; "
-            "give the folder the tokenizer of the weights, with its special tokens"
+            f"tokenizer {tokenizer.name_or_path!r} has no {name}, which GLM's input needs; use the "
+            "tokenizer of the weights, with its special tokens"
         )
     return vocab[name]
 
@@ -93,6 +92,7 @@ def _sentinel(tokenizer: Tokenizer, pattern: str, number: int) -> int:
         if spelling in vocab:
             return vocab[spelling]
     raise InputError(
-        f"tokenizer {tokenizer.name_or_path!r} has no sentinel {name!r} for [mask]; give "
-        "backbone.sentinel as the vocabulary writes it, with {} for the number, or task.form=text"
+        f"tokenizer {tokenizer.name_or_path!r} has no sentinel {name!r} for [mask]; set "
+        f"backbone.sentinel to its form in the vocabulary, with {{}} for the number, or "
+        "task.form=text"
     )

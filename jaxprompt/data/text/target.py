@@ -1,8 +1,8 @@
-"""What an autoregressive model is made to say, and where each token of it is read.
+"""What an autoregressive model has to generate, and the position at which each token is scored.
 
-All label words are scored in one pass: behind the stem that they share, each word of several tokens
-is a branch of its own, whose tokens see the stem and each other but no other branch, and whose
-positions go on from the stem's end.
+All label words are scored in one pass. They share a stem; after it, each word of several tokens is
+a branch, whose tokens see the stem and each other but no other branch, and whose positions continue
+from the end of the stem.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ _Said = dict[tuple[int, int], list[tuple[int, int]]]
 
 
 class Frame(NamedTuple):
-    """The tokens around a label word in what a decoder writes."""
+    """The tokens around a label word in the decoder's output."""
 
     stem: tuple[int, ...]  # before the word
     end: tuple[int, ...]  # behind it
 
 
 class Branches(NamedTuple):
-    """How label words are fed and read, the same for every example."""
+    """How label words are fed to the decoder and scored, the same for every example."""
 
     fed: np.ndarray  # int32 [T] tokens of the branches, in a row
     branch: np.ndarray  # int32 [T], from 1 on
@@ -56,34 +56,34 @@ class Pieces(NamedTuple):
 
 
 def read_answer(text: str) -> tuple[Template, int]:
-    """Reads the layout of an answer, "[mask] {label} [mask]". -> it, the number of its sentinels"""
+    """Reads the layout of an answer, "[mask] {label} [mask]", and its number of sentinels."""
     answer = parse(text)
     kinds = [part.kind for part in answer.parts]
     fields = [part.text for part in answer.parts if part.kind == "field"]
     if fields != ["label"] or set(kinds) - {"mask", "field", "sep"}:
         raise InputError(
-            f"task.answer={text!r} must hold {{label}} once, and [mask] and [sep] around it; "
-            "as in '[mask] {label}' or '{label} [sep]'"
+            f"task.answer={text!r} must contain {{label}} once, with only [mask] and [sep] around "
+            f"it; e.g. '[mask] {{label}}' or '{{label}} [sep]'"
         )
     return answer, kinds.count("mask")
 
 
 def default_answer(style: str, form: str = "cloze") -> str:
-    """Gives the usual layout: a label word alone in a text, or behind the sentinel of a T5."""
+    """Returns the default layout: a label word alone in text, or after the sentinel of a T5."""
     if form == "text":
         return "{label} [sep]"
     return "{label}" if style == "infilling" else "[mask] {label}"
 
 
 def frame(answer: Template, specials: Specials) -> Frame:
-    """Turns the layout of an answer into tokens; each [mask] is the next sentinel.
+    """Converts the layout of an answer to tokens; each [mask] is the next sentinel.
 
     Raises InputError for a [mask] in the answer of a GLM, which has no sentinels.
     """
     if specials.style == "infilling" and any(part.kind == "mask" for part in answer.parts):
         raise InputError(
-            f"task.answer={answer.source!r} has [mask], but a GLM writes no sentinel: its one "
-            "blank stands in the template; give '{label}'"
+            f"task.answer={answer.source!r} has [mask], but a GLM has no sentinels: its only blank "
+            f"is in the template; use '{{label}}'"
         )
     sentinels = iter(specials.masks)
     before: list[int] = []
@@ -98,7 +98,7 @@ def frame(answer: Template, specials: Specials) -> Frame:
 
 
 def masked_plan(words: np.ndarray) -> Branches:
-    """Plans for masks: piece j of a word stands at mask j. words: int32 [C, W, M]"""
+    """Plans for masks: piece j of a word is at mask j. words: int32 [C, W, M]"""
     none = np.zeros(0, np.int32)
     order = np.arange(words.shape[2], dtype=np.int32)
     pieces = Pieces(words, np.where(words >= 0, order, -1).astype(np.int32))
@@ -108,7 +108,7 @@ def masked_plan(words: np.ndarray) -> Branches:
 def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     """Plans for a decoder. words: int32 [C, W, J]
 
-    With `whole` the stem and the end are read too, so that the loss can be over the whole target.
+    With `whole` the stem and the end are scored too, so that the loss can cover the whole target.
     """
     fed: list[int] = []
     branch: list[int] = []
@@ -147,7 +147,7 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
 def say(
     row: Row, plan: Branches | None, target: list[int] | None
 ) -> tuple[Row, np.ndarray, np.ndarray | None]:
-    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
+    """Appends label words or free text to a row: Row, label_pos [M], targets [M] or None."""
     last = len(row.ids) - 1
     fed: Ints = ()
     branch: Ints = ()

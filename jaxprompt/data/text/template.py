@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """How the entities that stand in it are marked, of MARKS; "" = they are not."""
+        """How entities in it are marked, one of MARKS; "" = not at all."""
         return next((name for name in self.modifiers if name in MARKS), "")
 
 
@@ -86,34 +86,34 @@ class Template(NamedTuple):
 
     @property
     def has_mask(self) -> bool:
-        """Whether a [mask] is written."""
+        """Whether the template has a [mask]."""
         return any(p.kind == "mask" for p in self.parts)
 
     @property
     def uses_choice(self) -> bool:
-        """Whether an example gives one row a choice."""
+        """Whether an example becomes one row per choice."""
         return any(p.kind == "choice" for p in self.parts)
 
     @property
     def lists_choices(self) -> bool:
-        """Whether a row holds all choices of its example."""
+        """Whether a row contains all choices of its example."""
         return any(p.kind == "choices" for p in self.parts)
 
     def writes_space(self, style: str, one_space: bool) -> bool:
-        """Tells whether the space in front of an answer is written, as it is.
+        """Returns whether the space before an answer is written as it is.
 
-        Not where the answer begins a decoder, nor where any white space is one space, which is
-        left to the answer: see `completed`.
+        It is not if the answer begins a decoder's input, or if any white space is one space, which
+        then belongs to the answer: see `completed`.
         """
         before = [*itertools.takewhile(lambda part: part.kind != "mask", self.parts)][-1:]
         written = any(part.kind == "exact" and part.text[-1:].isspace() for part in before)
         return written and style != "seq2seq" and not one_space
 
     def completed(self, *, cls: bool, soft: bool, mask: bool, one_space: bool) -> list[Part]:
-        """Adds what an input needs and is not written: at its front, a [mask] at its end.
+        """Adds the parts that an input needs at its beginning, and a [mask] at its end.
 
-        A space at the end of what is written as it is goes to the text behind it: tokenizers have
-        a word and the space before it as one. With `one_space` any white space is such a space.
+        A space at the end of literal text moves to the text after it, because tokenizers have a
+        word and the space before it as one token. With `one_space` any white space is such a space.
         """
         own = {part.kind for part in self.parts}
         front = [
@@ -130,7 +130,7 @@ class Template(NamedTuple):
         return parts
 
     def slots_around(self, entities: int) -> int:
-        """Counts the slots that stand around so many entities."""
+        """Returns the number of slots around so many entities."""
         return 2 * entities * any(part.mark == "soft" for part in self.parts)
 
 
@@ -142,7 +142,7 @@ def modify(text: str, modifiers: Iterable[str]) -> str:
 
 
 def take_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
-    """Takes the text of a field. Raises InputError where an example has none of that name."""
+    """Returns the text of a field. Raises InputError if an example has no such field."""
     if name not in fields:
         raise InputError(
             f"template {template.source!r}: an example has no field {name!r}; "
@@ -152,7 +152,7 @@ def take_field(template: "Template", fields: Mapping[str, str], name: str) -> st
 
 
 def parse(text: str) -> Template:
-    """Reads a template. Raises InputError where the text does not follow the grammar."""
+    """Parses a template. Raises InputError if the text does not follow the grammar."""
     parts: list[Part] = []
     words = ""  # hard words read since the last part, white space around them included
     for match in _LEXER.finditer(text):
@@ -162,8 +162,8 @@ def parse(text: str) -> Template:
             words += value
         elif kind == "stray":
             raise InputError(
-                f"template {text!r}: unbalanced {value!r} at character {match.start()}; "
-                f"close it, or write \\{value} for a literal one"
+                f"template {text!r}: unbalanced {value!r} at character {match.start()}; close it, "
+                f"or write \\{value} for the literal character"
             )
         else:
             parts += _hard_words(words)
@@ -181,14 +181,14 @@ def read_option(text: str) -> Template:
     words = [part for part in option.parts if part.kind == "words"]
     if sorted(found) != ["name", "text"] or len(words) + 2 < len(option.parts):
         raise InputError(
-            f"task.option={text!r} must hold {{name}} and {{text}} once each, and words besides; "
-            f"as in {OPTION!r}"
+            f"task.option={text!r} must contain {{name}} and {{text}} once each, and otherwise "
+            f"only words; e.g. {OPTION!r}"
         )
     return option
 
 
 def with_options(template: Template, option: Template, names: Sequence[str]) -> Template:
-    """Writes {choices} out, an option a name. Hard words that touch become one part."""
+    """Replaces {choices} by one option per name. Adjacent hard words become one part."""
     parts: list[Part] = []
     space = False  # white space at the end of an option
     for part in template.parts:
@@ -230,9 +230,9 @@ def check(
     entities: int = 0,
     lists_classes: bool = False,
 ) -> None:
-    """Raises InputError where a template does not fit its task, its prompt or its head.
+    """Raises InputError if a template does not fit its task, its prompt or its head.
 
-    `entities` are those that stand in the first of `fields`.
+    `entities` are those in the first of `fields`.
     """
     known = tuple(fields)
     where = f"template {template.source!r}"
@@ -243,24 +243,29 @@ def check(
     if not template.fields:
         raise InputError(f"{where} has no text field; write one in braces, {nearest('', known)}")
     if not has_choices and any(p.kind in ("choice", "choices") for p in template.parts):
-        raise InputError(f"{where} uses choices, but the task has none; take them out")
+        raise InputError(f"{where} uses choices, but the task has none; remove them")
     if count["mask"] > 1:
-        raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
+        raise InputError(
+            f"{where} has {count['mask']} [mask]; keep 1 (it is repeated for words of several "
+            "tokens)"
+        )
     if needs_mask and not count["mask"]:
         raise InputError(f"{where} has no [mask], which the head reads; add one")
     if lists_classes and count["classes"] != 1:
         raise InputError(
             f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "
-            "reads, as in '{text} Class: [classes].'"
+            f"reads, e.g. '{{text}} Class: [classes].'"
         )
     if count["classes"] and not lists_classes:
-        raise InputError(f"{where} has [classes], which this head does not read; take it out")
+        raise InputError(f"{where} has [classes], which this head does not read; remove it")
     if count["cls"] > 1:
         raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
     if count["cls"]:
         first = next(p.kind for p in template.parts if p.kind != "soft")
         if first != "cls":
-            raise InputError(f"{where}: only [soft] may stand before [cls]; move the rest behind")
+            raise InputError(
+                f"{where}: only [soft] may come before [cls]; move everything else after it"
+            )
     _check_marks(template, known, entities)
     _check_slots(template, num_slots, entities)
 
@@ -271,17 +276,17 @@ def _check_marks(template: Template, known: Sequence[str], entities: int) -> Non
     for part in marked:
         if not entities:
             raise InputError(
-                f"{where} marks the entities of {part.text!r}, and the task has none; name their "
-                f"columns by task.entities, or take |{part.mark} out"
+                f"{where} marks the entities of {part.text!r}, but the task has none; set "
+                f"task.entities to their columns, or remove |{part.mark}"
             )
         if part.text != known[0]:
             raise InputError(
-                f"{where} marks the entities of {part.text!r}, and they stand in {known[0]!r}; "
-                f"write {{{known[0]}|{part.mark}}}"
+                f"{where} marks the entities of {part.text!r}, but they are in {known[0]!r}; write "
+                f"{{{known[0]}|{part.mark}}}"
             )
         if others := [name for name in part.modifiers if name not in (part.mark, "whole")]:
             raise InputError(
-                f"{where}: |{others[0]} would move the entities of {part.text!r}; take it out"
+                f"{where}: |{others[0]} would move the entities of {part.text!r}; remove it"
             )
     if len(marked) > 1:
         raise InputError(f"{where} marks the entities of {known[0]!r} twice; keep one")
@@ -297,16 +302,19 @@ def _check_slots(template: Template, num_slots: int, entities: int) -> None:
     marks = template.slots_around(entities)
     if marks > num_slots:
         raise InputError(
-            f"{where} puts {marks} soft tokens around {entities} entities, and the method has "
-            f"{num_slots} slots; take a method with more, or mark them by words: |marked for |soft"
+            f"{where} puts {marks} soft tokens around {entities} entities, but the method has only "
+            f"{num_slots} slots; use a method with more, or mark them by words: |marked instead of "
+            "|soft"
         )
     if soft and not num_slots:
-        raise InputError(f"{where} has soft tokens, but the method has 0 slots; take [soft] out")
+        raise InputError(f"{where} has soft tokens, but the method has 0 slots; remove [soft]")
     if 0 in soft and len(soft) > 1:
-        raise InputError(f"{where}: [soft] takes all {num_slots} slots; use [soft*n] for several")
+        raise InputError(
+            f"{where}: [soft] uses all {num_slots} slots; use [soft*n] to place several"
+        )
     placed = sum(soft) + marks
     if soft and 0 not in soft and placed != num_slots:
-        around = f" ({marks} of them stand around entities)" * bool(marks)
+        around = f" ({marks} of them are around entities)" * bool(marks)
         raise InputError(
             f"{where} places {placed} soft tokens, but the prompt has {num_slots} slots; "
             f"make the two equal{around}"
@@ -334,7 +342,7 @@ def _read_bracket(value: str, source: str) -> Part:
         return Part(word)
     if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):
-            raise InputError(f"template {source!r}: [{value}] places no slot; write 1 or more")
+            raise InputError(f"template {source!r}: [{value}] has no slot; use 1 or more")
         return Part("soft", number=int(match[1]))
     raise InputError(
         f"template {source!r}: unknown [{value}]; {nearest(word[:80], BRACKETS)}; "
@@ -351,7 +359,7 @@ def _read_exact(value: str, source: str) -> Part:
             'is \\n, a quote \\", a backslash \\\\'
         ) from None
     if not text:
-        raise InputError(f'template {source!r}: [""] is empty; take it out')
+        raise InputError(f'template {source!r}: [""] is empty; remove it')
     return Part("exact", text)
 
 

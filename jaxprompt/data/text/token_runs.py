@@ -1,4 +1,4 @@
-"""What a row of tokens is put together from: runs that are fixed, and texts that may be cut."""
+"""The parts that a row of tokens is made of: fixed runs, and texts that may be truncated."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from jaxprompt.types import Role
 
 
 class TokenRun(NamedTuple):
-    """Tokens in a row that share role and segment."""
+    """Consecutive tokens that share role and segment."""
 
     ids: list[int]
     role: Role
@@ -25,7 +25,7 @@ class TokenRun(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """An example with a field left open."""
+    """An example with one field left out."""
 
     before: list[TokenRun]
     field: TokenRun
@@ -34,7 +34,7 @@ class Gap(NamedTuple):
 
 
 class OpenPart(NamedTuple):
-    """A part whose text comes with the example."""
+    """A part whose text comes from the example."""
 
     part: Part
     space: bool
@@ -42,7 +42,7 @@ class OpenPart(NamedTuple):
     first: int = 0  # of the slots around its entities
 
     def run(self, text: str, cut: bool) -> TokenRun:
-        """Makes the run of its text, with the space in front that its place asks for."""
+        """Makes the run of its text, with a leading space if its position needs one."""
         text = modify(text, self.part.modifiers)
         if self.space:
             text = text.lstrip()
@@ -51,7 +51,7 @@ class OpenPart(NamedTuple):
 
 
 def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]:
-    """Cuts the runs that may be to `room` tokens. -> all runs, whether any lost a token"""
+    """Truncates runs to `room` tokens; returns all runs, and whether any was truncated."""
     # What stands around entities counts as one text.
     number = lambda pair: pair[0] if pair[1].side < 0 else -1
     cuts = enumerate(run for run in runs if run.cut)
@@ -67,7 +67,7 @@ def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]
 
 
 def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[TokenRun]:
-    """Gives the runs that are texts their tokens."""
+    """Fills in the tokens of the runs that are texts."""
     return [
         run._replace(ids=tokens[run.text], pending=False) if run.pending else run for run in runs
     ]

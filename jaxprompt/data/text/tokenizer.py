@@ -1,4 +1,4 @@
-"""Loading of a backbone's own tokenizer, from a folder or the hub's cache."""
+"""Loads a backbone's tokenizer, from a folder or the hub cache."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take a
 
 
 class AddedToken(Protocol):
-    """A token that a text is cut at before all others are found."""
+    """A token at which a text is split before all others are found."""
 
     content: str
     special: bool
@@ -29,7 +29,7 @@ class AddedToken(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What is used of transformers' tokenizers, the fast ones and the slow."""
+    """The part of transformers' tokenizers, fast or slow, that this package uses."""
 
     name_or_path: str
     bos_token: str | None
@@ -47,25 +47,25 @@ class Tokenizer(Protocol):
         """By identity."""
 
     def __len__(self) -> int:
-        """Number of tokens, added ones included."""
+        """Returns the number of tokens, including added ones."""
 
     def __call__(self, *texts: str | Sequence[str], **options: bool) -> Mapping[str, list[Any]]:
-        """Encodes a text, a pair or a list of texts: `input_ids` and what `options` ask for."""
+        """Encodes a text, a pair or a list of texts: `input_ids` and what `options` request."""
 
     def encode(self, text: str, **options: bool) -> list[int]:
         """Encodes a text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Writes tokens as text."""
+        """Converts tokens to text."""
 
     def batch_decode(self, rows: Sequence[Sequence[int]], **options: bool) -> list[str]:
-        """Writes several lists of tokens as texts."""
+        """Converts several lists of tokens to texts."""
 
     def get_vocab(self) -> dict[str, int]:
         """Maps every token to its id."""
 
     def num_special_tokens_to_add(self, pair: bool = ...) -> int:
-        """Counts the special tokens around a text or a pair."""
+        """Returns the number of special tokens around a text or a pair."""
 
     @overload
     def convert_ids_to_tokens(self, ids: int) -> str: ...
@@ -77,19 +77,20 @@ class Tokenizer(Protocol):
         """Joins tokens to a text."""
 
     def get_chat_template(self) -> str:
-        """Returns the template of chats, in Jinja."""
+        """Returns the chat template, in Jinja."""
 
     def apply_chat_template(self, turns: list[dict[str, str]], **options: bool | str) -> str:
-        """Lays a chat out as text."""
+        """Formats a chat as text."""
 
     def save_pretrained(self, folder: str) -> object:
         """Writes the files of the tokenizer."""
 
 
 def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Tokenizer:
-    """Loads a transformers tokenizer: from a folder (tokenizer.json, or the vocabulary files with
-    a config.json that names the family), from a .gguf file, else as a hub id. Never runs code that
-    comes with it.
+    """Loads a transformers tokenizer; never runs code that comes with it.
+
+    The source is a folder (with tokenizer.json, or the vocabulary files and a config.json that
+    names the family), a .gguf file, or else a hub id.
     """
     # Its advice that torch is missing does not concern a tokenizer.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -98,7 +99,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     name = str(user_path(folder_or_id))
     where = str(tokenizer_folder(name)) if is_gguf(name) else name
     if not os.path.isdir(where) and (os.path.isabs(name) or name.startswith(".")):
-        raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
+        raise InputError(f"tokenizer {name!r}: no such folder; use a folder or a hub id")
     try:
         if is_unnamed_bert(Path(where)):
             tokenizer = BertTokenizer.from_pretrained(where)
@@ -114,10 +115,11 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if code := _custom_class(Path(where)):
-            reason = f"it is of {code}, code beside it that is never run"
+            reason = f"its class {code} is code in its folder, which is never run"
         raise InputError(
-            f"tokenizer {name!r} cannot be read ({reason}); it takes tokenizer.json, or vocab.txt, "
-            "vocab.json + merges.txt or SentencePiece's file, and a config.json with its model_type"
+            f"tokenizer {name!r} cannot be read ({reason}); it needs tokenizer.json, or vocab.txt, "
+            "vocab.json + merges.txt or SentencePiece's file with a config.json that has the "
+            "model_type"
         ) from error
     # Without a vocabulary file transformers builds an empty tokenizer and stays silent.
     if _is_empty(tokenizer):
@@ -132,7 +134,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
 
 
 def is_unnamed_bert(folder: Path) -> bool:
-    """Tells whether a folder is a BERT whose config has no model_type, as SciBERT is published."""
+    """Returns whether a folder is a BERT without model_type in its config, such as SciBERT."""
     config = folder / "config.json"
     if not os.path.isfile(config) or not os.path.isfile(folder / "vocab.txt"):
         return False
@@ -142,7 +144,7 @@ def is_unnamed_bert(folder: Path) -> bool:
 
 
 def _custom_class(folder: Path) -> str:
-    """Names the tokenizer's class where that is code in its folder, else ""."""
+    """Returns the tokenizer's class if it is code in its folder, else ""."""
     path = folder / "tokenizer_config.json"
     there = os.path.isfile(path)  # of a folder that may not be looked into Path's own raises
     config = read_json(path, "a file of transformers' tokenizers") if there else {}
@@ -155,12 +157,12 @@ def _is_empty(tokenizer: Tokenizer) -> bool:
 
 
 def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
-    """Gives a tokenizer the steps, model and added tokens of its tokenizer.json.
+    """Restores a tokenizer's steps, model and added tokens from its tokenizer.json.
 
-    The classes of transformers 5 keep only the vocabulary of that file and have steps of their own
-    (transformers#45812, #45920). Their special tokens and settings are kept. Beside a model_type of
-    another kind, such as a file without byte-level BPE under GPT-2, only the file and its config
-    count. Where there is SentencePiece's file alone, DeBERTa's class forgets its character map.
+    The classes of transformers 5 keep only the vocabulary of that file and use their default steps
+    (transformers#45812, #45920). Their special tokens and settings are kept. If the model_type is
+    of another kind, such as a file without byte-level BPE under GPT-2, only the file and its config
+    count. If there is only SentencePiece's file, DeBERTa's class drops its character map.
     """
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
@@ -194,7 +196,7 @@ def _kind(backend: Any) -> tuple[str, bool]:
 
 
 def _restore_charsmap(backend: Any, pieces: Path) -> None:
-    """Puts the character map of SentencePiece's file before a normalizer that has none."""
+    """Adds the character map of SentencePiece's file before a normalizer without one."""
     from tokenizers import normalizers
 
     if _REPLACES in str(backend.normalizer) or not pieces.is_file():
@@ -206,7 +208,7 @@ def _restore_charsmap(backend: Any, pieces: Path) -> None:
 
 
 def parse_pieces(data: bytes) -> Any:
-    """Parses SentencePiece's file. -> its ModelProto, a message of protobuf"""
+    """Parses SentencePiece's file; returns its ModelProto, a protobuf message."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made when imported
@@ -215,7 +217,7 @@ def parse_pieces(data: bytes) -> Any:
 
 
 def _check_case(tokenizer: Tokenizer, where: str) -> None:
-    """Raises InputError for words with capitals in a vocabulary that nothing says to lower-case."""
+    """Raises InputError if a tokenizer lower-cases by default but its vocabulary has capitals."""
     path = Path(where) / "tokenizer_config.json"
     if (Path(where) / _WHOLE).is_file() or not getattr(tokenizer, "do_lower_case", False):
         return
@@ -225,16 +227,16 @@ def _check_case(tokenizer: Tokenizer, where: str) -> None:
     capital = sum(word != word.lower() for word in words)
     if capital > _CAPITALS * len(words):
         raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} would lower-case texts, and {capital:,} of its "
-            f'{len(words):,} words have capitals; write {{"do_lower_case": false}} into '
-            "tokenizer_config.json, or true if that is meant"
+            f"tokenizer {tokenizer.name_or_path!r} would lower-case texts, but {capital:,} of its "
+            f'{len(words):,} words have capitals; write {{"do_lower_case": false}} in '
+            "tokenizer_config.json, or true if you want that"
         )
 
 
 def segments(tokenizer: Tokenizer, types: int) -> int:
-    """Tells how many segments texts have: one where a tokenizer, as XLM-R's, knows of no second.
+    """Returns how many segments texts have: one if a tokenizer, such as XLM-R's, has no second.
 
-    A BERT with such a tokenizer, as multilingual E5, was trained on one.
+    A BERT with such a tokenizer, such as multilingual E5, was trained on one.
     """
     name = "token_type_ids"
     if types < 2 or name in getattr(tokenizer, "model_input_names", [name]):
@@ -243,24 +245,24 @@ def segments(tokenizer: Tokenizer, types: int) -> int:
 
 
 def starts_with_space(tokenizer: Tokenizer) -> bool:
-    """Tells whether the first word of an input carries a space too, as most of SentencePiece's."""
+    """Returns whether the first word of an input has a leading space, as in SentencePiece."""
     return spaced_sections(tokenizer) != "never"
 
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
-    """Tells whether a word behind a space has other ids than one that begins a text."""
+    """Returns whether a word after a space has other ids than one that begins a text."""
     begins, behind = encode_texts(tokenizer, ["a", " a"])
     return begins != behind
 
 
 def takes_one_space(tokenizer: Tokenizer) -> bool:
-    """Tells whether white space of any length is one space, or none, as T5's and BERT's have it."""
+    """Returns whether white space of any length is one space, or none, as for T5 and BERT."""
     once, twice = encode_texts(tokenizer, ["a b", "a  b"])
     return once == twice
 
 
 def spaced_sections(tokenizer: Tokenizer) -> str:
-    """Tells which sections of a text, between special tokens, began with a space as released.
+    """Returns which sections between special tokens began with a space as released.
 
     "always" each of them, "first" the one that begins the text, "never" none.
     """
@@ -268,10 +270,11 @@ def spaced_sections(tokenizer: Tokenizer) -> str:
 
 
 def _take_spaces_as_written(tokenizer: Tokenizer) -> None:
-    """Makes a tokenizer take spaces as written, so that texts can be glued.
+    """Makes a tokenizer take spaces as written, so that texts can be concatenated.
 
-    As released, SentencePiece's and some of byte-level BPE put one before every text, also before
-    what follows without one. Where white space of any length is one space, as of T5, it still is.
+    As released, SentencePiece's and some byte-level BPE tokenizers put a space before every text,
+    also before text that follows without one. If white space of any length is one space, as for T5,
+    it still is.
     """
     from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -335,16 +338,18 @@ def _made(stage: Any, state: dict[str, Any]) -> Any:
 def encode_with_offsets(
     tokenizer: Tokenizer, texts: Sequence[str]
 ) -> dict[str, tuple[list[int], np.ndarray]]:
-    """Encodes texts alone, white space in front included.
+    """Encodes texts alone, including leading white space.
 
-    -> by text its ids, and the characters of each, int32 [T, 2]
+    Returns:
+      For each text its ids, and the character span of each, int32 [T, 2].
 
-    Raises InputError for a tokenizer of transformers' slow kind, which does not tell them.
+    Raises:
+      InputError: for a slow tokenizer of transformers, which has no offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"tokenizer {tokenizer.name_or_path!r} does not tell where its subwords stand; save it "
-            "with a tokenizer.json"
+            f"tokenizer {tokenizer.name_or_path!r} does not return offsets; save it with a "
+            "tokenizer.json"
         )
     texts = list(dict.fromkeys(texts))
     if not texts:
@@ -371,9 +376,9 @@ def _past_spaces(text: str, places: np.ndarray) -> np.ndarray:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Lists the ids that no text may have: in their place stands the unknown token, if any.
+    """Returns the ids that no text may have: they are replaced by the unknown token, if any.
 
-    Vocabularies of Unigram kind, as T5's, have names of special tokens as subwords like others.
+    Unigram vocabularies, such as T5's, have names of special tokens as ordinary subwords.
     """
     if tokenizer.unk_token_id is None:
         return frozenset()
@@ -391,9 +396,9 @@ def _without_specials(tokenizer: Tokenizer, found: list[list[int]]) -> list[list
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Encodes texts alone: no specials around, and no name of a special inside becomes one.
+    """Encodes texts alone: without special tokens, and names of these stay plain text.
 
-    Raises InputError where the tokenizer cannot, as one without its own unknown token.
+    Raises InputError if the tokenizer cannot, e.g. because it lacks its unknown token.
     """
     if not texts:
         return []
@@ -412,23 +417,23 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
-            "damaged: fetch them anew"
+            "damaged: download them again"
         ) from error
     return _without_specials(tokenizer, found)
 
 
 def encode_exact(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text as it is; names of special tokens in it are these tokens."""
+    """Encodes a text as it is; names of special tokens in it become these tokens."""
     return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 
 
 def unused_ids(tokenizer: Tokenizer, count: int) -> list[int]:
-    """Finds the ids of BERT's [unused1] to [unusedN]. Raises InputError where there are fewer."""
+    """Returns the ids of BERT's [unused1] to [unusedN]. Raises InputError if there are fewer."""
     vocab = tokenizer.get_vocab()
     names = [f"[unused{i}]" for i in range(1, count + 1)]
     if absent := [name for name in names if name not in vocab]:
         raise InputError(
-            f"the vocabulary has no {absent[0]}, and {count} rows are to start from such; take "
-            "prompt.start=words"
+            f"the vocabulary has no {absent[0]}, but {count} rows are to be initialised from such "
+            "tokens; use prompt.start=words"
         )
     return [vocab[name] for name in names]

@@ -1,4 +1,4 @@
-"""Label words: the pieces of the vocabulary that stand for each class."""
+"""Label words: the subwords of the vocabulary that represent each class."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -11,24 +11,24 @@ from jaxprompt.errors import InputError
 
 
 class Verbalizer(NamedTuple):
-    """The words of each class and their pieces."""
+    """The words of each class and their subwords."""
 
     words: tuple[tuple[str, ...], ...]  # C tuples of up to W words
     ids: np.ndarray  # int32 [C, W, M] pieces of each word, -1 = none
 
     @property
     def num_masks(self) -> int:
-        """Mask positions that the longest word needs, M."""
+        """Number of mask positions that the longest word needs, M."""
         return self.ids.shape[2]
 
 
 def make_verbalizer(
     tokenizer: Tokenizer, words: Sequence[str | Sequence[str]], *, leading_space: bool = True
 ) -> Verbalizer:
-    """Encodes the words of each class, one word or several a class.
+    """Encodes the words of each class, one or several per class.
 
-    With `leading_space` a word is encoded as it stands inside a sentence; only byte-level BPE
-    tells the two apart. A word of several pieces keeps all of them.
+    With `leading_space` a word is encoded as inside a sentence, which only matters for byte-level
+    BPE. A word of several subwords keeps all of them.
     """
     classes = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in words)
     texts = [" " * leading_space + word.strip() for entry in classes for word in entry]
@@ -45,8 +45,8 @@ def make_verbalizer(
             other, known = owner.setdefault(tuple(ids), (c, word))
             if (other, known) != (c, word) or entry.count(word) > 1:
                 raise InputError(
-                    f"label words {known!r} of class {other} and {word!r} of class {c} are the "
-                    "same tokens; give each class words of its own"
+                    f"label words {known!r} of class {other} and {word!r} of class {c} have the "
+                    "same tokens; use different words for each class"
                 )
     if not classes:
         raise InputError("a verbalizer needs label words; give each class at least 1")
@@ -63,7 +63,7 @@ def make_verbalizer(
 
 
 def check_word(tokenizer: Tokenizer, word: str, ids: Sequence[int], what: str) -> None:
-    """Raises InputError for a word of no tokens, or of unknown ones; `what` names it."""
+    """Raises InputError for a word without tokens, or with unknown ones; `what` names it."""
     if not word.strip() or not ids:
         raise InputError(f"{what} is empty; give a word")
     if tokenizer.unk_token_id in ids:

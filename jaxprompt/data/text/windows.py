@@ -1,4 +1,4 @@
-"""Long texts in windows: each token, or word, is in one at least and read in exactly one."""
+"""Splits long texts into windows that overlap; each token, or word, is read in exactly one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ USUAL = -1  # a stride that each kind of answer chooses itself
 
 
 class Window(NamedTuple):
-    """A part of a text, in words or tokens; of these it reads some, the others are context."""
+    """A part of a text, in words or tokens; some of these are read, the others are context."""
 
     first: int
     last: int  # behind the last
@@ -18,20 +18,21 @@ class Window(NamedTuple):
 
 
 def check_stride(stride: int, max_len: int) -> None:
-    """Raises InputError for windows that would share as many tokens as one has."""
+    """Raises InputError if windows would overlap by their whole length."""
     if stride >= max_len:
         raise InputError(
             f"head.stride={stride} must be below data.max_len={max_len}, the tokens of a window; "
-            "lower it, or leave it out"
+            "reduce it, or remove it"
         )
 
 
 def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
-    """Cuts a text into windows of at most `room` tokens, which share about `stride`.
+    """Splits a text into windows of at most `room` tokens, which overlap by about `stride`.
 
-    They share half of a window at most: else there would be one for nearly every token.
-    `lengths` are the tokens of each word; one that is longer than the room stands alone, cut. What
-    two windows share is read by the first in its first half, by the second in the other.
+    They overlap by at most half a window; otherwise there would be one for nearly every token.
+    `lengths` are the tokens of each word; a word that is longer than the room gets a window by
+    itself, truncated. The first half of an overlap is read in the first window, the second half in
+    the other.
     """
     windows: list[tuple[int, int]] = []
     stride = min(stride, room // 2)

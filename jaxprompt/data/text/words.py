@@ -1,6 +1,6 @@
-"""Which vocabulary rows a soft prompt starts from.
+"""The vocabulary rows that a soft prompt is initialised from.
 
-Each function returns P lists of token ids: row i starts at the mean of the embeddings of list i.
+Each function returns P lists of token ids: row i is initialised with the mean embedding of list i.
 """
 
 import logging
@@ -24,13 +24,13 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 
 
 def ids_of_no_word(tokenizer: Tokenizer) -> set[int]:
-    """Ids that are no words: specials, and rows that pre-training never used."""
+    """Returns ids that are not words: special tokens, and rows that pre-training never used."""
     unused = {i for token, i in tokenizer.get_vocab().items() if _UNUSED.fullmatch(token)}
     return unused | set(tokenizer.all_special_ids)
 
 
 def text_ids(rows: Iterable[Sequence[Encoded]]) -> np.ndarray:
-    """Token ids of the texts of encoded examples, one after the other. int32 [tokens]"""
+    """Returns the token ids of the texts of encoded examples, concatenated. int32 [tokens]"""
     parts = [row.ids[row.roles == Role.TEXT] for example in rows for row in example]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
@@ -42,10 +42,10 @@ def sampled_vocab(
     specials: Iterable[int],
     first: int = 0,
 ) -> Ids:
-    """Draws from the vocabulary, or from its `first` ids.
+    """Samples from the vocabulary, or from its `first` ids.
 
-    A vocabulary is sorted by frequency; Lester et al. (2021) take the 5,000 most common, PPT (Gu et
-    al. 2022, table 2) the whole.
+    A vocabulary is sorted by frequency; Lester et al. (2021) use the 5,000 most common, PPT (Gu et
+    al. 2022, table 2) all of it.
     """
     # Sorted, so that a seed draws the same whatever the order of the vocabulary.
     known = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
@@ -59,9 +59,9 @@ def frequent_words(
     specials: Iterable[int],
     top: int = TOP,
 ) -> Ids:
-    """Draws from the `top` most frequent tokens of a corpus (Gu et al. 2022, PPT, table 2).
+    """Samples from the `top` most frequent tokens of a corpus (Gu et al. 2022, PPT, table 2).
 
-    `counts` [ids] says how often each stands there.
+    `counts` [ids] is the number of occurrences of each.
     """
     known = np.setdiff1d(np.flatnonzero(counts), list(specials))
     ranked = known[np.argsort(-counts[known], kind="stable")]  # equal counts by their ids
@@ -71,7 +71,7 @@ def frequent_words(
 def task_words(
     rng: np.random.RandomState, counts: np.ndarray, length: int, specials: Iterable[int]
 ) -> Ids:
-    """Draws from all distinct tokens of the training text, frequent or not. counts: [ids]"""
+    """Samples from all distinct tokens of the training text, however rare. counts: [ids]"""
     known = np.setdiff1d(np.flatnonzero(counts), list(specials))
     return _draw(rng, known, length, "the training text")
 
@@ -79,13 +79,13 @@ def task_words(
 def class_labels(
     labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]
 ) -> Ids:
-    """Gives row i all token ids of class i's words (Lester et al. 2021), the rest by fallback.
+    """Returns for row i all token ids of class i's words (Lester et al. 2021), then the fallback.
 
-    `fallback(n)` returns n lists. Classes beyond `length` are left out, with a warning.
+    `fallback(n)` returns n lists. Classes beyond `length` are dropped, with a warning.
     """
     if len(labels) > length:
         logging.getLogger(__name__).warning(
-            "%d classes, but %d soft tokens: the last %d classes start no row",
+            "%d classes, but only %d soft tokens: the last %d classes are not used",
             len(labels),
             length,
             len(labels) - length,
@@ -95,15 +95,15 @@ def class_labels(
 
 
 def given_text(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
-    """Gives row i token i of a text, cut to `length`; the rest by fallback, as in class_labels."""
+    """Returns for row i token i of a text, up to `length`, then the fallback as in class_labels."""
     ids = starting_ids(tokenizer, text.strip())
     if not ids:
-        raise InputError(f"prompt text {text!r} has no token; give some words")
+        raise InputError(f"prompt text {text!r} has no tokens; use other words")
     return [[i] for i in ids[:length]] + fallback(max(length - len(ids), 0))
 
 
 def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text that rows start from. Raises InputError for words that are unknown."""
+    """Encodes a text that rows are initialised from. Raises InputError for unknown words."""
     (ids,) = encode_texts(tokenizer, [text])
     if tokenizer.unk_token_id in ids:
         raise InputError(
@@ -114,11 +114,11 @@ def starting_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes the words of a template as they stand inside of it.
+    """Encodes the words of a template as inside of it.
 
-    A space stands in front of a word and none in front of punctuation, even where `text` sets it
-    apart, as in LM-BFF's templates, "sentence?<mask>, sentence": a byte-level vocabulary has "?"
-    and " ?" as two tokens.
+    Words follow a space and punctuation does not, even if `text` has a space before it, as LM-BFF's
+    templates do, "sentence?<mask>, sentence": a byte-level vocabulary has "?" and " ?" as two
+    tokens.
     """
     parts = re.split(r"\s+(?=[?!.,:;])", f" {text.strip()}")
     return [i for part in parts if part for i in starting_ids(tokenizer, part)]
@@ -136,12 +136,21 @@ def choose_rows(
     text: str = "",
     top: int = 0,
 ) -> Ids:
-    """Chooses the rows by the name of an initialiser (KINDS); the same seed gives the same rows.
+    """Chooses rows by the name of an initialiser (KINDS); the same seed gives the same rows.
 
-    `counts` says how often each id stands in a text: for "frequent" in a corpus, for "task" in the
-    training examples. `labels` are token ids of each class's words; `text` is for "text". Rows
-    left over start from the vocabulary: from all of it, or with `top` from its first ids.
-    "frequent" draws from the `top` most frequent, of 0 from TOP.
+    Args:
+      kind: name of the initialiser.
+      tokenizer: the tokenizer.
+      length: number of rows.
+      seed: seed of the sampling.
+      vocab_size: number of rows of the embedding; by default the size of the tokenizer.
+      counts: number of occurrences of each id: for "frequent" in a corpus, for "task" in the
+        training
+        examples.
+      labels: token ids of each class's words, for "labels". The remaining rows are initialised from
+        the vocabulary: from all of it, or with `top` from its first ids.
+      text: the text for "text"; the remaining rows as for "labels".
+      top: for "frequent", how many of the most frequent tokens to sample from; 0 = TOP.
     """
     if kind not in KINDS:
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
@@ -157,20 +166,20 @@ def choose_rows(
         return from_vocab(length)
     if kind == "labels":
         if not labels:
-            raise InputError("prompt words 'labels' need label words; give them or take 'vocab'")
+            raise InputError("prompt words 'labels' need label words; set them, or use 'vocab'")
         return class_labels(labels, length, from_vocab)
     if kind == "text":
         return given_text(tokenizer, text, length, from_vocab)
     if counts is None:
-        raise InputError(f"prompt words {kind!r} need a text; give one or take 'vocab'")
+        raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
     if kind == "task":
         return task_words(rng, counts, length, specials)
     return frequent_words(rng, counts, length, specials, top or TOP)
 
 
 def _draw(rng: np.random.RandomState, known: np.ndarray, length: int, source: str) -> Ids:
-    """Draws without replacement, with it where `known` is too short."""
+    """Samples without replacement, or with it if `known` is too short."""
     if not len(known):
-        raise InputError(f"{source} has no word to start a soft token from; use other words")
+        raise InputError(f"{source} has no words to initialise a soft token from; use other words")
     drawn = rng.choice(known, length, replace=length > len(known))
     return [[int(i)] for i in drawn]

@@ -34,7 +34,9 @@ def test_a_file_cut_anywhere_is_one_line(path):
     open_it(path)
     for size in (0, 3, 4, 11, 30, 200, len(whole) // 4, len(whole) // 2, len(whole) - 200):
         path.write_bytes(whole[:size])
-        with pytest.raises(InputError, match="is cut short|is no GGUF file") as caught:
+        with pytest.raises(
+            InputError, match="is incomplete|is cut short|is not a GGUF file"
+        ) as caught:
             open_it(path)
         assert "\n" not in str(caught.value)
 
@@ -58,8 +60,8 @@ def test_damaged_headers_are_one_line(path):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (b"PK\x03\x04", "is no GGUF file: it does not begin with GGUF"),
-        (b"GGUF" + struct.pack("<I", 1), "of version 1, and those of version 2 and 3 are read"),
+        (b"PK\x03\x04", "is not a GGUF file: it does not begin with GGUF"),
+        (b"GGUF" + struct.pack("<I", 1), "of version 1, but only"),
         (b"GGUF" + struct.pack(">I", 3), "of the other byte order"),
     ],
 )

@@ -248,9 +248,9 @@ def test_restored_stream_goes_on_exactly(group, prefetch):
 def test_state_of_another_stream_is_refused():
     rows, labels = split()
     state = TrainBatches(rows, labels, layout(), seed=3).get_state()
-    with pytest.raises(InputError, match="has seed 3, this run has 4"):
+    with pytest.raises(InputError, match="has seed 3, but this run has 4"):
         TrainBatches(rows, labels, layout(), seed=4).set_state(state)
-    with pytest.raises(InputError, match="has batch 8, this run has 4"):
+    with pytest.raises(InputError, match="has batch 8, but this run has 4"):
         TrainBatches(rows, labels, layout(batch=4), seed=3).set_state(state)
 
 
@@ -346,13 +346,13 @@ def test_eval_goes_over_every_example_once_longest_first():
 
 
 def test_bad_layouts():
-    with pytest.raises(InputError, match="batch size 6 does not divide over 4 hosts"):
+    with pytest.raises(InputError, match="batch size 6 .* 4 hosts"):
         layout(batch=6, hosts=4)
     with pytest.raises(InputError, match="batch size 0"):
         layout(batch=0)
-    with pytest.raises(InputError, match="batching multiple is 0; set it to 1 or more"):
+    with pytest.raises(InputError, match="batching multiple is 0"):
         layout(multiple=0)
-    with pytest.raises(InputError, match="group is 0; set it to 1 or more"):
+    with pytest.raises(InputError, match="group is 0"):
         TrainBatches(*split(), layout(), seed=0, group=0)
     with pytest.raises(InputError, match="padding side 'top' is unknown"):
         layout(side="top")

@@ -109,7 +109,7 @@ def test_a_scarce_class_gives_half_to_train_and_half_to_dev(caplog):
     assert not set(split.train) & set(split.dev)
     assert re.fullmatch(
         r"class 'neutral' has 16 examples, but data.protocol.n=32 over 3 classes, with as many "
-        r"for dev, asks for 2[02]: train and dev get 8 each", caplog.messages[0],
+        r"for dev, needs 2[02]: train and dev get 8 each", caplog.messages[0],
     ) and len(caplog.messages) == 1  # fmt: skip
     assert len(fewshot.balanced(labels, 256, seed=0).train) == 57 + 59 + 8
     odd = fewshot.balanced([0] * 9 + [1] * 3, 8, seed=0)
@@ -295,7 +295,7 @@ def test_listed_errors(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"seed": 1, "train": [0, 9], "dev": [1]}) + "\n")
     assert fewshot.listed(path, 1, 10).train.tolist() == [0, 9]
-    with pytest.raises(InputError, match=r"no rows for seed 2; it has seeds 1"):
+    with pytest.raises(InputError, match=r"no rows for seed 2; .* seeds 1"):
         fewshot.listed(path, 2, 10)
     with pytest.raises(InputError, match=r"rows.jsonl:1: train lists row 9, .* 0 to 8"):
         fewshot.listed(path, 1, 9)
@@ -307,10 +307,10 @@ def test_listed_errors(tmp_path):
 @pytest.mark.parametrize(
     "train, dev, told",
     [
-        ([], [1], r"rows.jsonl:2: 'train' lists no row; name 1 or more"),
+        ([], [1], r"rows.jsonl:2: 'train' lists no rows"),
         ([4, 2, 4], [1], r"rows.jsonl:2: train lists row 4 twice"),
         ([4], [1, 0, 1], r"rows.jsonl:2: dev lists row 1 twice"),
-        ([4, 2], [0, 2], r"rows.jsonl:2: train and dev both list row 2; take it out of one"),
+        ([4, 2], [0, 2], r"rows.jsonl:2: train and dev both list row 2"),
     ],
 )
 def test_listed_rows_are_there_and_there_once(train, dev, told, tmp_path):
@@ -327,10 +327,10 @@ def test_listed_seeds_are_compared_by_their_spelling(tmp_path):
     for seed in (1, "1", 1.0, "1.0"):
         path.write_text(json.dumps({"seed": seed, "train": [0], "dev": [1]}) + "\n")
         assert fewshot.listed(path, 1, 10).train.tolist() == [0]
-        with pytest.raises(InputError, match="no rows for seed 0; it has seeds 1"):
+        with pytest.raises(InputError, match="no rows for seed 0; .* seeds 1"):
             fewshot.listed(path, 0, 10)
     path.write_text('{"seed": true, "train": [0], "dev": [1]}\n')
-    with pytest.raises(InputError, match="no rows for seed 1; it has seeds True"):
+    with pytest.raises(InputError, match="no rows for seed 1; .* seeds True"):
         fewshot.listed(path, 1, 10)
 
 
@@ -367,27 +367,27 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.kshot(TEN, 0, 1), "data.protocol.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
         (lambda: fewshot.fraction(TEN, 1.5), "data.protocol.ratio=1.5"),
-        (lambda: fewshot.fraction(TEN, 0), "data.protocol.ratio=0; give a share"),
+        (lambda: fewshot.fraction(TEN, 0), "data.protocol.ratio=0 is invalid"),
         (lambda: fewshot.fraction(TEN, 2.5), "data.protocol.ratio=2.5"),
         (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.protocol.holdout=1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
         (
             lambda: fewshot.kfold(TEN, 6, 0),
-            "class 0 has 5 examples, but data.protocol.folds=6, .* needs 6",
+            "class 0 has 5 examples, but data.protocol.folds=6 .* needs 6",
         ),
         (
             lambda: fewshot.kfold(TEN, 4, 0, k=3),
-            "class 0 has 3 examples, but data.protocol.folds=4, .*",
+            "class 0 has 3 examples, but data.protocol.folds=4 .*",
         ),
         (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
         (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
         (lambda: fewshot.split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
         (
             lambda: fewshot.holdout(TEN, 10, 0),
-            "data.protocol.size=10 leaves none of 10 examples.* to 2",
+            "data.protocol.size=10 leaves none of 10 examples.* e.g. 2",
         ),
-        (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
-        (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; give data.files.dev instead"),
+        (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; use 8 or less"),
+        (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; set data.files.dev"),
         (lambda: fewshot.balanced(TEN, 1, 0), "data.protocol.n=1; it must be at least 2"),
     ],
 )
@@ -431,8 +431,8 @@ def test_no_question_is_divided(protocol):
     ("protocol", "message"),
     [
         (HoldOut(size=0), "data.protocol.size=0; it must be at least 1"),
-        (HoldOut(size=30), "the 30 training examples are of 10 questions or sentences"),
-        (KFold(folds=11, k=0), "which data.protocol=kfold does not divide: too few"),
+        (HoldOut(size=30), "the 30 training examples belong to only 10 questions"),
+        (KFold(folds=11, k=0), "which data.protocol=kfold does not divide"),
     ],
 )
 def test_too_few_questions(protocol, message):
@@ -441,7 +441,7 @@ def test_too_few_questions(protocol, message):
 
 
 def test_questions_that_train_takes_all_of():
-    with pytest.raises(InputError, match="which leaves none for dev; ask for fewer, or give data."):
+    with pytest.raises(InputError, match="which leaves none for dev; .* data.files.dev"):
         fewshot.split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
     everything = KShot(k=20, dev_k=1, scarce="take")
     assert not len(fewshot.split(everything, RIGHT, 0, groups=GROUPS).dev)

@@ -195,7 +195,7 @@ def test_an_answer_that_is_no_candidate(tmp_path):
     row = {"passage": "Ann won. Bo lost.", "query": "@placeholder won", "entities": ["Ann", "Bo"],
            "answers": ["The Ann"], "idx": {"passage": 5, "query": 12}}  # fmt: skip
     with pytest.raises(
-        InputError, match=r"1: none of the 1 answers in 'answers', as 'The Ann', is a"
+        InputError, match=r"1: none of the 1 answers in 'answers' .e.g. 'The Ann'. is"
     ):
         read("record", write(tmp_path / "train.jsonl", [row]))
 
@@ -208,7 +208,7 @@ def test_a_pronoun_that_stands_beside_its_index(told, text, tmp_path):
     assert own.fields["text"][slice(*own.entities[0])] == "he,"
     row["span2_text"] = "she"
     with pytest.raises(
-        InputError, match="entity 1, 'she' in 'span2_text', stands nowhere in 'text'"
+        InputError, match="entity 1, 'she' in 'span2_text', does not occur in 'text'"
     ):
         read("wsc", write(tmp_path / "train.jsonl", [row]))
 
@@ -281,26 +281,26 @@ def without(row, *path):
 @pytest.mark.parametrize(
     "name, row, told",
     [
-        ("wsc", WSC | {"target": "He"}, "'target' holds 'He'; in the benchmark's own form it is"),
+        ("wsc", WSC | {"target": "He"}, "'target' is 'He'; in the benchmark's format it is"),
         ("wsc", without(WSC, "target", "span1_text"), "column 'span1_text' of task wsc is missing"),
         ("multirc", without(MULTIRC, "passage", "questions"),
-         "'questions' is missing; in the benchmark's own form it is a list"),
+         "'questions' is missing; in the benchmark's format it is a list"),
         ("multirc", MULTIRC | {"passage": {"text": "a", "questions": ["b"]}},
-         "'questions' lists 'b'; in the benchmark's own form it lists objects"),
+         "'questions' contains 'b'"),
         ("multirc", without(MULTIRC, "passage", "questions", 0, "question"),
-         "column 'question' holds null, which is no text"),
+         "column 'question' is null"),
         ("multirc", without(MULTIRC, "passage", "questions", 0, "answers", 0, "label"),
          "no label column 'label'"),
         ("record", without(RECORD, "passage", "entities"), "'entities' is missing"),
         ("record", RECORD | {"passage": {"text": "Ann", "entities": [{"start": 1, "end": 3}]}},
-         "entity 1 to 3 is outside of the 3 characters of its passage"),
+         "entity 1 to 3 is outside of its passage, which has 3"),
         ("record", RECORD | {"passage": {"text": "Ann", "entities": [{"start": True, "end": 3}]}},
-         "'start' holds True; in the benchmark's own form it is a whole number"),
-        ("squad", {"paragraphs": [{"context": "a"}]}, "'qas' is missing; in the benchmark's own"),
+         "'start' is True; in the benchmark's format it is a whole number"),
+        ("squad", {"paragraphs": [{"context": "a"}]}, "'qas' is missing; in the benchmark's"),
         ("dialog_re", {"dialog": ["a"], "relation_data": 3},
-         "column 'relation_data' must hold a list of objects"),
+         "column 'relation_data' must be a list of objects"),
         ("c3", {"context": ["a"], "questions": {"question": ["b"], "choice": []}},
-         "column 'questions' must hold a list of objects"),
+         "column 'questions' must be a list of objects"),
     ],
 )  # fmt: skip
 def test_broken_rows_are_one_line(name, row, told, tmp_path):
@@ -312,7 +312,7 @@ def test_broken_rows_are_one_line(name, row, told, tmp_path):
 def test_an_object_without_data_is_refused(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"version": "1.1"}')
-    with pytest.raises(InputError, match="must hold a list of objects, or an object with such a"):
+    with pytest.raises(InputError, match="must be a list of objects, or an object whose"):
         read("squad", path)
 
 

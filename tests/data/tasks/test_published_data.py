@@ -65,7 +65,7 @@ def test_hidden_tags_are_no_tags():
     assert read_example(task, row, "x:1", need_label=False).tags == ()
     assert not has_label(task, row) and has_label(task, row | {"tags": ["O", "B-X"]})
     for tags in ([-1, -1], []):
-        with pytest.raises(InputError, match="x:1: no tags in column 'tags'"):
+        with pytest.raises(InputError, match="x:1: there are no tags in column 'tags'"):
             read_example(task, row | {"tags": tags}, "x:1")
     with pytest.raises(InputError, match="x:1: tag 2 of column 'tags' is -1"):
         read_example(task, row | {"tags": ["O", -1]}, "x:1", need_label=False)
@@ -117,7 +117,7 @@ def test_benchmarks_as_published(tmp_path, name, rows, labels, ending):
 def test_a_json_of_one_object_is_no_row(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{\n"text": "a"}')
-    with pytest.raises(InputError, match="must hold a list of objects"):
+    with pytest.raises(InputError, match="must be a list of objects"):
         read(custom_task(fields=("text",)), path)
     path.write_text('{"text": "a"}\n{"text"')
     with pytest.raises(InputError, match="a.json:2: broken JSON"):
@@ -182,7 +182,7 @@ def test_rows_that_lack_cells_are_named_with_a_command_that_leaves_them_out(tmp_
     path.write_text('id\tquestion1\tquestion2\tis_duplicate\n1\ta "b\tc\t1\n2\td\n3\te\tf\t0\n')
     with pytest.raises(InputError, match="train.tsv:3: 2 cells, but the header has 4") as caught:
         read(get_task("qqp"), path)
-    command = str(caught.value).partition("leave out all such rows: ")[2]
+    command = str(caught.value).partition("remove all such rows: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     rows = read(get_task("qqp"), tmp_path / "whole.tsv")
     assert [read_example(get_task("qqp"), row, "x").label for row in rows] == [1, 0]

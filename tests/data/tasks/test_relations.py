@@ -148,16 +148,16 @@ def own(offsets="characters", **fields):
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"tail": [4, 12]}, "entity 2 is characters 4 to 12, and the text has 11"),
-    ({"tail": [-1, 3]}, "entity 2 is characters -1 to 3, and the text has 11"),
+    ({"tail": [4, 12]}, "entity 2 is characters 4 to 12, but the text has 11"),
+    ({"tail": [-1, 3]}, "entity 2 is characters -1 to 3, but the text has 11"),
     ({"head": [5, 4]}, "entity 1 is characters 5 to 4"),
     ({"head": [2, 2]}, "entity 1 is empty, characters 2 to 2"),
-    ({"head": [3, 4]}, "entity 1 is white space alone"),
+    ({"head": [3, 4]}, "entity 1 is only white space"),
     ({"tail": [2, 6]}, "entity 1 'abc' and entity 2 'c de' overlap"),
-    ({"tail": None}, "entity 2, tail, must be a start and an end, whole numbers, not None"),
-    ({"tail": [1.5, 3]}, "must be a start and an end, whole numbers"),
-    ({"tail": [4]}, "must be a start and an end, whole numbers"),
-    ({"text": None}, "column 'text' holds null"),
+    ({"tail": None}, "entity 2, tail, must be a start and an end in whole numbers, got None"),
+    ({"tail": [1.5, 3]}, "must be a start and an end in whole numbers"),
+    ({"tail": [4]}, "must be a start and an end in whole numbers"),
+    ({"text": None}, "column 'text' is null"),
     ({"label": "no"}, "label 'no' is not a label of task custom; labels: is, none"),
 ])  # fmt: skip
 def test_what_is_refused(change, said):
@@ -173,7 +173,7 @@ def test_a_missing_column_of_an_entity():
     line = refuse_line(read_example, words, NEAR | {"a": 0, "b": 0, "h": {}}, "file:7")
     assert line.startswith("file:7: column 'h.pos' of entity 2 is missing; columns: text")
     line = refuse_line(read_example, words, NEAR | {"a": 0, "b": 3, "h": {}}, "file:7")
-    assert line.startswith("file:7: entity 1 is words 0 to 4, and the text has 3")
+    assert line.startswith("file:7: entity 1 is words 0 to 4, but the text has 3")
 
 
 @pytest.mark.parametrize("text", [
@@ -187,15 +187,15 @@ def test_tags_that_do_not_stand_there(text):
 
 
 @pytest.mark.parametrize("fields, said", [
-    ({"negative": "NA"}, "task.negative='NA' is no class of task custom; known: is, none"),
+    ({"negative": "NA"}, "task.negative='NA' is not a class of task custom; known: is, none"),
     ({"offsets": "letters"}, "task.offsets='letters' is unknown"),
     ({"markers": ("@", "@")}, "task.markers has 2 words for 2 entities"),
     ({"entities": ()}, None),
-    ({"entities": (), "markers": ("@",)}, "task.entities names none"),
-    ({"entities": ("a|b|c", "d")}, "'a|b|c' is no entry of task.offsets=characters"),
+    ({"entities": (), "markers": ("@",)}, "task.entities is empty"),
+    ({"entities": ("a|b|c", "d")}, "'a|b|c' is not valid with task.offsets=characters"),
     ({"offsets": "tags"}, "'head' must be two tags"),
-    ({"target": "label", "labels": ()}, "is of a task that has classes and no choices"),
-    ({"fields": ("text", "entity1")}, "'entity1' is what a template calls an entity"),
+    ({"target": "label", "labels": ()}, "is only valid for a task with classes"),
+    ({"fields": ("text", "entity1")}, "'entity1' is a reserved name"),
 ])  # fmt: skip
 def test_tasks_that_do_not_fit(fields, said):
     if said is None:
@@ -205,10 +205,10 @@ def test_tasks_that_do_not_fit(fields, said):
 
 
 @pytest.mark.parametrize("text, slots, entities, said", [
-    ("{text|soft} [mask]", 3, 2, "puts 4 soft tokens around 2 entities, and the method has 3"),
+    ("{text|soft} [mask]", 3, 2, "puts 4 soft tokens around 2 entities, but the method has only 3"),
     ("{text|soft} [soft*2] [mask]", 5, 2, "but the prompt has 5 slots; make the two equal (4 of"),
-    ("{text|marked} [mask]", 0, 0, "marks the entities of 'text', and the task has none"),
-    ("{other|marked} {text} [mask]", 0, 2, "and they stand in 'text'; write {text|marked}"),
+    ("{text|marked} [mask]", 0, 0, "marks the entities of 'text'"),
+    ("{other|marked} {text} [mask]", 0, 2, "but they are in 'text'; write {text|marked}"),
     ("{text|marked|lower} [mask]", 0, 2, "|lower would move the entities"),
     ("{text|marked} {text|soft} [mask]", 4, 2, "marks the entities of 'text' twice"),
 ])  # fmt: skip
@@ -243,7 +243,7 @@ def test_own_columns_and_found_labels():
     line = refuse_line(with_labels, custom_task(
         fields=("text",), entities=("a|b", "c|d"), offsets="characters", negative="no"), rows
     )  # fmt: skip
-    assert "task.negative='no' is no class" in line
+    assert "task.negative='no' is not a class" in line
 
 
 @pytest.mark.parametrize("name, words", [
@@ -348,7 +348,7 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
         "".join(json.dumps(own) + "\n" for own in (whole, event | {"arguments": value}))
     )
     line = refuse_line(read_split, get_task("event_arguments"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:2: column 'arguments' must hold a list of objects")
+    assert line.startswith(f"{path}:2: column 'arguments' must be a list of objects")
 
 
 @pytest.mark.parametrize("pairs", [5, None, "x", [3]])
@@ -356,7 +356,7 @@ def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
     path = tmp_path / "train.json"
     path.write_text(json.dumps([[TURNS, pairs]]))
     line = refuse_line(read_split, get_task("dialog_re"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:1: column ") and "must hold a list of objects" in line
+    assert line.startswith(f"{path}:1: column ") and "must be a list of objects" in line
 
 
 def test_dialogues_turn_by_turn():

@@ -65,14 +65,15 @@ def test_the_scheme_is_found(rows, scheme):
             ["O B-A", "O I-A"],
             [
                 "rows.jsonl:1: word 2 begins",
-                "rows.jsonl:0; IOB2 begins each with B-: ",
+                "rows.jsonl:0 begins with B-",
+                "IOB2 begins each with B-: ",
                 "scheme=iob1",
                 "1 of 2 rows begin an",
             ],
         ),
         (
             ["O B_A"],
-            ["rows.jsonl:0: word 2 has the tag 'B_A'", "; mend the row, or give task.scheme=none"],
+            ["rows.jsonl:0: word 2 has the tag 'B_A'", "; fix the row, or set task.scheme=none"],
         ),
         (["O", "X-A"], ["rows.jsonl:1: word 1 has the tag 'X-A'"]),
         (["B-"], ["has the tag 'B-'"]),
@@ -99,5 +100,5 @@ def test_a_transition_that_a_scheme_lacks_names_the_word(row, scheme, word):
 
 
 def test_what_is_no_tag_names_the_word():
-    with pytest.raises(InputError, match="here:3: word 2 has 'X-A', which is no tag.*mend the row"):
+    with pytest.raises(InputError, match="here:3: word 2 has the invalid tag 'X-A'"):
         to_iob2(["O", "X-A", "O"], "bioes", "here:3")

@@ -383,9 +383,9 @@ def test_the_positive_class_of_a_task():
         lambda: make(labels=["ham", "spam"], positive="hma"),
         lambda: with_labels(make(positive="hma"), rows),
     ):
-        with pytest.raises(InputError, match="'hma' is no class of task custom; .* ham, spam"):
+        with pytest.raises(InputError, match="'hma' is not a class of task custom; .* ham, spam"):
             wrong()
-    with pytest.raises(InputError, match="the task has spans; leave it out"):
+    with pytest.raises(InputError, match="the task has spans"):
         make(answers="answers", positive="ham")
 
 
@@ -410,7 +410,9 @@ def test_unknown_labels():
             read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
         read_example(task, row | {"label": "neutral"}, "x:7")
-    with pytest.raises(InputError, match="x:1: no label column 'label'; columns: sentence"):
+    with pytest.raises(
+        InputError, match="x:1: there is no label column 'label'; columns: sentence"
+    ):
         read_example(task, row, "x:1")
     for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
         example = read_example(task, row | {"label": unknown}, "x:7", need_label=False)
@@ -423,15 +425,15 @@ NO_TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value, shown", [*NO_TEXTS, ("", "nothing"), ("  ", "nothing")])
+@pytest.mark.parametrize("value, shown", [*NO_TEXTS, ("", "empty"), ("  ", "empty")])
 def test_what_is_no_label(value, shown):
     """It is neither a class of its own nor one of a known task."""
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c", "label": value}]
     task = tasks.custom_task(fields=["text"])
-    message = rf"a.csv:9: label column 'label' holds {shown}, which is no label"
+    message = rf"a.csv:9: label column 'label' is {shown}, which is not a label"
     with pytest.raises(InputError, match=message):
         with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
-    with pytest.raises(InputError, match="row 3: label column 'label' holds"):
+    with pytest.raises(InputError, match="row 3: label column 'label' is"):
         with_labels(task, rows)
     known = with_labels(task, rows[:2])
     with pytest.raises(InputError, match=message):
@@ -441,7 +443,7 @@ def test_what_is_no_label(value, shown):
 def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
     row = {"a": "q", "c": ["1", "2", "3"]}
-    both = "is the text of choice A and the number of choice B, from 0 on; .* by letters: A, B"
+    both = "is both the text of choice A and the index .* of choice B; .* as letters: A, B"
     for value in ("1", 1, 1.0):
         with pytest.raises(InputError, match=f"x:2: y {value!r} {both}"):
             read_example(task, row | {"y": value}, "x:2")
@@ -451,7 +453,7 @@ def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     for value, choice in ((7, 1), ("9", 2), (9, 2), (7.0, 1), (0, 0)):
         assert read_example(task, numbers | {"y": value}, "x:2").label == choice
     letters = row | {"c": ["x", "y", "A"]}
-    both = "y 'A' is the text of choice C and the letter of choice A.* by numbers: 0, 1"
+    both = "y 'A' is both the text of choice C and the letter of choice A.* as indices: 0, 1"
     with pytest.raises(InputError, match=both):
         read_example(task, letters | {"y": "A"}, "x:2")
     plain = row | {"c": ["one", "two"]}
@@ -464,7 +466,7 @@ def test_what_is_no_text(value, shown):
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
     row = {"a": "q", "c": ["x", "z"], "y": 0}
     for broken, column in (({"a": value}, "a"), ({"c": ["x", value]}, "c")):
-        with pytest.raises(InputError, match=f"x:2: column '{column}' holds {shown}, which is no"):
+        with pytest.raises(InputError, match=f"x:2: column '{column}' is {shown}, not text"):
             read_example(task, row | broken, "x:2")
 
 
@@ -498,7 +500,7 @@ def test_choices_in_one_column():
         assert example == Example({"question": "q"}, ("red", "blue", "2"), label)
     with pytest.raises(InputError, match="label 3 is not a label of task custom; labels: red, blu"):
         read_example(task, row | {"answer": 3}, "x:1")
-    with pytest.raises(InputError, match="x:1: column 'options' must hold a list"):
+    with pytest.raises(InputError, match="x:1: column 'options' must be a list"):
         read_example(task, row | {"options": "red", "answer": 0}, "x:1")
 
 
@@ -510,7 +512,7 @@ def test_classes_from_rows():
     assert labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
     named = tasks.get_task("sst2")
     assert with_labels(named, rows) is named
-    with pytest.raises(InputError, match="every training row has the label 'a'; a task needs 2"):
+    with pytest.raises(InputError, match="every training row has the label 'a'"):
         with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
         with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
@@ -589,7 +591,9 @@ def test_target_of_a_row(value, references):
 
 def test_wrong_targets():
     row = {"document": "long"}
-    with pytest.raises(InputError, match="x:3: no target column 'summary'; columns: document"):
+    with pytest.raises(
+        InputError, match="x:3: there is no target column 'summary'; columns: document"
+    ):
         read_example(SUMMARY, row, "x:3")
     assert read_example(SUMMARY, row, "x:3", need_label=False) == Example(row)
     for empty in ("", "  ", None, [], ["", ""]):
@@ -598,7 +602,7 @@ def test_wrong_targets():
         example = read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
         assert example == Example(row)
     for wrong in ({"text": "a"}, ["a", None], [["a"]], float("nan")):
-        with pytest.raises(InputError, match="x:3: target column 'summary' must hold a text or"):
+        with pytest.raises(InputError, match="x:3: target column 'summary' must be a text or"):
             read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
 
 
@@ -607,14 +611,14 @@ def test_wrong_targets():
     [
         ({"fields": []}, "task.fields is empty"),
         ({"labels": ["a"]}, "one class, 'a'"),
-        ({"labels": ["a", "a"]}, "names a class twice: a, a"),
+        ({"labels": ["a", "a"]}, "lists a class twice: a, a"),
         ({"labels": ["a", "b"], "words": ["x"]}, "1 entries for 2 labels.*a, b"),
         ({"labels": ["a", "b"], "words": ["x", []]}, "words of class 'b'"),
         ({"fields": ["choice"]}, "'choice' cannot be written in a template"),
         ({"fields": ["a|b"]}, "cannot be written in a template"),
-        ({"target": "y", "labels": ["a", "b"]}, "task.target='y' and task.labels are both given"),
-        ({"target": "y", "words": ["a", "b"]}, "task.target='y' and task.words are both given"),
-        ({"target": "y", "choices": ["a", "b"]}, "task.target='y' and task.choices are both given"),
+        ({"target": "y", "labels": ["a", "b"]}, "task.target='y' and task.labels are both set"),
+        ({"target": "y", "words": ["a", "b"]}, "task.target='y' and task.words are both set"),
+        ({"target": "y", "choices": ["a", "b"]}, "task.target='y' and task.choices are both set"),
         ({"target": "text"}, "task.target='text' is also in task.fields"),
     ],
 )

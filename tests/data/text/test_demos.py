@@ -152,8 +152,9 @@ def test_not_even_the_labels_fit(bert):
     with pytest.raises(InputError) as caught:
         encode(encoder, FILM, DULL, FUN)
     assert str(caught.value) == (
-        "template '{s} It was [mask].' with 2 demonstrations takes 19 tokens with one of each "
-        "text, over the 18 that data.max_len leaves; raise it by 1 or more, or take fewer "
+        "template '{s} It was [mask].' with 2 demonstrations takes 19 tokens with one token of "
+        "each text, over the 18 that data.max_len leaves; raise data.max_len by 1 or more, or "
+        "use fewer "
         "demonstrations"
     )
     assert len(encode(make_encoder(bert, IT_WAS, max_len=19), FILM, DULL, FUN).ids) == 19
@@ -192,7 +193,8 @@ def test_exactly_so_many_are_whole_or_named(bert):
         encode(encoder, FILM, *demos)
     assert str(caught.value) == (
         "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens whole, over the 29 "
-        "that data.max_len leaves; raise it by 1 or more, or take fewer demonstrations, or cut "
+        "that data.max_len leaves; raise data.max_len by 1 or more, or "
+        "use fewer demonstrations, or truncate "
         "texts by demos.limit and demos.own_limit"
     )
     encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True, limit=2)

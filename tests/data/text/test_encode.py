@@ -236,7 +236,7 @@ def test_longest_field_is_cut_first(bert):
 
 
 def test_no_room_for_text(bert):
-    with pytest.raises(InputError, match="takes 12 tokens .10 of them slots.*max_len 12"):
+    with pytest.raises(InputError, match="takes 12 tokens .10 for slots.*max_len 12"):
         encoder(bert, "{a}", num_slots=10, max_len=12)
     encoder(bert, "{a}", num_slots=10, max_len=13)
     tight = encoder(bert, "{a} {choice}", max_len=6)

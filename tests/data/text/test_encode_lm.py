@@ -139,7 +139,7 @@ def test_a_target_has_as_many_tokens_as_are_allowed_its_end_included(t5):
     )
     ((row,),) = three.encode_all([example(target="good film")], targets=True)
     assert row.targets.tolist() == said
-    with pytest.raises(InputError, match="has 3 tokens with its end, over data.max_target=2"):
+    with pytest.raises(InputError, match="has 3 tokens with its end token, over data.max_target=2"):
         two.encode_all([example(target="good film")], targets=True)
 
 
@@ -183,7 +183,7 @@ def test_batches_of_free_text(t5):
             "{text} [mask] .",
             r"at the end of its input; move \[mask\]",
         ),
-        ("t5", "seq2seq", "[cls] {text}", r"has \[cls\], which this backbone has not"),
+        ("t5", "seq2seq", "[cls] {text}", r"has \[cls\], which this backbone does not have"),
         ("t5", "masked", "{text}", "has no cls token"),
     ],
 )

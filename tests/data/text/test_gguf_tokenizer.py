@@ -292,8 +292,11 @@ def test_another_process_was_faster(tmp_path, cache, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(model="bert"), "no tokenizer can be made of .*bert.*; take another file"),
-        (dict(bos=99), "tokenizer.ggml.bos_token_id=99, and a vocabulary of 12; take another"),
+        (dict(model="bert"), "no tokenizer can be made from .*bert.*; use another file"),
+        (
+            dict(bos=99),
+            "tokenizer.ggml.bos_token_id=99, but its vocabulary has 12 tokens; use another",
+        ),
     ],
 )
 def test_a_vocabulary_of_which_none_is_made(tmp_path, cache, changes, message):
@@ -305,7 +308,7 @@ def test_a_vocabulary_of_which_none_is_made(tmp_path, cache, changes, message):
 
 def test_files_without_one(tmp_path):
     path = finish(gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), tmp_path / "a.gguf")
-    with pytest.raises(InputError, match="a.gguf holds no tokenizer; take another file"):
+    with pytest.raises(InputError, match="a.gguf has no tokenizer; use another file"):
         load_tokenizer(path)
     with pytest.raises(InputError, match="b.gguf cannot be read .*; check the path"):
         load_tokenizer(tmp_path / "b.gguf")

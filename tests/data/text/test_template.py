@@ -76,7 +76,7 @@ def test_modifiers(modifiers, text, expected):
         ("{sentence} [maks]", r"unknown \[maks\]; nearest: mask"),
         ("{sentence} [1]", "unknown .*classes, cls, mask, sep, soft"),
         ("{} [mask]", "empty braces"),
-        ("{sentence} [soft*0]", r"\[soft\*0\] places no slot"),
+        ("{sentence} [soft*0]", r"\[soft\*0\] has no slot"),
     ],
 )
 def test_bad_grammar(text, message):
@@ -98,11 +98,11 @@ def test_bad_grammar(text, message):
         ("{sentence} [classes]", {}, r"has \[classes\], which this head does not read"),
         ("{sentence}", {"lists_classes": True}, r"has 0 lists of classes; write 1 \[classes\]"),
         ("[classes] {sentence} [classes]", {"lists_classes": True}, "has 2 lists of classes"),
-        ("{sentence} [cls]", {}, r"only \[soft\] may stand before \[cls\]"),
+        ("{sentence} [cls]", {}, r"only \[soft\] may come before \[cls\]"),
         ("[soft] {sentence}", {}, "the method has 0 slots"),
         ("[soft*3] {sentence}", {"num_slots": 5}, "places 3 soft tokens.*has 5 slots"),
-        ("[soft] {sentence} [soft]", {"num_slots": 5}, r"\[soft\] takes all 5 slots"),
-        ("[soft] {sentence} [soft*2]", {"num_slots": 5}, r"\[soft\] takes all 5 slots"),
+        ("[soft] {sentence} [soft]", {"num_slots": 5}, r"\[soft\] uses all 5 slots"),
+        ("[soft] {sentence} [soft*2]", {"num_slots": 5}, r"\[soft\] uses all 5 slots"),
     ],
 )
 def test_template_that_does_not_fit(text, context, message):

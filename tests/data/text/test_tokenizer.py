@@ -262,7 +262,7 @@ def test_a_tokenizer_that_is_code_beside_its_files(tmp_path):
     config = {"tokenizer_class": "OwnTokenizer", "auto_map": own}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("1 / 0")
-    with pytest.raises(InputError, match="is of OwnTokenizer, code beside it that is never run"):
+    with pytest.raises(InputError, match="its class OwnTokenizer is code in its folder"):
         load_tokenizer(tmp_path)
 
 

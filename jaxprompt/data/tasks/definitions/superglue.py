@@ -1,4 +1,4 @@
-"""The tasks of SuperGLUE (Wang et al. 2019). Texts as told in english.py."""
+"""The tasks of SuperGLUE (Wang et al. 2019). Templates as described in english.py."""
 
 from jaxprompt.data.tasks.task import Definitions
 

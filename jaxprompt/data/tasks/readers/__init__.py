@@ -1,1 +1,1 @@
-"""Rows of each kind of task, read and checked as examples."""
+"""Reads and checks the rows of each kind of task."""

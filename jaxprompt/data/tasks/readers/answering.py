@@ -1,4 +1,4 @@
-"""Rows of tasks whose answer is a span of a text."""
+"""Reads rows of tasks whose answer is a span of a text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,27 +9,28 @@ from jaxprompt.errors import InputError, show_columns
 
 
 class MisplacedAnswer(InputError):
-    """An answer that stands nowhere in its text."""
+    """An answer that does not occur in its text."""
 
 
 def read_answered(
     task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool,
     need_place: bool,
 ) -> Example:  # fmt: skip
-    """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer.
+    """Reads the answers of a row whose `fields` are already read.
 
-    An answer that stands elsewhere than the row says is taken from the nearest place, and the
-    example says so. With need_place=False it has no span, and may stand nowhere.
+    A row without an answer has "" as its only reference. An answer that is not where the row says
+    is taken from the nearest position, and the example has `is_moved`. With need_place=False such
+    an answer has no span and need not occur in the text.
     """
     value = row.get(task.answers)
     if value is None:
         if need_label and task.answers in row:
             raise InputError(
-                f"{where}: column {task.answers!r} holds null; write its answers there, or leave "
-                "the example out"
+                f"{where}: column {task.answers!r} is null; write the answers there, or remove the "
+                "example"
             )
         if need_label:
-            raise InputError(f"{where}: no column {task.answers!r}; {show_columns(row)}")
+            raise InputError(f"{where}: there is no column {task.answers!r}; {show_columns(row)}")
         return Example(fields)
     texts, starts = _pairs(task, value, where)
     text, spans, is_moved = fields[task.fields[-1]], [], False
@@ -40,15 +41,15 @@ def read_answered(
             is_moved, start = True, _nearest(answer, text, start)
             if start < 0:
                 raise MisplacedAnswer(
-                    f"{where}: the answer {answer!r:.60} does not stand in {task.fields[-1]!r}, "
-                    f"which has {len(text)} characters; mend it, or leave the example out"
+                    f"{where}: the answer {answer!r:.60} does not occur in {task.fields[-1]!r}, "
+                    f"which has {len(text)} characters; fix it, or remove the example"
                 )
         spans.append((start, start + len(answer)))
     return Example(fields, references=texts or ("",), spans=tuple(spans), is_moved=is_moved)
 
 
 def _nearest(answer: str, text: str, start: int) -> int:
-    """Finds where `answer` stands in `text` nearest to `start`; -1 = nowhere."""
+    """Finds where `answer` occurs in `text` nearest to `start`; -1 = nowhere."""
     start = min(max(start, 0), len(text))
     before, behind = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
     found = [at for at in (before, behind) if at >= 0]
@@ -63,12 +64,15 @@ def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[i
     columns = [part for part in parts if isinstance(part, (list, tuple))]
     if len(columns) != 2 or len(columns[0]) != len(columns[1]):
         raise InputError(
-            f"{where}: column {task.answers!r} must hold "
-            f'{{"text": [...], "answer_start": [...]}} of equal length, not {value!r:.60}'
+            f'{where}: column {task.answers!r} must be {{"text": [...], "answer_start": [...]}} of '
+            f"equal length, got {value!r:.60}"
         )
     texts = tuple(read_text(text, task.answers, where) for text in columns[0])
     if not all(isinstance(start, int) and not isinstance(start, bool) for start in columns[1]):
         raise InputError(f"{where}: answer_start {columns[1]!r:.40} must be whole numbers")
     if not all(text.strip() for text in texts):
-        raise InputError(f"{where}: column {task.answers!r} has an answer without letters")
+        raise InputError(
+            f"{where}: column {task.answers!r} has an empty answer; write its text, or remove the "
+            "example"
+        )
     return texts, tuple(columns[1])

@@ -1,4 +1,4 @@
-"""Rows that become several examples: one of each question, of each candidate or predicate."""
+"""Rows that become several examples: one per question, candidate or predicate."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -15,27 +15,28 @@ _ASKED = "task.question"  # column that tells which question a candidate is of
 
 
 def check_candidates(task: Task) -> None:
-    """Raises InputError where what a task says of questions and candidates does not fit."""
+    """Raises InputError if a task's settings for questions and candidates do not fit."""
     if task.metric in ("f1a", "answer_f1") and not task.question:
         raise InputError(
-            f"metric {task.metric} is of questions; name the columns that make one by task.question"
+            f"metric {task.metric} compares questions; set task.question to the columns that "
+            "identify one"
         )
     if task.candidates and (len(task.candidates) != 2 or not task.candidate):
         raise InputError(
-            f"task.candidates={','.join(task.candidates)}: name two columns, of the candidates and "
-            "of the right ones, and by task.candidate the field that one becomes"
+            f"task.candidates={','.join(task.candidates)} must be two columns, of the candidates "
+            "and of the correct ones, with task.candidate as the field for one candidate"
         )
     if task.candidate and task.candidate not in task.fields:
         raise InputError(
-            f"task.candidate={task.candidate!r} is not among task.fields={','.join(task.fields)}; "
-            "add it there"
+            f"task.candidate={task.candidate!r} is not in task.fields={','.join(task.fields)}; add "
+            "it there"
         )
     if task.metric == "answer_f1" and not task.candidate:
-        raise InputError("metric answer_f1 compares answers; name their field by task.candidate")
+        raise InputError("metric answer_f1 compares answers; set task.candidate to their field")
 
 
 def spread(task: Task, rows: Rows) -> Rows:
-    """Makes the rows of all examples, which keep the origin of theirs; see `rows_of`."""
+    """Returns the rows of all examples, each with the origin of its row; see `rows_of`."""
     grows = task.candidates or task.predicate
     # The first row tells a benchmark's own file: one of the hub is not read as a whole for this.
     if not grows and not (len(rows) and is_published(task, rows[0])):
@@ -46,11 +47,11 @@ def spread(task: Task, rows: Rows) -> Rows:
 def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes the rows of the examples that a row of a file holds; most hold one.
 
-    What a benchmark nests in a row are rows first, see `published_rows`. Of a task with predicates
-    see `rows_of_predicates`. Of candidates, each is a row once, in the column `task.candidate`. It
-    has the label 1 or 0, whether the second column lists it, where that lists any: test rows
-    hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
-    A row without candidates stays as it is.
+    Rows that a benchmark nests in a row are unnested first, see `published_rows`; for predicates
+    see `rows_of_predicates`. Candidates become one row each, with the candidate in the column
+    `task.candidate` and the label 1 or 0: whether the second column lists it. If that lists none,
+    there is no label: test rows hide their answers as an empty list. In texts, `task.placeholder`
+    is replaced by the candidate. A row without candidates stays as it is.
     """
     return [
         made for each in published_rows(task, row, where) for made in _rows_of(task, each, where)
@@ -60,7 +61,7 @@ def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]
 def readable_rows(
     task: Task, row: dict[str, Any], where: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Makes the same rows, each with "", or with why what it was to be made of cannot be read."""
+    """Makes the same rows, each with "" or with the reason why it cannot be read."""
     try:
         nested = published_rows(task, row, where)
     except InputError as error:
@@ -86,8 +87,9 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     candidates = _texts(row, column, where)
     if known is not None and not set(known) & set(candidates):
         raise InputError(
-            f"{where}: none of the {len(known)} answers in {right!r}, as {known[0]!r:.40}, is a "
-            f"candidate in {column!r}, which has {len(candidates)}; write them as they stand there"
+            f"{where}: none of the {len(known)} answers in {right!r} (e.g. {known[0]!r:.40}) is "
+            f"among the {len(candidates)} candidates in {column!r}; write them exactly as the "
+            "candidates"
         )
     for own in candidates:
         filled = {
@@ -105,9 +107,9 @@ _NUMBERED = ("paragraph", "question", "passage", "query")
 
 
 def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
-    """Names the question that a row answers, "" where the task asks none.
+    """Returns the question that a row answers, "" if the task has none.
 
-    Raises InputError for a column that is missing, where the question is `needed`.
+    Raises InputError if a column is missing and the question is `needed`.
     """
     if not task.question:
         return ""
@@ -117,8 +119,8 @@ def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool)
     missing = [column for column in task.question if column not in row]
     if missing and needed:
         raise InputError(
-            f"{where}: column {missing[0]!r} of task.question is missing; "
-            f"{show_columns(row)}; set task.question to some of them"
+            f"{where}: column {missing[0]!r} of task.question is missing; {show_columns(row)}; set "
+            "task.question to some of these"
         )
     asked = "\n".join(spelling(row.get(column)) for column in task.question)
     # SuperGLUE numbers its questions: two of one paragraph may have the same words.
@@ -130,5 +132,5 @@ def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool)
 def _texts(row: Mapping[str, Any], column: str, where: str) -> list[str]:
     found = row[column]
     if not isinstance(found, (list, tuple)) or not found:
-        raise InputError(f"{where}: column {column!r} must hold a list of 1 or more texts")
+        raise InputError(f"{where}: column {column!r} must be a list of 1 or more texts")
     return list(dict.fromkeys(read_text(text, column, where) for text in found))

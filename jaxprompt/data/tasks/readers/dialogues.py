@@ -1,4 +1,4 @@
-"""Dialogues that are read turn by turn, as the conversational F1 of DialogRE has it."""
+"""Dialogues that are read turn by turn, for the conversational F1 of DialogRE."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +14,10 @@ TRIGGERS = "t"  # column of the words by which a dialogue tells each relation, "
 def turns_of(
     task: Task, row: Mapping[str, Any], example: Example, where: str, pair: int
 ) -> Iterator[Example]:
-    """Yields an example for each turn by which both entities of a pair were named, and the last.
+    """Yields an example per turn by which both entities of a pair were named, and for the last.
 
-    Each reads the dialogue up to that turn and knows which of the relations it tells by then: those
-    whose trigger was said, at the last turn all (Yu et al. 2020, section 4.2).
+    Each example contains the dialogue up to that turn and knows which relations are expressed by
+    then: those whose trigger was said, and at the last turn all (Yu et al. 2020, section 4.2).
     """
     column = task.fields[0]
     turns = row[column]
@@ -25,14 +25,14 @@ def turns_of(
     triggers = row.get(TRIGGERS)
     if not isinstance(turns, (list, tuple)):
         raise InputError(
-            f"{where}: task.metric=f1c reads turn by turn, and column {column!r} holds no list of "
-            "turns; give one, or take task.metric=micro_f1"
+            f"{where}: task.metric=f1c reads turn by turn, but column {column!r} is not a list of "
+            "turns; give a list, or use task.metric=micro_f1"
         )
     triggers = triggers if isinstance(triggers, (list, tuple)) else [""] * len(right)
     if len(triggers) != len(right):
         raise InputError(
             f"{where}: {len(triggers)} triggers in column {TRIGGERS!r} for {len(right)} relations; "
-            'give each one, "" for none'
+            'give one per relation, "" for none'
         )
     names = [str(row[name]).lower().strip() for name in task.entities]
     said = ""
@@ -54,11 +54,11 @@ def turns_of(
 def last_turns(
     task: Task, read: Iterable[tuple[str, Mapping[str, Any], Example]]
 ) -> list[int]:  # where each row stands, the row, its example
-    """Lists which of the examples of `turns_of`, of all rows in order, reads a row to its end."""
+    """Lists the examples of `turns_of`, over all rows in order, that contain a whole dialogue."""
     counts = (sum(1 for _ in turns_of(task, row, own, where, 0)) for where, row, own in read)
     return [end - 1 for end in itertools.accumulate(counts)]
 
 
 def _stands(text: str, said: str) -> bool:
-    """Tells whether a text stands within one of the turns."""
+    """Returns whether a text occurs within one of the turns."""
     return bool(text) and any(text in turn for turn in said.split("\n"))

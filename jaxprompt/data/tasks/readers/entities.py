@@ -1,15 +1,15 @@
-"""Entities that stand in a text: where they are told, and what their relations are called.
+"""Entities in a text: how their positions are given, and the names of their relations.
 
-`Task.entities` has an entry for each entity of the first field, read as `Task.offsets` says:
+`Task.entities` has an entry for each entity of the first field; `Task.offsets` says how to read it:
 
-    tags        "<e1>|</e1>"     what opens and what closes it in the text, and is taken out
-    characters  "head"           a column of [start, end], the end behind the last character; or
+    tags        "<e1>|</e1>"     the opening and closing tag in the text, which are removed
+    characters  "head"           a column of [start, end], the end after the last character; or
                 "start|end"      two columns of one number each
-    words       "h.pos"          the same in words of a list, or of a text with spaces between them;
-                                 a dot leads into a column that holds an object
-    last_word   "start|end"      the same, the end being the last word (TACRED)
-    text        "x"              a column of what the entity is called; its first place is taken,
-                                 and where it stands nowhere by itself it is not marked
+    words       "h.pos"          the same in words of a list, or of a text split at spaces; a dot
+                                 selects a key of a column that holds an object
+    last_word   "start|end"      the same, but the end is the last word (TACRED)
+    text        "x"              a column of the entity's text; its first occurrence is taken, and
+                                 if it does not occur as whole words it is not marked
 """
 
 import itertools
@@ -45,46 +45,51 @@ class Marked(NamedTuple):
     called: tuple[str, ...] = ()  # what each is called; () = as it stands there
 
     def names(self) -> dict[str, str]:
-        """Gives the entities by the names that a template has for them."""
+        """Returns the entities by the names that templates use for them."""
         called = self.called or [self.text[slice(*own)] for own in self.spans]
         return {f"entity{i}": name for i, name in enumerate(called, 1)}
 
 
 def check_entities(task: Task) -> None:
-    """Raises InputError where what a task says of entities does not fit."""
+    """Raises InputError if a task's settings for entities do not fit."""
     if not task.entities:
         if task.markers and not task.predicate:
             raise InputError(
-                f"task.markers={', '.join(task.markers)} stand around entities, and task.entities "
-                "names none; name them, or leave task.markers empty"
+                f"task.markers={', '.join(task.markers)} needs entities, but task.entities is "
+                "empty; set it, or leave task.markers empty"
             )
         return
     choose("task.offsets", task.offsets, OFFSETS)
     if task.kind != "classes" or task.choices:
         raise InputError(
-            "task.entities is of a task that has classes and no choices; leave out task.target, "
-            "task.tags, task.answers and task.choices"
+            "task.entities is only valid for a task with classes and without choices; remove "
+            "task.target, task.tags, task.answers and task.choices"
         )
     for entry in task.entities:
         parts = entry.split("|")
         if not all(map(str.strip, parts)) or len(parts) > 2 - (task.offsets == "text"):
-            raise InputError(f"task.entities: {entry!r} is no entry of task.offsets={task.offsets}")
+            raise InputError(
+                f"task.entities: {entry!r} is not valid with task.offsets={task.offsets}"
+            )
         if task.offsets == "tags" and len(set(parts)) < 2:
             raise InputError(f"task.entities: {entry!r} must be two tags, as in '<e1>|</e1>'")
     if task.markers and len(task.markers) != 2 * len(task.entities):
         raise InputError(
             f"task.markers has {len(task.markers)} words for {len(task.entities)} entities; give "
-            "two for each: in front of it and behind it"
+            "two per entity: one before it and one after it"
         )
     if odd := [name for name in task.texts[len(task.fields) :] if name in task.fields]:
-        raise InputError(f"task.fields: {odd[0]!r} is what a template calls an entity; rename it")
+        raise InputError(
+            f"task.fields: {odd[0]!r} is a reserved name for an entity in templates; rename the "
+            "column"
+        )
 
 
 def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
-    """Reads the first field of a row and where its entities stand.
+    """Reads the first field of a row and the positions of its entities.
 
-    Raises InputError, which `where` opens, for a column that is missing, an entity that is empty,
-    outside of the text or overlaps another, and tags that do not stand there.
+    Raises InputError, starting with `where`, if a column is missing, an entity is empty, outside of
+    the text or overlaps another, or a tag is missing.
     """
     column = task.fields[0]
     if column not in row:
@@ -105,13 +110,13 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
             shown = [found.text[slice(*span)] for span in (own, other)]
             raise InputError(
                 f"{where}: entity {i} {shown[0]!r:.40} and entity {j} {shown[1]!r:.40} overlap; "
-                "mend their places, or leave the example out"
+                "fix their positions, or remove the example"
             )
     return found
 
 
 def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
-    """Takes the tags out; the text itself may hold what closes an entity elsewhere."""
+    """Removes the tags; the text itself may contain a closing tag elsewhere."""
     places: list[tuple[int, int, int]] = []  # place, length, entity
     for i, entry in enumerate(task.entities):
         opens, closes = entry.split("|")
@@ -119,8 +124,8 @@ def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marke
         end = text.find(closes, start + len(opens))
         if text.count(opens) != 1 or end < 0:
             raise InputError(
-                f"{where}: column {task.fields[0]!r} must hold {opens.strip()} of entity {i + 1} "
-                f"once and {closes.strip()} behind it; tag the entity, or leave the example out"
+                f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity "
+                f"{i + 1} once and {closes.strip()} after it; tag the entity, or remove the example"
             )
         places += [(start, len(opens), i), (end, len(closes), i)]
     kept, at, removed = [], 0, 0
@@ -161,9 +166,9 @@ def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: s
 def _nearest(
     task: Task, row: Mapping[str, Any], index: int, words: Sequence[str], first: int, where: str
 ) -> tuple[int, int]:
-    """Finds the words that an entity is called by, nearest to where it is told to begin.
+    """Finds the words of an entity, nearest to its given start.
 
-    Of WSC's pronouns a few are told beside their place.
+    A few of WSC's pronouns are given beside their position.
     """
     plain = lambda word: re.sub(r"\W", "", word).casefold()
     column = task.called[index]
@@ -172,24 +177,24 @@ def _nearest(
     places = [i for i in range(len(words)) if own and all_words[i : i + len(own)] == own]
     if not places:
         raise InputError(
-            f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, stands nowhere in "
-            f"{task.fields[0]!r}; mend one of them"
+            f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, does not occur in "
+            f"{task.fields[0]!r}; fix one of them"
         )
     place = min(places, key=lambda i: abs(i - first))
     return place, place + len(own)
 
 
 def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
-    """Takes the first places, as whole words, of entities that do not overlap.
+    """Takes the first occurrences, as whole words, of entities that do not overlap.
 
-    One that stands nowhere by itself is not marked, and a template still names it: published
-    dialogues have a few.
+    An entity that does not occur as whole words is not marked, but a template can still name it: a
+    few published dialogues have some.
     """
     names, every = [], []
     for i, column in enumerate(task.entities, 1):
         names.append(read_text(_column(row, column, i, where), column, where).strip())
         if not names[-1]:
-            raise InputError(f"{where}: entity {i}, column {column!r}, is empty; give its text")
+            raise InputError(f"{where}: entity {i}, column {column!r}, is empty; write its text")
         # Absent comes last: of combinations that mark as many, the one of the first places is best.
         every.append([*_places(names[-1], text), ABSENT])
     best = (ABSENT,) * len(every)  # of the places that mark most entities the first
@@ -222,12 +227,12 @@ def _words(value: Any, column: str, where: str) -> list[str]:
 
 
 def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
-    """Takes white space off the ends of entities."""
+    """Strips white space from the ends of entities."""
     found = []
     for i, (start, end) in enumerate(spans, 1):
         own = text[start:end]
         if not own.strip():
-            raise InputError(f"{where}: entity {i} is white space alone; mend its place")
+            raise InputError(f"{where}: entity {i} is only white space; fix its position")
         start += len(own) - len(own.lstrip())
         found.append((start, start + len(own.strip())))
     return Marked(text, tuple(found))
@@ -237,13 +242,13 @@ def _check(span: tuple[int, int], number: int, size: int, unit: str, where: str)
     start, end = span
     if start == end:
         raise InputError(
-            f"{where}: entity {number} is empty, {unit} {start} to {end}; the end is behind its "
-            "last one: mend its place"
+            f"{where}: entity {number} is empty, {unit} {start} to {end}; the end must be after "
+            f"its last {unit[:-1]}: fix its position"
         )
     if not 0 <= start < end <= size:
         raise InputError(
-            f"{where}: entity {number} is {unit} {start} to {end}, and the text has {size}; mend "
-            "its place"
+            f"{where}: entity {number} is {unit} {start} to {end}, but the text has {size}; fix "
+            "its position"
         )
 
 
@@ -257,8 +262,8 @@ def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tu
     whole_ones = _numbers(value)
     if len(whole_ones) != 2:
         raise InputError(
-            f"{where}: entity {number}, {task.entities[index]}, must be a start and an end, whole "
-            f"numbers, not {value!r:.40}"
+            f"{where}: entity {number}, {task.entities[index]}, must be a start and an end in "
+            f"whole numbers, got {value!r:.40}"
         )
     return whole_ones[0], whole_ones[1]
 
@@ -272,7 +277,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
-    """Looks a column up; a dot leads into an object."""
+    """Looks up a column; a dot selects a key of an object."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -287,20 +292,20 @@ def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
 
 
 def check_negative(task: Task) -> None:
-    """Raises InputError where the class that is no relation is none of the task's classes."""
+    """Raises InputError if the class for no relation is not one of the task's classes."""
     if task.negative and task.labels and task.negative not in task.labels:
         raise InputError(
-            f"task.negative={task.negative!r} is no class of task {task.name}; "
+            f"task.negative={task.negative!r} is not a class of task {task.name}; "
             f"{nearest(task.negative, task.labels)}"
         )
 
 
 def relation_words(name: str) -> str:
-    """Spells the name of a relation as words: "per:city_of_birth" as "person city of birth".
+    """Returns the name of a relation as words: "per:city_of_birth" as "person city of birth".
 
-    Words are divided at what is no letter or digit and before capitals in a row of small letters;
-    a class that names its direction, as "Cause-Effect(e2,e1)", is the inverse where it begins with
-    the second entity.
+    Words are split at characters that are not letters or digits, and before capitals after small
+    letters. A class whose name gives its direction, e.g. "Cause-Effect(e2,e1)", is inverse if it
+    begins with the second entity.
     """
     base, _, direction = name.partition("(")
     inverse = bool(re.fullmatch(r"\s*e2\s*,\s*e1\s*\)", direction))

@@ -1,4 +1,4 @@
-"""Rows of tasks whose answer is a number."""
+"""Reads rows of tasks whose answer is a number."""
 
 import math
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from jaxprompt.errors import InputError, show_columns
 
 
 def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> float | None:
-    """Reads the number of a row, None where it has none and none is needed.
+    """Reads the number of a row, None if it has none and none is needed.
 
-    Without `needed` a number outside the task's limits is none: test rows hide theirs as -1.
+    Unless `needed`, a number outside the task's limits counts as none: test rows hide theirs as -1.
     """
     value = row.get(task.number)
     if is_blank(value) and not needed:
         return None
     if task.number not in row:
-        raise InputError(f"{where}: no column {task.number!r}; {show_columns(row)}")
+        raise InputError(f"{where}: there is no column {task.number!r}; {show_columns(row)}")
     try:
         # float() takes true and false for 1 and 0.
         number = math.nan if value is None or isinstance(value, bool) else float(value)
@@ -26,14 +26,14 @@ def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) ->
         number = math.nan
     if not math.isfinite(number):
         raise InputError(
-            f"{where}: column {task.number!r} holds {value!r:.40}, which is no number; write one "
-            "there, or leave the example out"
+            f"{where}: column {task.number!r} is {value!r:.40}, not a number; write one there, or "
+            "remove the example"
         )
     if task.limits and not task.limits[0] <= number <= task.limits[1]:
         if not needed:
             return None
         raise InputError(
-            f"{where}: {task.number} is {number:g}; of task {task.name} it is between "
+            f"{where}: {task.number} is {number:g}; for task {task.name} it must be between "
             f"{task.limits[0]:g} and {task.limits[1]:g}"
         )
     return number

@@ -10,39 +10,40 @@ from jaxprompt.errors import InputError, show_columns
 
 
 def check_predicate(task: Task) -> None:
-    """Raises InputError where what a task says of predicates does not fit."""
+    """Raises InputError if a task's settings for predicates do not fit."""
     if not task.predicate:
         if task.metric == "role_f1":
             raise InputError(
-                "metric role_f1 compares the roles of predicates; name their column by "
-                "task.predicate, or take task.metric=entity_f1"
+                "metric role_f1 compares the roles of predicates; set task.predicate to their "
+                "column, or use task.metric=entity_f1"
             )
         return
     if task.kind != "tags":
         raise InputError(
-            f"task.predicate={task.predicate!r} is of a task that tags words; name the column of "
-            "their tags by task.tags"
+            f"task.predicate={task.predicate!r} is only valid for a task that tags words; set "
+            "task.tags to the column of their tags"
         )
     if task.predicate in (*task.fields, task.tags):
         raise InputError(
-            f"task.predicate={task.predicate!r} is also in task.fields or task.tags; name the "
+            f"task.predicate={task.predicate!r} is also in task.fields or task.tags; set it to the "
             "column with the index of the predicate"
         )
     if PREDICATE in task.fields:
         raise InputError(
-            f"task.fields: {PREDICATE!r} is what a template calls the predicate; rename the column"
+            f"task.fields: {PREDICATE!r} is reserved for the predicate in templates; rename the "
+            "column"
         )
     if task.markers and len(task.markers) != 2:
         raise InputError(
-            f"task.markers has {len(task.markers)} words for 1 predicate; give two: in front of it "
-            "and behind it"
+            f"task.markers has {len(task.markers)} words for 1 predicate; give two: one before it "
+            "and one after it"
         )
 
 
 def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Makes a row of each predicate that a row lists, with the tags that stand in its place.
+    """Makes one row per predicate that a row lists, with the tags of that predicate.
 
-    A row with one predicate, or without tags, keeps what it has.
+    A row with one predicate, or without tags, stays as it is.
     """
     indices = row.get(task.predicate)
     if not isinstance(indices, (list, tuple)):
@@ -50,7 +51,7 @@ def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict
     if not indices:
         raise InputError(
             f"{where}: column {task.predicate!r} lists no predicate; give the index of one, or "
-            "leave the row out"
+            "remove the row"
         )
     tags = row.get(task.tags)
     if tags is None:
@@ -59,7 +60,7 @@ def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict
         count = len(tags) if isinstance(tags, (list, tuple)) else "no"
         raise InputError(
             f"{where}: {len(indices)} predicates in column {task.predicate!r}, but {count} lists "
-            f"of tags in {task.tags!r}; give each predicate one"
+            f"of tags in {task.tags!r}; give one list per predicate"
         )
     pairs = zip(indices, tags, strict=True)
     return [{**row, task.predicate: index, task.tags: own} for index, own in pairs]
@@ -68,17 +69,19 @@ def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict
 def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
     """Reads the index of the predicate among the words of a row."""
     if task.predicate not in row:
-        raise InputError(f"{where}: no predicate in column {task.predicate!r}; {show_columns(row)}")
+        raise InputError(
+            f"{where}: there is no predicate in column {task.predicate!r}; {show_columns(row)}"
+        )
     value = row[task.predicate]
     number = "" if isinstance(value, bool) else whole(spelling(value))
     if not re.fullmatch("-?[0-9]{1,9}", number):
         raise InputError(
-            f"{where}: column {task.predicate!r} holds {unreadable(value) or repr(value):.40}; "
-            "write the index of the predicate there, 0 for the first word"
+            f"{where}: column {task.predicate!r} is {unreadable(value) or repr(value):.40}; write "
+            "the index of the predicate there, 0 for the first word"
         )
     if not 0 <= int(number) < len(words):
         raise InputError(
             f"{where}: predicate {number} is outside of the sentence, whose {len(words)} words "
-            f"have the indices 0 to {len(words) - 1}; mend column {task.predicate!r}"
+            f"have indices 0 to {len(words) - 1}; fix column {task.predicate!r}"
         )
     return int(number)

@@ -1,4 +1,4 @@
-"""Rows of tasks as examples, read and checked."""
+"""Reads and checks rows of tasks as examples."""
 
 import dataclasses
 import functools
@@ -32,10 +32,16 @@ def with_labels(
     task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None,
     classes: Sequence[str] = (),
 ) -> Task:  # fmt: skip
-    """The task with its class names taken from the training rows, unless it has or needs none.
+    """Returns the task with class names from the training rows, unless it has or needs none.
 
-    `origin` tells where row i stands, for messages. `classes` are those that the data set names
-    itself, and its numbers are then the task's; a label that is none of them raises InputError.
+    Args:
+      task: the task.
+      rows: the training rows.
+      origin: returns the place of row i, for messages.
+      classes: names of the classes in the data set, in the order of their indices.
+
+    Raises:
+      InputError: if a label is not among `classes`, or all rows have the same label.
     """
     if task.kind == "tags":
         return with_tags(task, rows, origin)
@@ -47,8 +53,8 @@ def with_labels(
     labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
     if len(labels) == 1:
         raise InputError(
-            f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
-            "more: check the file, or name them all by task.labels"
+            f"every training row has the {task.label} {labels[0]!r}, but a task needs 2 or more "
+            "classes; check the file, or list all classes in task.labels"
         )
     named = () if task.candidates else tuple(map(spelling, classes))
     if named and not {*labels} <= {*named}:
@@ -64,17 +70,17 @@ def labels_from_rows(
     rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None,
     *, many: bool = False,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted.
+    """Returns the distinct labels of `column`, in numeric order if all are whole numbers.
 
-    With `many` a row may have a list of them. Raises InputError, with the row's `origin`, for a
-    value that cannot be a label.
+    Other labels are sorted as text. With `many` a row may have a list of labels. Raises InputError,
+    with the row's `origin`, for a value that cannot be a label.
     """
     where = origin or (lambda number: f"row {number + 1}")
     seen = set()
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{where(number)}: no label column {column!r}; {show_columns(row)}; set "
+                f"{where(number)}: there is no label column {column!r}; {show_columns(row)}; set "
                 "task.label to one of them"
             )
         for value in _several(row[column], many):
@@ -84,20 +90,20 @@ def labels_from_rows(
 
 
 def row_labels(task: Task, row: Mapping[str, Any]) -> Sequence[Any]:
-    """Lists the labels of a row; a task of relations may have several."""
+    """Lists the labels of a row; a task of relations may have several per row."""
     return _several(row.get(task.label), bool(task.entities))
 
 
 def _several(value: Any, many: bool) -> Sequence[Any]:
-    """Lists the values of a cell: `many` says that there may be a list of several."""
+    """Lists the values of a cell; with `many` it may be a list of several."""
     return value if many and isinstance(value, (list, tuple)) and value else (value,)
 
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
-    """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1).
+    """Returns whether a row has a label or target that is not blank, NaN, null or hidden (-1).
 
-    Answers that are an empty list count as none: a row alone does not say whether they are hidden
-    or its question has no answer. So do those that CLUE writes into its hidden test.
+    Answers that are an empty list count as none: from one row alone it is unclear whether they are
+    hidden or its question has no answer. So do the placeholders in CLUE's hidden test sets.
     """
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.answers and isinstance(value, Mapping):
@@ -117,14 +123,22 @@ def read_example(
     task: Task, row: Mapping[str, Any], where: str, need_label: bool = True,
     need_place: bool = True,
 ) -> Example:  # fmt: skip
-    """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
+    """Reads one row.
 
-    With need_label=False a label that is absent, hidden (-1) or unknown to the task becomes -1, and
-    a target that is absent or empty becomes "". Empty texts in a list of references are left out.
-    An answer in a text that stands elsewhere than the row says is taken from the nearest place;
-    with need_place=False answers are compared by their words alone, and may stand anywhere.
-    Where the row also names its label, in a column of the label column's name with "_text" behind
-    it, a name that the task knows decides and not the number: data sets number classes differently.
+    An answer that is not where the row says is taken from the nearest position in the text. If the
+    row also has the name of its label, in a column named like the label column plus "_text", a name
+    that the task knows takes precedence over the number, because data sets number classes
+    differently.
+
+    Args:
+      task: the task.
+      row: the row.
+      where: the place of the row ("file:line"), for messages.
+      need_label: with False, a label that is missing, hidden (-1) or unknown to the task becomes
+        -1,
+        and a target that is missing or empty becomes "". Empty texts in a list of references are
+        always dropped.
+      need_place: with False, only the words of answers are compared, and they may be anywhere.
     """
     if task.kind == "tags":
         return read_tagged(task, row, where, need_label)
@@ -152,8 +166,8 @@ def read_example(
     if need_label and task.label not in row:
         _check_right(task, row, where)
         raise InputError(
-            f"{where}: no label column {task.label!r}; {show_columns(row)}; set task.label "
-            "to one of them"
+            f"{where}: there is no label column {task.label!r}; {show_columns(row)}; set "
+            "task.label to one of them"
         )
     if is_hidden:
         return Example(fields, choices, -1, entities=spans, question=asked)
@@ -170,11 +184,11 @@ def read_example(
 
 
 def _check_right(task: Task, row: Mapping[str, Any], where: str) -> None:
-    """Raises InputError for a row of candidates none of which is right; see `candidates`."""
+    """Raises InputError for a row of candidates of which none is correct; see `candidates`."""
     if task.candidates and task.label not in row and task.candidates[1] in row:
         raise InputError(
-            f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
-            "or leave the example out"
+            f"{where}: column {task.candidates[1]!r} lists no correct candidate; list 1 or more, "
+            "or remove the example"
         )
 
 
@@ -189,10 +203,10 @@ def read_all(
     task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str], *,
     need_place: bool = True,
 ) -> list[Example]:  # fmt: skip
-    """Reads rows with their labels. Raises InputError for the first that is wrong.
+    """Reads labelled rows. Raises InputError for the first that is invalid.
 
-    Of answers that stand nowhere in their texts, and of tags that their scheme does not have, it
-    says how many rows have such.
+    For answers that do not occur in their texts, and tags that their scheme does not allow, the
+    message says how many rows have the same problem.
     """
     every = iter(rows)  # in order, as the data set reads them best
     read = lambda number: read_example(task, next(every), origin(number), need_place=need_place)
@@ -202,7 +216,7 @@ def read_all(
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
     if column not in row:
         is_own = task.name == "custom"
-        cure = "set task.fields, or rename it" if is_own else "rename it, or take task.name=custom"
+        cure = "set task.fields, or rename it" if is_own else "rename one, or use task.name=custom"
         raise InputError(
             f"{where}: column {column!r} of task {task.name} is missing; "
             f"{show_columns(row)}; {cure}"
@@ -226,13 +240,13 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         (column,) = task.choices
         value = row.get(column)
         if not isinstance(value, (list, tuple)) or len(value) < 2:
-            raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
+            raise InputError(f"{where}: column {column!r} must be a list of 2 or more choices")
         found = tuple(read_text(text, column, where) for text in value)
     most = len(task.words) or len(string.ascii_uppercase)
     if len(found) > most:
         raise InputError(
-            f"{where}: {len(found)} choices, but task {task.name} has names for {most}; shorten "
-            "the list, or leave the row out"
+            f"{where}: {len(found)} choices, but task {task.name} has names for only {most}; "
+            "shorten the list, or remove the row"
         )
     return found
 
@@ -242,18 +256,20 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
     if wrong := next(filter(None, map(unreadable, texts)), ""):
         raise InputError(
-            f"{where}: target column {column!r} must hold a text or a list of texts, not {wrong}"
+            f"{where}: target column {column!r} must be a text or a list of texts, not {wrong}"
         )
     references = tuple(text for text in map(spelling, texts) if text.strip())
     if needed and column not in row:
-        raise InputError(f"{where}: no target column {column!r}; {show_columns(row)}")
+        raise InputError(f"{where}: there is no target column {column!r}; {show_columns(row)}")
     if needed and not references:
-        raise InputError(f"{where}: target column {column!r} is empty; give a text or drop the row")
+        raise InputError(
+            f"{where}: target column {column!r} is empty; write a text, or remove the row"
+        )
     return references
 
 
 def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: str) -> int:
-    """Finds the class of a row, -1 where the task does not know it."""
+    """Returns the class of a row, -1 if the task does not know it."""
     value, name = row.get(task.label), row.get(f"{task.label}_text")
     if isinstance(name, str) and name in task.labels and not choices:
         return task.labels.index(name)
@@ -268,12 +284,12 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
         found, other = choices.index(spelled), task.label_table.get(spelled, -1)
         if is_custom and other != found and 0 <= other < len(choices):
             letter, named = string.ascii_uppercase[found], string.ascii_uppercase[other]
-            also, cure = f"number of choice {named}, from 0 on", "letters: A, B, ..."
+            also, cure = f"index (from 0) of choice {named}", "letters: A, B, ..."
             if spelled == named:
-                also, cure = f"letter of choice {named}", "numbers: 0, 1, ..."
+                also, cure = f"letter of choice {named}", "indices: 0, 1, ..."
             raise InputError(
-                f"{where}: {task.label} {value!r} is the text of choice {letter} and the {also}; "
-                f"name the right choices by {cure}"
+                f"{where}: {task.label} {value!r} is both the text of choice {letter} and the "
+                f"{also}; give the correct choices as {cure}"
             )
         return found
     index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))

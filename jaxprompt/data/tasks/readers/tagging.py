@@ -1,4 +1,4 @@
-"""Rows of tasks that tag every word of a text."""
+"""Reads rows of tasks that tag every word of a text."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +15,7 @@ from jaxprompt.errors import InputError, show_columns
 def with_tags(
     task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None
 ) -> Task:
-    """The tagging task with the scheme and the tags of its training rows.
-
-    Tags of a scheme are made IOB2.
-    """
+    """Returns the tagging task with the scheme and the tags of its training rows, as IOB2."""
     if task.labels and task.scheme:
         return task
     where = origin or (lambda number: f"row {number + 1}")
@@ -29,18 +26,20 @@ def with_tags(
         labels = tuple(sorted({tag for tags in read for tag in tags}))
         if len(labels) < 2:
             raise InputError(
-                f"task.tags={task.tags!r} has one tag in the training rows, {labels[0]!r}; a task "
-                "needs 2 or more"
+                f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a "
+                "task needs 2 or more"
             )
         return dataclasses.replace(task, labels=labels)
     types = {kind for tags in read for _, kind in map(split_tag, tags) if kind}
     if not types:
-        raise InputError(f"task.tags={task.tags!r} has no entity in the training rows, only O")
+        raise InputError(
+            f"task.tags={task.tags!r} has only O in the training rows; a task needs entities"
+        )
     return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels_of(types))
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    """Finds the characters of each word in the text that they were read from."""
+    """Returns the character span of each word in the text that the words were read from."""
     found, at = [], 0
     for word in words:
         # From the last word's end on: a word may stand in the text more than once.
@@ -51,41 +50,41 @@ def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
-    """Reads the tags of a row as they are written, () where there are none and none is needed."""
+    """Reads the tags of a row as they are written, () if there are none and none is needed."""
     value = row.get(task.tags)
     if is_untagged(value):
         if needed:
-            raise InputError(f"{where}: no tags in column {task.tags!r}; {show_columns(row)}")
+            raise InputError(
+                f"{where}: there are no tags in column {task.tags!r}; {show_columns(row)}"
+            )
         return ()
     tags = value.split() if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)):
-        raise InputError(
-            f"{where}: column {task.tags!r} must hold a list of tags, not {tags!r:.40}"
-        )
+        raise InputError(f"{where}: column {task.tags!r} must be a list of tags, got {tags!r:.40}")
     names = task.values
     found = []
     for word, tag in enumerate(tags):
         if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):
             tag = names[tag]
         if not isinstance(tag, str):
-            lists = "; of lists of tags name the column of the predicates by task.predicate"
+            lists = "; for lists of tags, set task.predicate to the column of the predicates"
             raise InputError(
-                f"{where}: tag {word + 1} of column {task.tags!r} is {tag!r:.40}; write it as text"
-                f"{lists * isinstance(tag, (list, tuple))}"
+                f"{where}: tag {word + 1} of column {task.tags!r} is {tag!r:.40}; write it as "
+                f"text{lists * isinstance(tag, (list, tuple))}"
             )
         found.append(tag)
     return tuple(found)
 
 
 def is_untagged(value: Any) -> bool:
-    """Tells whether a row states no tags: none, or as the hub hides labels, -1 for every word."""
+    """Returns whether a row has no tags: none, or -1 for every word, as the hub hides labels."""
     if isinstance(value, (list, tuple)):
         return all(type(tag) is int and tag == -1 for tag in value)
     return is_blank(value)
 
 
 def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Reads the words of a row: a list of them, or a text with spaces between them."""
+    """Reads the words of a row: a list, or a text that is split at spaces."""
     (column,) = task.fields
     if column not in row:
         raise InputError(
@@ -97,7 +96,10 @@ def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     else:
         words = tuple(read_text(value, column, where).split())
     if not words or not all(word.strip() for word in words):
-        raise InputError(f"{where}: column {column!r} has a word without letters, or none at all")
+        raise InputError(
+            f"{where}: column {column!r} has an empty word, or no words; write them, or remove the "
+            "example"
+        )
     return words
 
 
@@ -107,7 +109,7 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
     if tags and len(tags) != len(words):
         raise InputError(
             f"{where}: {len(words)} words in column {task.fields[0]!r}, but {len(tags)} tags in "
-            f"{task.tags!r}; give each word one"
+            f"{task.tags!r}; give one tag per word"
         )
     # Any tag is right in IOB1: without training rows there is no scheme to check by.
     tags = tuple(to_iob2(tags, task.scheme or "iob1", where)) if tags else ()
@@ -116,7 +118,7 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
         if need_label:
             raise InputError(
                 f"{where}: tag {unknown!r} is not one of task {task.name}: "
-                f"{', '.join(task.labels)}; mend it, or name all tags by task.labels"
+                f"{', '.join(task.labels)}; fix it, or list all tags in task.labels"
             )
         tags = ()
     value = row[task.fields[0]]
