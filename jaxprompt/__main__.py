@@ -196,7 +196,7 @@ def entry() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()
-    signals.note("after all was done")
+    signals.note("after the command had finished")
     _drop_unwritten()
     sys.exit(code)
 

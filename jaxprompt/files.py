@@ -378,7 +378,7 @@ def acquire(path: Path, place: Path, cure: str) -> int:
                 raise InputError(
                     f"{place} is in use by {holder}; wait for its end, or {cure}"
                 ) from error
-            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
+            line = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
             print(escape(line), file=sys.stderr)
             return held
         # Between opening and locking another process may have removed the file.

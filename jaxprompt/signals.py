@@ -83,7 +83,7 @@ def stopped(number: int, saved: str) -> str:
     """Returns the line of a block that stopped at a signal, which another process may have got."""
     _now.heard, _now.goes_on = number, True
     _now.told.acquire(blocking=False)
-    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is kept")
+    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is saved")
 
 
 @contextlib.contextmanager

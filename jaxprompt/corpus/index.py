@@ -55,12 +55,12 @@ def index_corpus(
     root = make_folder(folder)
     texts = Source(source, settings, cache_dir)
     if texts.runs and report:
-        report(f"left out of the corpus, since runs wrote there: {', '.join(texts.runs)}")
+        report(f"left out of the corpus, because they are run directories: {', '.join(texts.runs)}")
     if texts.others and report:
         shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
         kinds = ", ".join(SUFFIXES)
         report(
-            f"left out of the corpus: {len(texts.others)} files that are none of {kinds}: {shown}"
+            f"left out of the corpus: {len(texts.others)} files that do not end in {kinds}: {shown}"
         )
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
@@ -74,7 +74,7 @@ def index_corpus(
     if read_meta(path) is None:
         processes = processes or min(_cores(), _MOST)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
-        note = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
+        note = "while indexing the corpus; the index is not saved, run the same command again"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
             # Again, under the lock: whoever held it before may have built this very store.
             if read_meta(path) is None:

@@ -84,8 +84,8 @@ class Corpus:
             lines.append(f"{self.skipped} documents were left out, the first: {self.first_skipped}")
         if self.repeats:
             lines.append(
-                f"{self.repeats:,} of {len(self):,} documents repeat another word for word; one of "
-                "two equal documents may be held out and the other learned from: remove repeats"
+                f"{self.repeats:,} of {len(self):,} documents are copies of another; a held-out "
+                "document may have a copy in the training text: remove duplicates"
             )
         return lines
 

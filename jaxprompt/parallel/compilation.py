@@ -101,8 +101,8 @@ def keep_programs(folder: str = "") -> None:
             ) from error
         where = f"{error.filename}: {error.strerror}"
         line = (
-            f"{where}; compiled programs are not kept; delete it, or let JAX_COMPILATION_CACHE_DIR "
-            "name a folder"
+            f"{where}; compiled programs are not cached; delete it, or set "
+            "JAX_COMPILATION_CACHE_DIR to another folder"
         )
         print(escape(line), file=sys.stderr)
         return

@@ -147,19 +147,19 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
 
     def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
-        """Says what was read, what trains, and what is fresh."""
+        """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
         yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
         if report.fresh:
-            yield f"fresh, not in the checkpoint: {', '.join(report.fresh)}"
+            yield f"randomly initialised: {', '.join(report.fresh)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
-            generator = config.objective.generator_path or "drawn"
+            generator = config.objective.generator_path or "randomly initialised"
             yield f"generator {generator} ({adapted.generator.family})"
         yield (
             f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} "
-            f"tokens; {len(prepared.rows):,} rows of {config.data.max_len}, {prepared.dev.size} "
-            "held-out rows"
+            f"tokens; {len(prepared.rows):,} sequences of {config.data.max_len} tokens, "
+            f"{prepared.dev.size} held-out sequences"
         )
         yield from corpus.notes()
         yield tree.overview(adapted.trainable, adapted.frozen)

@@ -213,7 +213,7 @@ def _prepare(
     processes.agree({"the indexed text": corpus.folder.name})
     if not trained and tune.run(classifier, workdir) is None:
         return None
-    signals.note("with the classifier trained; the same command goes on")
+    signals.note("with the classifier trained; run the same command again to continue")
     return open_annotator(classifier, config, workdir), corpus
 
 
@@ -276,4 +276,7 @@ def run(
 
 
 def _kept(done: int, total: int) -> str:
-    return f"with {done:,} of {total:,} units annotated; they are kept, the same command goes on"
+    return (
+        f"with {done:,} of {total:,} units annotated and saved; run the same command again to "
+        "continue"
+    )

@@ -122,7 +122,7 @@ def tell_idle(config: RunConfig) -> list[str]:
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
-        f"ppt.{name}={brief(value)} is not read: ppt.task is {config.ppt.task}"
+        f"ppt.{name}={brief(value)} has no effect: ppt.task is {config.ppt.task}"
         for name, tasks in read.items()
         for value in [getattr(config.ppt, name)]
         if config.ppt.task not in tasks and value != getattr(PPTConfig(), name)
@@ -320,12 +320,12 @@ def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
     """Says what is asked, what of the text is used for it, and what was left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
-    word_lines = tell_words(text.classes, words) or [f"words {first_words}"]
+    word_lines = tell_words(text.classes, words) or [f"label words: {first_words}"]
     return [
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",
-        f"  to learn from {text.tasks[0].summary()}",
-        f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
+        f"  training: {text.tasks[0].summary()}",
+        f"  held out: {text.tasks[1].summary()}; {text.held.size:,} of them are scored",
     ]
 
 

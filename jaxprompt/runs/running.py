@@ -129,7 +129,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         # Only now is the folder written: what is refused above leaves it as it was.
         run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)
-        where = "from the start" if started is None else f"resumed at step {started}"
+        where = "starting at step 0" if started is None else f"resumed at step {started}"
         ended = one_run.drive(prepared, job, workdir, started, work.lines(prepared, job, where))
         if ended is None:
             return None
@@ -140,7 +140,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
             try:
                 pictures.draw_curves(workdir, title)
             except InputError as error:  # a full disk, say: the run is finished all the same
-                print(escape(f"{pictures.CURVES} is not drawn: {error}"), file=sys.stderr)
+                print(escape(f"{pictures.CURVES} was not drawn: {error}"), file=sys.stderr)
         return result
 
 

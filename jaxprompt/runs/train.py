@@ -151,7 +151,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         return prepare_run(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
-        """Draws what is fresh, and plans which states are kept."""
+        """Initialises new parameters, and plans which hidden states are cached."""
         config, scorer, splits = self.config, prepared.scorer, prepared.splits
         placement = prepared.placement
         counts = count_tokens(
@@ -176,16 +176,17 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         )
 
     def lines(self, prepared: PreparedTask, job: TaskJob, where: str) -> Iterator[str]:
-        """Says what was read, what trains, and what is fresh."""
+        """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, scorer, (trainable, frozen, report) = self.config, prepared.scorer, job.weights
         family = prepared.backbone.family
         yield f"backbone {config.backbone.path} ({family}), weights {report.fingerprint[:12]}"
         yield f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}"
         if report.unused:
-            yield f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}"
+            shown = ", ".join(report.unused[:5])
+            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {shown}"
         if report.requantized:
             quantize = config.backbone.quantize
-            yield f"  {report.requantized} matrices have other codes in the file than {quantize}'s"
+            yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from tell_init(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
         yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
@@ -194,9 +195,9 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         yield tree.overview(trainable, frozen)
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
         if fresh and config.train.init_head:
-            yield f"head from {config.prompt.get('init')}: {', '.join(fresh)}"
+            yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"
         elif fresh:
-            yield f"fresh, not in the checkpoint: {', '.join(fresh)}"
+            yield f"randomly initialised: {', '.join(fresh)}"
         yield f"{prepared.milestones.total} steps, {where}"
         yield from tell_kernel(config, prepared.placement, prepared.backbone)
 

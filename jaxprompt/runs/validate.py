@@ -103,7 +103,7 @@ def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]
 
 def _tell_plan(plan: Milestones, longest: Batch) -> str:
     rows, length = longest.encoder.ids.shape
-    return f"{plan.total} steps of up to {rows} x {length} tokens, dev every {plan.evaluate} steps"
+    return f"{plan.total} steps of up to {rows} x {length} tokens, evaluated every {plan.evaluate}"
 
 
 def spell(scorer: Scorer, encoded: Encoded) -> str:

@@ -74,8 +74,8 @@ class RunLog:
                     kept.append(line + b"\n")
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
-                    f"{self._path}:{number} is no record of a run ({error}); "
-                    "mend or delete the file, or take another workdir"
+                    f"{self._path}:{number} is not a valid log record ({error}); "
+                    "fix or delete the file, or use another workdir"
                 ) from error
         write_atomic(self._path, b"".join(kept))
 
@@ -182,13 +182,14 @@ class RunLog:
             if wait <= 0:
                 ended, line = self._ended, None
                 if ended is not None:
-                    line = f"scoring after step {self._total}, for {_since(ended)}"
+                    line = f"evaluating after step {self._total} ({_since(ended)})"
                 self._tell(line)
                 wait = self._every
 
     def _line(self, step: int) -> str:
         if self._started is None:
-            return f"before the first step of {self._total}, for {_since(self._opened)}"
+            waited = _since(self._opened)
+            return f"still preparing or compiling the first of {self._total} steps ({waited})"
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
         seconds = (self._ended or time.monotonic()) - self._started
         if step > self._first and seconds > 0:
@@ -220,7 +221,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
             record["step"] + 0  # a number, of an object
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path}:{number} is no record of a run ({error}); mend or delete the file"
+                f"{path}:{number} is not a valid log record ({error}); fix or delete the file"
             ) from error
         records.append(record)
     return records

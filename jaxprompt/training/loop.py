@@ -146,7 +146,7 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
         batch = runs.take()
         is_new = runs.is_new(batch)
         if is_new:
-            log.say(f"compiling the step for {_shape_of(batch)}")
+            log.say(f"compiling the training step for {_shape_of(batch)}")
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
         stops_at_once = runs.step == first and jax.process_count() == 1
         with signals.at_once() if stops_at_once else contextlib.nullcontext():
@@ -172,7 +172,7 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
             pause = runs.step, time.monotonic()
         if number:
             runs.settle()
-            saved = f"at step {runs.step}; saved, the same command resumes"
+            saved = f"at step {runs.step}; saved, run the same command again to resume"
             log.say(signals.stopped(number, saved))
             return None
     return elapsed()

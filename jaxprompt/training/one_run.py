@@ -232,7 +232,7 @@ class OneRun:
     def _raise_broken(self, counts: list[tuple[int, int, int]]) -> None:
         step, streak, skipped = max(counts, key=lambda one: one[1])
         message = tell_broken(int(streak), step, int(skipped))
-        raise InputError(f"{message}. The last good state is saved")
+        raise InputError(f"{message}. The last finite state is saved")
 
 
 def drive(
@@ -264,7 +264,7 @@ def drive(
             seconds = loop.train(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
-        signals.note("after the last step; it is saved, and the same command completes the run")
+        signals.note("after the last step; saved, run the same command again to finish")
         # One that came during the last step, on any process.
         signals.check(max(map(int, processes.gather(str(stop_signal())))))
     return ended
@@ -296,4 +296,4 @@ def saved_at(step: int | None) -> str:
     """Says of a run that a signal ends what it saved; None where it has no checkpoint."""
     if step is None:
         return "before the first step; nothing was saved"
-    return f"with step {step} saved; the same command resumes"
+    return f"with step {step} saved; run the same command again to resume"

@@ -48,7 +48,7 @@ class Profiler:
         """Ends the trace behind its last step. -> lines of its table, [] before that"""
         if self._steps and last and step <= self._first:
             taken = step - self._first + WARM
-            return [f"no trace: it begins behind {WARM} steps, and this run took {taken}"]
+            return [f"no trace: tracing starts after {WARM} steps, and this run took {taken}"]
         if not self._is_on or not (last or step == self._first + self._steps):
             return []
         jax.block_until_ready(state)
@@ -102,9 +102,9 @@ def kind_of(name: str) -> str:
 
 def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
     """Writes the table of a trace of so many steps, a line each."""
-    lines = [f"trace of {steps} steps in {folder}; TensorBoard and ui.perfetto.dev open it"]
+    lines = [f"trace of {steps} steps in {folder}; open it with TensorBoard or ui.perfetto.dev"]
     if not kinds:
-        return [*lines, "it holds no operations of this device"]
+        return [*lines, "the trace has no operations of this device"]
     width = max(len(kind.name) for kind in kinds[:TOP])
     lines.append(f"  {'operation':{width}}  times a step  ms a step  share")
     for kind in kinds[:TOP]:

@@ -218,7 +218,7 @@ def write_result(workdir: str | os.PathLike, result: RunResult) -> None:
     """Writes what `read_result` finds: from then on the run is finished."""
     if processes.is_first():
         write_atomic(Path(workdir) / RESULT, dumps(result.to_json(), indent=2) + "\n")
-    signals.note("after all was saved")
+    signals.note("after everything was saved")
 
 
 def read_result(workdir: str | os.PathLike) -> RunResult | None:

@@ -162,7 +162,7 @@ def test_ctrl_c_says_what_is_kept(backbone, rows, small, tmp_path, monkeypatch, 
     told = f"the same call resumes {folder}" if keeps else "nothing is kept without a workdir"
     with pytest.raises(KeyboardInterrupt, match=f"^stopped; {told}$"):
         jp.train(backbone, *rows[:2], workdir=folder, **small)
-    assert ("nothing is kept" if not keeps else "saved, the same") in capsys.readouterr().err
+    assert ("nothing is saved" if not keeps else "saved, run the same") in capsys.readouterr().err
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -210,7 +210,9 @@ def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeyp
     monkeypatch.setattr(AnnotationWriter, "append", append_then_signal)
     code, out, err = jaxprompt(capsys, *words(annotated[0], tmp_path / "labels"))
     assert code == 130 and out == ""
-    kept = f"{16 * BATCH} of {UNITS} units annotated; they are kept, the same command goes on"
+    kept = (
+        f"{16 * BATCH} of {UNITS} units annotated and saved; run the same command again to continue"
+    )
     assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
 
 

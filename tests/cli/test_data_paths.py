@@ -107,7 +107,7 @@ def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, c
     assert "test" not in json.loads(out)
     said = [line.strip() for line in err.splitlines()]
     assert "labels in train: 0 = Tool (1), 1 = beast (12), 2 = food (12), 3 = tool (12)" in said
-    assert "no example of Tool is in dev, 1 in train" in said
+    assert "no dev example of Tool, which has 1 in train" in said
     assert any(
         line.startswith("warning: labels 'Tool' (1) and 'tool' (12) differ") for line in said
     )

@@ -130,7 +130,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     """Its rows stay where they are: the export names the other, and holds what it trained."""
     own = fields | {"prompt.pretrained": str(topics / "export")}
     _, workdir, told = run(backbone, data, tmp_path / "a", capsys, **own, **{"optim.lr": 1e-6})
-    assert f"prompt from {topics / 'export'}\n" in told
+    assert f"prompt initialised from {topics / 'export'}\n" in told
     first, held = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
     record = json.loads((workdir / "record.json").read_text())
     seen = len(unpack_ids(record["seen"])) if "seen" in record else 0

@@ -179,14 +179,14 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert out == "" and "stopped by SIGTERM at step 2" in err and "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
-    assert "resumed at step 2" in err and "(an earlier run's: train, dev)" in err
+    assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
     assert timeless(json.loads(out)) == timeless(whole)
     losses = [
         [line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line]
         for name in ("run", "off")
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert "(an earlier run's: train, dev)" in train("seed", seed=3)[1]
+    assert "(reused from an earlier run: train, dev)" in train("seed", seed=3)[1]
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 

@@ -38,7 +38,7 @@ def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, caps
         capsys, "train", *place, "--config.train.total_steps=2", f"--workdir={tmp_path / 'short'}",
         "--profile=2",
     )  # fmt: skip
-    assert code == 0 and "no trace: it begins behind 2 steps, and this run took 2" in err
+    assert code == 0 and "no trace: tracing starts after 2 steps, and this run took 2" in err
     assert not (tmp_path / "short/profile").exists()
     # Of a grid there is no one run to trace.
     others = (place[0], f"--workdir={tmp_path / 'others'}", *place[2:])

@@ -303,7 +303,8 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     lines, err = predict(capsys, workdir, f"--input={given}")
     assert len(lines) == 2 and "micro_f1" in err
     assert (
-        "an entity stands nowhere by itself in the text and is not marked: the input 1 of 2" in err
+        "examples with an entity that is not a separate word of the text, and is not marked: "
+        "the input 1 of 2" in err
     )
 
 

@@ -221,7 +221,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
         runs__lr="0,1e-2", train__patience=2,
     )  # fmt: skip
     assert train_grid(c, str(tmp_path / "grid")) == 0
-    assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
+    assert "1 of 2 runs continue, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
     assert ends == {"lr=0.0": 6, "lr=0.01": 8}
     compare(c, tmp_path / "grid")
@@ -348,9 +348,9 @@ def test_free_texts(method, own, data, tmp_path):
 
 
 CHUNKS = {
-    "config.runs.size=3 holds 3 at once": (3, [3, 1]),
-    "memory holds 1 at once": (0, [1, 1, 1, 1]),
-    "on a CPU those with the same batches train at once": (0, [2, 2]),
+    "config.runs.size=3 allows 3 at once": (3, [3, 1]),
+    "memory allows 1 at once": (0, [1, 1, 1, 1]),
+    "on a CPU only runs with the same batches train at once": (0, [2, 2]),
 }
 
 
@@ -376,7 +376,7 @@ def test_a_damaged_list_of_chunks_is_told(damage, config, tmp_path):
     folder = tmp_path / "grid"
     folder.mkdir()
     (folder / "chunks.json").write_text(damage)
-    with pytest.raises(InputError, match="chunks.json .*or delete it: the same command goes on"):
+    with pytest.raises(InputError, match="chunks.json .*or delete it and run"):
         train_grid(config, str(folder))
 
 

@@ -93,7 +93,7 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     (tmp_path / "own.json").write_text(c.to_json())
     place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
     code, out, err = jaxprompt(capsys, "train", *place)
-    assert code == 0 and f"head from {first}: head/main/" in err, err
+    assert code == 0 and f"head initialised from {first}: head/main/" in err, err
     # From prompt and head of the export: it answers as the export did.
     assert json.loads(out)["test"]["accuracy"] == result["test"]["beasts/accuracy"]
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
@@ -193,7 +193,7 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     found = [line for line in lines if line.startswith("shared task")]
     assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
     assert lines[-1] == "the config is valid" and out.count("the first example: ") == 3
-    assert out.count("tokens, dev every ") == 1 and "  head/tags/" in out
+    assert out.count("tokens, evaluated every ") == 1 and "  head/tags/" in out
     (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
     odd = config_of(backbone, folder, tmp_path / "d.json", tasks=("topics", "odd"))
     code, _, err = jaxprompt(capsys, "validate", odd)

@@ -263,7 +263,7 @@ def test_documents_that_repeat_others_are_counted(folder, tiny, tmp_path):
     again = len(corpus) - len(EXPECTED)
     assert corpus.repeats == again > 0
     (line,) = corpus.notes()
-    assert line.startswith(f"{again} of {len(corpus)} documents repeat another word for word; one ")
+    assert line.startswith(f"{again} of {len(corpus)} documents are copies of another; ")
     # The same words divided otherwise are the same text, others are not.
     write(tmp_path / "d.jsonl", ["one two", "one\ntwo", "two one", "one"])
     assert index(tmp_path / "d.jsonl", tiny, tmp_path / "store").repeats == 1

@@ -253,4 +253,4 @@ def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with lock(tmp_path):
         pass
-    assert "no lock here (No locks available); start one run at a time" in capsys.readouterr().err
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err

@@ -21,7 +21,7 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
     if len(names) > MANY:
         first = [f"{_shown(names[i])} ({n})" for i, n in counts["train"].most_common(10)]
         return [
-            f"labels in train: {len(counts['train'])} of {len(names)} classes, most often "
+            f"labels in train: {len(counts['train'])} of {len(names)} classes, most frequent: "
             f"{', '.join(first)}"
         ]
     train = [counts["train"][index] for index in range(len(names))]
@@ -29,7 +29,7 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
     lines = [f"labels in train: {', '.join(f'{i} = {name} ({train[i]})' for i, name in named)}"]
     if "dev" in counts:
         lines += [
-            f"no example of {name} is in dev, {train[i]} in train"
+            f"no dev example of {name}, which has {train[i]} in train"
             for i, name in named
             if train[i] and not counts["dev"][i]
         ]
@@ -57,7 +57,10 @@ def tell_unmarked(splits: Mapping[str, tuple[int, int]]) -> list[str]:
     shown = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
     if not shown:
         return []
-    return [f"an entity stands nowhere by itself in the text and is not marked: {', '.join(shown)}"]
+    return [
+        "examples with an entity that is not a separate word of the text, and is not marked: "
+        f"{', '.join(shown)}"
+    ]
 
 
 def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
@@ -65,8 +68,8 @@ def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     for name, count in zip(names, counts, strict=True):
         groups.setdefault(name.strip().casefold(), []).append(f"{name!r} ({count})")
     return [
-        f"warning: labels {' and '.join(group)} differ in case or spaces only and are "
-        f"{len(group)} classes; spell them alike if they are one"
+        f"warning: labels {' and '.join(group)} differ only in case or spaces and are "
+        f"{len(group)} classes; spell them the same if they are one class"
         for group in groups.values()
         if len(group) > 1
     ]

@@ -268,7 +268,7 @@ class BatchedRuns:
         self.state, self.best = self.programs.take(self.state, self.best, keep)
         self.rows = [self.rows[row] for row in keep]
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
-        self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
+        self.log.say(f"{len(live)} of {total} runs continue, {size} at once")
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step of all runs, and what was their best, in the background."""
@@ -280,7 +280,8 @@ class BatchedRuns:
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": seconds,
         }
-        saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
+        resumes = "run the same command again to resume"
+        saved = f"with step {self.step} of {len(names)} runs saved; {resumes}"
         on_complete = functools.partial(signals.note, saved)
         whole = self.state, self.best
         self.checkpoints.save(self.step, position, state=whole, on_complete=on_complete)

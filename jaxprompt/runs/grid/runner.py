@@ -99,8 +99,8 @@ def train(
     """
     if jax.process_count() > 1:
         raise InputError(
-            f"several runs at once train in one process, not in {jax.process_count()}; leave "
-            "--processes out, config.mesh lays the runs over the devices of one host"
+            f"a grid trains in one process, not in {jax.process_count()}; leave --processes "
+            "out, config.mesh distributes the runs over the devices of one host"
         )
     with lock(workdir):
         work = _Work(runs, workdir, size, stop_signal)
@@ -192,8 +192,8 @@ class _Work:
         foreign = [name for name in self.started if name not in by_name]
         if foreign:
             raise InputError(
-                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
-                "runs; take another workdir, or delete its checkpoints"
+                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is not one of "
+                "these runs; use another workdir, or delete its checkpoints"
             )
         for name in self.started:
             check_kept(by_name[name].folder, workdir)
@@ -251,7 +251,9 @@ class _Work:
             shared.fill(members, log.say)
             if len(groups) > 1:
                 sizes = " + ".join(str(len(group)) for group in groups)
-                log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
+                log.say(
+                    f"runs with different shapes or lengths train one after another: {sizes} runs"
+                )
         groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
         return all(self._train_alike(shared, group) for group in groups)
 
@@ -260,8 +262,8 @@ class _Work:
         over = sum(map(_is_over, self.runs))
         step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
         signals.note(
-            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; the "
-            "same command goes on"
+            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; run "
+            "the same command again to continue"
         )
 
     def is_started(self, runs: Sequence[GridRun]) -> bool:
@@ -295,7 +297,7 @@ class _Work:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.say(f"compiling the step for {count_runs(len(some))}")
+                log.say(f"compiling the training step for {count_runs(len(some))}")
                 programs, words = program(some)
                 first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
@@ -306,7 +308,7 @@ class _Work:
                 # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 newest = self.checkpoints.latest() if resumed else None
-                where = "from the start" if newest is None else f"resumed at step {newest}"
+                where = "starting at step 0" if newest is None else f"resumed at step {newest}"
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
                 programs, words = program(chunk)
                 states: list[TrainState] = []
@@ -345,11 +347,12 @@ class _Work:
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
-                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} holds {size} at once")
+                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
             elif len(more) > 1:
                 log.say(
-                    f"{len(rest)} runs in {len(more)} chunks: on a CPU those with the same batches "
-                    "train at once, others would fill them up; config.runs.size takes more"
+                    f"{len(rest)} runs in {len(more)} chunks: on a CPU only runs with the same "
+                    "batches train at once, other batches would need more padding; raise "
+                    "config.runs.size to train more at once"
                 )
             chunks += [[member.run.name for member in chunk] for chunk in more]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
@@ -378,10 +381,10 @@ class _Work:
 
 
 def _read_chunks(path: Path) -> _Chunks:
-    expected = "what this grid wrote, or delete it: the same command goes on"
+    expected = "the file that this grid wrote, or delete it and run the same command again"
     saved = read_json(path, expected)
     if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
-        raise InputError(f"{path} does not hold size and chunks; give {expected}")
+        raise InputError(f"{path} has no size or no chunks; restore {expected}")
     return _Chunks(saved["size"], saved["chunks"])
 
 

@@ -169,10 +169,10 @@ class KeepingPlan:
         room = self._room(parts)
         if room > config.cache.limit:
             shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
-            half = "take cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
+            half = "set cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
             raise InputError(
-                f"keeping {shown} takes {room:.3g} GiB{_each()}, over "
-                f"cache.limit={config.cache.limit}; raise that, {half}{OFF}"
+                f"caching {shown} takes {room:.3g} GiB{_each()}, more than "
+                f"cache.limit={config.cache.limit}; raise the limit, {half}{OFF}"
             )
 
     def open(self, parts: Sequence[KeptSplit]) -> None:
@@ -219,14 +219,14 @@ class KeepingPlan:
         place = str(self._folder) if self._on_disk else "host memory"
         count = f" of {len(parts)} splits" if self._several else ""
         known = f"{len(old)} splits" if self._several else ", ".join(old)
-        again = f" (an earlier run's: {known})" if old else ""
+        again = f" (reused from an earlier run: {known})" if old else ""
         room = f"{self._room(parts):.3g} GiB in {place}{_each()}"
-        say(f"kept {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
+        say(f"cached {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
         others = {n for part in new for n in feature_store.of_others(self._path(part))}
         if self._on_disk and others:
             say(
-                f"  {self._folder} holds those of another number of processes too, which are not "
-                f"read: {', '.join(sorted(others))}"
+                f"  {self._folder} also has states cached by another number of processes, which "
+                f"are not used: {', '.join(sorted(others))}"
             )
 
     def _form(self, part: KeptSplit) -> tuple[int, np.dtype]:

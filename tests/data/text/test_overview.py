@@ -29,7 +29,7 @@ def test_which_word_stands_for_which_class():
 def test_a_class_that_dev_lacks_is_said():
     lines = overview.tell_labels(("a", "b", "c"), {"train": [0, 0, 1], "dev": [0]})
     assert lines[0] == "labels in train: 0 = a (2), 1 = b (1), 2 = c (0)"
-    assert lines[1:] == ["no example of b is in dev, 1 in train"]
+    assert lines[1:] == ["no dev example of b, which has 1 in train"]
     assert overview.tell_labels(("a", "b"), {"train": [0, 1]}) == [
         "labels in train: 0 = a (1), 1 = b (1)"
     ]
@@ -39,8 +39,8 @@ def test_names_that_differ_in_case_or_spaces_only():
     names = ("Food", "food ", "tool", "FOOD", "Tool box")
     lines = overview.tell_labels(names, {"train": [0, 0, 1, 3, 2, 4]})[1:]
     assert lines == [
-        "warning: labels 'Food' (2) and 'food ' (1) and 'FOOD' (1) differ in case or spaces only "
-        "and are 3 classes; spell them alike if they are one"
+        "warning: labels 'Food' (2) and 'food ' (1) and 'FOOD' (1) differ only in case or spaces "
+        "and are 3 classes; spell them the same if they are one class"
     ]
 
 
@@ -49,7 +49,7 @@ def test_of_many_classes_the_most_frequent_are_told():
     given = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
     assert len(overview.tell_labels(names, given)[0].split(", ")) == overview.MANY
     assert overview.tell_labels([*names, "word1"], given) == [
-        "labels in train: 3 of 101 classes, most often Word3 (3), Word7 (2), Word5 (1)"
+        "labels in train: 3 of 101 classes, most frequent: Word3 (3), Word7 (2), Word5 (1)"
     ]
 
 
