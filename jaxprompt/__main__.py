@@ -80,19 +80,19 @@ def _run(argv: list[str]) -> int:
     except Exception as error:
         code = 2
         if isinstance(error, OSError) and _is_of_stdout(error):
-            reason = f"cannot write to stdout: {error.strerror}; mend that, or redirect it"
+            reason = f"cannot write to stdout: {error.strerror}; fix this, or redirect stdout"
         elif reason := out_of_memory(error):
             reason = f"{reason}; {_what_to_lower(rest)}"
         elif reason := _no_device(error):
             reason = (
-                f"JAX cannot start its devices: {reason}; free the GPU if another process fills "
-                "it, install jax for the device, or set JAX_PLATFORMS=cpu"
+                f"JAX cannot start its devices: {reason}; free the GPU if another process uses "
+                "its memory, install jax for this device, or set JAX_PLATFORMS=cpu"
             )
         elif reason := _lost(error):
             code = 1  # no bad input: what starts runs may try again
             reason = (
-                f"another process of this run was lost, see what it said ({reason}); the same "
-                "command on all hosts resumes"
+                f"another process of this run was lost, see its output ({reason}); run the "
+                "same command again on all hosts to resume"
             )
         if debug or not reason:
             raise
@@ -109,7 +109,7 @@ def _no_device(error: Exception) -> str:
     if not started or not isinstance(error, RuntimeError | AssertionError):
         return ""
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    return first_line(error) if str(error) else f"none of JAX_PLATFORMS={platforms} is there"
+    return first_line(error) if str(error) else f"no device of JAX_PLATFORMS={platforms} was found"
 
 
 def _lost(error: Exception) -> str:
@@ -138,7 +138,7 @@ def _command(argv: list[str]) -> int:
     command, *rest = argv
     for word in argv:
         if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
-            raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
+            raise InputError(f"argument {word!r} is not UTF-8; convert it or rename the file")
     if command not in known:
         raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
     return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
@@ -158,7 +158,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
     now = lambda field: f"{field} (now {fields[field]})"
     lower = [now(field) for field in ("data.batch", "data.eval_batch", "data.max_len")]
     if is_grid(config):
-        lower.insert(0, f"{now('runs.size')}: how many train at once, 0 means all that fit")
+        lower.insert(0, f"{now('runs.size')}: runs that train at once, 0 means all that fit")
     cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
     if config.backbone.remat != "full":
         cures.append("set backbone.remat=full")
@@ -166,7 +166,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
         return ", ".join(cures)
     words = [word for word in own if not word.startswith("--config.runs.")]
     plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])
-    return f"{', '.join(cures)}. To see how much this config needs: {plan}"
+    return f"{', '.join(cures)}. To estimate the memory of this config: {plan}"
 
 
 def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:

@@ -39,21 +39,21 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
     Raises InputError for what no file can be called, before a system call fails on it.
     """
     if not isinstance(text, str | os.PathLike):
-        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a text or a Path")
+        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a str or a Path")
     text = os.fspath(text)
     if "\0" in text:
-        raise InputError(f"{what} {brief(text)} holds a NUL character; take it out")
+        raise InputError(f"{what} {brief(text)} contains a NUL character; remove it")
     if has_surrogate(text):
         raise InputError(f"{what} {brief(text)} is not UTF-8; rename the file")
     longest = max((len(part.encode()) for part in text.split("/")), default=0)
     if longest > NAME or len(text.encode()) > PATH:
         raise InputError(
-            f"{what} {brief(text)} is too long: a name has at most {NAME} bytes, a path {PATH}"
+            f"{what} {brief(text)} is too long; use up to {NAME} bytes in a name, {PATH} in a path"
         )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{what} {brief(text)}: {error}; write the folder out") from error
+        raise InputError(f"{what} {brief(text)}: {error}; write the home folder out") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -79,9 +79,9 @@ def is_held(workdir: str | os.PathLike) -> bool:
 def utf8_cure(start: bytes) -> str:
     """Says what makes UTF-8 of a file that is none, by its first bytes."""
     if start.startswith(b"\x1f\x8b"):
-        return "it is packed by gzip: unpack it, or let its name end in .gz"
+        return "it is compressed with gzip: decompress it, or give its name the ending .gz"
     if start.startswith(b"PK\x03\x04"):
-        return "it is a ZIP archive, as workbooks are: unpack it, or save the workbook as CSV"
+        return "it is a ZIP archive or an Excel workbook: unpack it, or save the workbook as CSV"
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return f"convert the file, e.g. with iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
 
@@ -104,7 +104,7 @@ def parse_json(text: str | bytes) -> Any:
         if depth > DEPTH:
             raise ValueError(f"nested deeper than {DEPTH} levels")
     if "\\u" in text and has_surrogate(json.dumps(value, ensure_ascii=False)):
-        raise ValueError("half a surrogate pair; mend the escape that begins with \\ud")
+        raise ValueError("half a surrogate pair; fix the escape that starts with \\ud")
     return value
 
 
@@ -112,7 +112,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {brief(twice)} stands twice in one object; keep one")
+        raise ValueError(f"the key {brief(twice)} appears twice in one object; keep one")
     return found
 
 
@@ -150,7 +150,9 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}); give {expected}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}, not an object; give {expected}")
+        raise InputError(
+            f"{path} contains a {type(value).__name__}, not an object; give {expected}"
+        )
     return value
 
 
@@ -250,15 +252,13 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
         raise write_error(path, error) from error
     if (in_folder and not name) or (info and stat.S_ISDIR(info.st_mode)):
         raise InputError(
-            f"--output={output}: {path} is a folder; name a file, as in {path}/predictions.jsonl"
+            f"--output={output}: {path} is a folder; give a file, e.g. {path}/predictions.jsonl"
         )
     if info and not stat.S_ISREG(info.st_mode):  # a device or a pipe takes all that comes
         return path
     for what, source in sources.items():
         if info and _is_same(info, source):
-            raise InputError(
-                f"--output={output} is {what}, whose rows would be lost; name another file"
-            )
+            raise InputError(f"--output={output} would overwrite {what}; give another file")
     written = Path(name).suffix if name else ".jsonl"
     _check_ending(output, path, written)
     real = Path(os.path.realpath(path))  # where a link leads
@@ -267,16 +267,16 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
     if info and is_own and (real.name in _MARKS or real.suffix != written):
         raise InputError(
             f"--output={output} would replace a file in the folder of a run, an export or a "
-            f"backbone; name another file, as in {folder}/predictions{written}"
+            f"backbone; give another file, e.g. {folder}/predictions{written}"
         )
     while in_folder and not os.path.lexists(folder):
         folder = folder.parent
     if not os.path.isdir(folder):
         state = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise InputError(f"--output={output}: {folder} {state}; make the folder, or name another")
+        raise InputError(f"--output={output}: {folder} {state}; create it, or give another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
-            f"--output={output}: no permission to write in {folder}; mend its mode, or name another"
+            f"--output={output}: no write permission in {folder}; change its mode, or give another"
         )
     return path
 
@@ -293,7 +293,7 @@ def _check_ending(output: str, path: Path, written: str) -> None:
     if ending in _OTHERS and ending != written:
         plain = path.with_suffix("") if ending == ".gz" else path
         raise InputError(
-            f"--output={output}: {_WRITTEN[written]} written, and not {ending}; name it "
+            f"--output={output}: {_WRITTEN[written]} written, not {ending}; call it "
             f"{plain.with_suffix(written).name}"
         )
 
@@ -308,8 +308,8 @@ def check_others(folder: str | os.PathLike, known: Collection[str], writer: str)
         raise write_error(folder, error) from error
     if foreign := [name for name in found if name not in known]:
         raise InputError(
-            f"{folder} holds {foreign[0]}, which no {writer} has left there; delete it, or give "
-            "another folder"
+            f"{folder} contains {foreign[0]}, which is not part of this {writer}; delete it, or "
+            "give another folder"
         )
 
 
@@ -376,7 +376,7 @@ def acquire(path: Path, place: Path, cure: str) -> int:
                 holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
                 os.close(held)
                 raise InputError(
-                    f"{place} is in use by {holder}; wait for its end, or {cure}"
+                    f"{place} is in use by {holder}; wait until it ends, or {cure}"
                 ) from error
             line = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
             print(escape(line), file=sys.stderr)
@@ -393,4 +393,4 @@ def acquire(path: Path, place: Path, cure: str) -> int:
 def write_error(path: str | os.PathLike, error: OSError) -> InputError:
     """Returns the one-line error for a failed write to `path`."""
     reason = error.strerror or str(error)
-    return InputError(f"cannot write {path}: {reason}; mend that, or take another folder")
+    return InputError(f"cannot write {path}: {reason}; fix this, or use another folder")

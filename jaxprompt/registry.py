@@ -79,7 +79,7 @@ class Registry:
         if len(points) + is_built_in > 1:
             owners = ["jaxprompt"] * is_built_in + [str(_plugin(point)) for point in points]
             raise InputError(
-                f"{self.kind} {name!r} is in {' and in '.join(owners)}; uninstall "
+                f"{self.kind} {name!r} is defined by {' and by '.join(owners)}; uninstall "
                 f"{_plugin(points[-1]).name}, or rename its entry point"
             )
         if points:
@@ -122,9 +122,7 @@ class Registry:
             value = point.load()
         except Exception as error:  # whatever the package's code raises
             reason = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(
-                f"{where}: {reason}; upgrade, repair or uninstall the package"
-            ) from error
+            raise InputError(f"{where}: {reason}; upgrade, fix or uninstall the package") from error
         if self.base:
             base = getattr(importlib.import_module(f"jaxprompt.{self.package}"), self.base)
             fits, wanted = isinstance(value, type) and issubclass(value, base), base.__name__
@@ -134,7 +132,7 @@ class Registry:
         else:
             fits, wanted = isinstance(value, ModuleType), "a module"
         if not fits:
-            raise InputError(f"{where}: must be {wanted}; correct the entry point of the package")
+            raise InputError(f"{where}: must be {wanted}; fix the entry point of the package")
         return value
 
 

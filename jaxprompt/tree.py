@@ -52,13 +52,15 @@ def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
             found = [n for n in names if re.fullmatch(pattern, PLANE.sub(r"\1", n))]
             found = found or [n for n in names if re.fullmatch(pattern, n)]
         except re.error as e:
-            raise InputError(f"trainable pattern {pattern!r} is no regular expression: {e}") from e
+            raise InputError(
+                f"trainable pattern {pattern!r} is not a regular expression ({e}); fix it"
+            ) from e
         if not found:
             near = nearest(pattern.replace(".*", ""), names)
             raise InputError(f"trainable pattern {pattern!r} matches no parameter; {near}")
         hits.update(found)
     if not hits:
-        raise InputError("nothing to train: no trainable pattern is given; set config.trainable")
+        raise InputError("nothing to train, because config.trainable is empty; set it")
     return unflatten({name: name in hits for name in names})
 
 

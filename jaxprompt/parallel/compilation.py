@@ -97,7 +97,7 @@ def keep_programs(folder: str = "") -> None:
         if folder:
             raise InputError(
                 f"train.compilation_cache={folder}: {error.filename}: {error.strerror}; delete it, "
-                "or give a folder of your own that others cannot write to, or none"
+                "or give a folder that only you can write to, or none"
             ) from error
         where = f"{error.filename}: {error.strerror}"
         line = (

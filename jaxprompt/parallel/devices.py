@@ -76,7 +76,7 @@ def parse_devices(text: str) -> tuple[int, Device]:
     """Reads "8x v5e" or "4 x V100-32GB". Raises InputError."""
     found = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
     if not found or int(found[1]) < 1:
-        raise InputError(f'--devices={text!r} must be COUNT x NAME, as in "8x v5e" or "4x V100-32"')
+        raise InputError(f'--devices={text!r} must be COUNT x NAME, e.g. "8x v5e" or "4x V100-32"')
     name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", found[2].lower())
     # "32GB", "32GiB" and "32G" are all 32.
     name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))

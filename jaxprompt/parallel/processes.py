@@ -55,7 +55,7 @@ def start(
     if not 0 < timeout <= LONGEST:  # NaN is neither
         raise InputError(f"--timeout={timeout:g} must be more than 0 and at most {LONGEST} seconds")
     if cluster and named:
-        raise InputError(f"--cluster finds --{named[0]} by itself; give one of the two")
+        raise InputError(f"--cluster sets --{named[0]} itself; give only one of the two")
     if not cluster and not named:
         return
     if not cluster:
@@ -84,8 +84,8 @@ def start(
     except RuntimeError as error:
         where = f"--coordinator={coordinator}" if coordinator else "--cluster"
         raise InputError(
-            f"{where}: the processes did not all come in {timeout:g} s; start them all, or raise "
-            "--timeout"
+            f"{where}: not all processes connected within {timeout:g} s; start all of them, or "
+            "raise --timeout"
         ) from error
     # `Placement.share` gives every process an equal part of a batch.
     _check_even()
@@ -211,12 +211,12 @@ def _checked(
         given = {"coordinator": coordinator, "processes": processes, "process": process}
         absent = [f"--{name}" for name, value in given.items() if value is None]
         raise InputError(
-            f"{' and '.join(absent)} missing: --coordinator=HOST:PORT, --processes and --process "
-            "go together"
+            f"{' and '.join(absent)} missing; give --coordinator=HOST:PORT, --processes and "
+            "--process together"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"--coordinator={coordinator!r} is no HOST:PORT, such as 10.0.0.1:1234")
+        raise InputError(f"--coordinator={coordinator!r} must be HOST:PORT, e.g. 10.0.0.1:1234")
     if not 1 <= processes <= MOST:
         raise InputError(f"--processes={processes} must be at least 1 and at most {MOST}")
     if not 0 <= process < processes:
@@ -262,7 +262,7 @@ def _listen(coordinator: str) -> socket.socket:
     except OSError as error:
         raise InputError(
             f"--coordinator={coordinator}: process 0 cannot listen there "
-            f"({_reason(error)}); give an address of its own host and a free port"
+            f"({_reason(error)}); give an address of process 0's host and a free port"
         ) from error
 
 
@@ -277,9 +277,9 @@ def _receive(
         absent = [number for number in range(1, processes) if number not in came]
         if left <= 0:
             refusal = (
-                f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not come "
-                f"in {timeout:g} s{_local(server, coordinator)}; start all of them, or raise "
-                "--timeout"
+                f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not "
+                f"connect within {timeout:g} s{_local(server, coordinator)}; start all of them, or "
+                "raise --timeout"
             )
             break
         # A second at most, so that processes which went away are noticed meanwhile.
@@ -294,17 +294,19 @@ def _receive(
         number, count = _read_greeting(connection)
         if not number:
             connection.close()
-            said = f"jaxprompt: dropped {place[0]}, which is no process of this run"
+            said = f"jaxprompt: ignored {place[0]}, which is not a process of this run"
             print(escape(said), file=sys.stderr)
             continue
         stack.enter_context(connection)
         if count != processes:
             refusal = (
-                f"--processes={count} on process {number}, {processes} on process 0; give all "
-                "the same"
+                f"--processes={count} on process {number}, {processes} on process 0; give the same "
+                "number to all"
             )
         elif number in came:
-            refusal = f"--process={number} was given twice; number them 0 to {processes - 1}"
+            refusal = (
+                f"--process={number} was given twice; number the processes 0 to {processes - 1}"
+            )
         # The second one of a number stands under -1, so that it is told of the refusal too.
         came[-1 if number in came else number] = connection
     for connection in came.values():
@@ -331,7 +333,7 @@ def _local(server: socket.socket, coordinator: str) -> str:
     alone = host.startswith("127.") or host == "::1"
     if not alone or _address(coordinator)[0] == host:
         return ""
-    return f" (the name is {host} here, which only this host reaches: give an address)"
+    return f" (the name resolves to {host}, which only this host can reach: give an address)"
 
 
 def _reason(error: OSError) -> str:
@@ -364,7 +366,7 @@ def _sign_in(
         except OSError as error:
             answer, reason = "", _reason(error)
         else:
-            reason = "something else is there" if answer else "connection closed"
+            reason = "another program listens there" if answer else "connection closed"
         if answer.strip() == COME:
             return
         if answer.startswith(REFUSED):
@@ -372,7 +374,7 @@ def _sign_in(
         time.sleep(RETRY)
     raise InputError(
         f"--coordinator={coordinator} does not answer ({reason}; tried for {timeout:g} s); start "
-        "process 0 there, or mend the address or the firewall"
+        "process 0 there, or fix the address or the firewall"
     )
 
 
@@ -380,7 +382,9 @@ def _check_even() -> None:
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{n} on process {process}" for process, n in sorted(counts.items()))
-        raise InputError(f"the processes drive unlike numbers of devices: {shown}; give all alike")
+        raise InputError(
+            f"the processes have different numbers of devices: {shown}; use the same for all"
+        )
 
 
 def _silence_gloo() -> None:

@@ -145,8 +145,8 @@ class Placement:
         if not adjacent or len(rows) % count or len({rows[number] for number in own}) > 1:
             data, model = self.mesh.devices.shape
             raise InputError(
-                f"mesh.data={data} x mesh.model={model} leaves a process no part of a batch of its "
-                "own; take a mesh.model that divides its devices, or is a multiple of them"
+                f"mesh.data={data} x mesh.model={model} gives a process no separate part of a "
+                "batch; use a mesh.model that divides its number of devices, or is a multiple of it"
             )
         return first // count, len(rows) // count
 
@@ -175,7 +175,7 @@ def make_placement(
         if size != -1 and size < 1:
             raise InputError(f"{name}={size} must be at least 1, or -1 for the rest")
     if data == model == -1:
-        raise InputError("mesh.data=-1 and mesh.model=-1; only one can be the rest")
+        raise InputError("mesh.data=-1 and mesh.model=-1; only one of them can be -1")
     given = max(data, 1) * max(model, 1)
     rest = len(devices) // given if -1 in (data, model) else 1
     data, model = rest if data == -1 else data, rest if model == -1 else model
@@ -185,11 +185,11 @@ def make_placement(
     )
     if not fits:
         raise InputError(
-            f"{shown} does not divide the {len(devices)} devices; take sizes whose product is "
+            f"{shown} does not divide the {len(devices)} devices; use sizes whose product is "
             f"{len(devices)}, or -1 for one of them"
         )
     if data % slices:
-        raise InputError(f"mesh.data={data} must divide by mesh.slices={slices}")
+        raise InputError(f"mesh.data={data} must be a multiple of mesh.slices={slices}")
     grid = arrange(data, model, slices, devices[: data * model])
     # Auto: where `constrain` is silent the compiler chooses.
     return Placement(Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto)), fsdp)
@@ -231,7 +231,7 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % sizes[axis]:
                 fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
-                cure = f"take {' or '.join(map(str, fits))}"
+                cure = f"use {' or '.join(map(str, fits))}"
                 cure += ", or backbone.quantize=none" * (PLANE.search(name) is not None)
                 cure += ", or mesh.fsdp=False" * (axis == DATA)
                 raise InputError(
@@ -251,8 +251,8 @@ def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int
         if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
             fits = [n for n in range(1, size) if vocab % n == 0]
             raise InputError(
-                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; take "
-                f"{' or '.join(map(str, fits))}, or let config.trainable leave it out"
+                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; use "
+                f"{' or '.join(map(str, fits))}, or exclude it from config.trainable"
             )
 
 

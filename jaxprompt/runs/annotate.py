@@ -72,29 +72,29 @@ def check_annotator(config: RunConfig) -> None:
     check_config(config)
     check_tunes(config)
     if is_grid(config):
-        raise InputError("config.runs stands for several runs, annotate does one; empty it")
+        raise InputError("config.runs defines several runs, but annotate takes one; empty it")
     need_corpus(config)
     if shows_demos(config):
         field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
-        raise InputError(f"a classifier of units shows no demonstrations; set {field}=0")
+        raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
     if task.is_text or task.choices:
         what = "writes texts" if task.is_text else "has choices"
         raise InputError(
-            f"task {task.name} {what}, and labels are classes; take a task with classes, from the "
-            "worst to the best"
+            f"task {task.name} {what}, but annotate needs classes; use a task with classes, from "
+            "the worst to the best"
         )
     template = parse(config.task.template or task.template)
     if odd := [part.text for part in template.parts if part.kind == "field" and part.modifiers]:
         raise InputError(
-            f"{{{odd[0]}}} has a modifier in the template, and units of a corpus stand as they "
-            f"are; write {{{odd[0]}}} alone"
+            f"{{{odd[0]}}} has a modifier in the template, but annotate inserts the text "
+            f"unchanged; write {{{odd[0]}}} alone"
         )
     names = template.fields if config.task.template else task.fields
     if len(names) != 1:
         raise InputError(
-            f"task {task.name} has {len(names)} texts, {', '.join(names)}, and a unit of a corpus "
-            "is one; take a task of single texts"
+            f"task {task.name} has {len(names)} texts, {', '.join(names)}, but a unit of a corpus "
+            "is one text; use a task of single texts"
         )
     if not task.labels:
         raise InputError(

@@ -74,7 +74,7 @@ class Adapted(NamedTuple):
 def check_objective(config: RunConfig) -> None:
     """Raises InputError where a config lacks what only `adapt` needs."""
     if is_grid(config):
-        raise InputError("adapt takes one run, and config.runs holds a grid; empty it")
+        raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(config)
@@ -85,7 +85,7 @@ def check_objective(config: RunConfig) -> None:
     for field, value in idle.items():
         if value:
             raise InputError(
-                f"{field}={value} does nothing in adapt, which learns from running text; leave it "
+                f"{field}={value} has no effect in adapt, which trains on running text; leave it "
                 "out"
             )
     if not (config.backbone.path or config.backbone.init):
@@ -93,7 +93,7 @@ def check_objective(config: RunConfig) -> None:
             "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
         )
     if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
 
 
 # -- text -------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     style, head = NEEDS[config.objective.name]
     if config.backbone.quantize != "none":
         raise InputError(
-            f"backbone.quantize={config.backbone.quantize} is of frozen weights, and adapt trains "
-            "all; take backbone.quantize=none"
+            f"backbone.quantize={config.backbone.quantize} is for frozen weights, but adapt "
+            "trains all weights; set backbone.quantize=none"
         )
     if config.backbone.init:
         backbone = new_backbone.open_config(config.backbone, (head,))
@@ -164,16 +164,16 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={config.objective.name} is not for {with_article(backbone.family)}; "
-            f"take {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
+            f"objective.name={config.objective.name} does not work with "
+            f"{with_article(backbone.family)}; use {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not config.backbone.init:
         new_backbone.as_electra(backbone)  # says so before the text is read
     most = for_words(backbone.module).dims.max_len
     if config.data.max_len > most:
         raise InputError(
-            f"data.max_len={config.data.max_len} is over the {most} positions of "
-            f"{backbone.folder}; lower it to {most}"
+            f"data.max_len={config.data.max_len} exceeds the {most} positions of "
+            f"{backbone.folder}; use at most {most}"
         )
     check_mesh(placement, backbone)
     if head == "rtd":
@@ -233,13 +233,13 @@ def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     # What the generator draws is fed to the discriminator by its id.
     if words[0] != words[1]:
         raise InputError(
-            f"objective.generator_path={objective.generator_path!r} has another vocabulary than "
-            f"{backbone.folder}; give a generator with the same tokenizer"
+            f"objective.generator_path={objective.generator_path!r} has a different vocabulary "
+            f"than {backbone.folder}; use a generator with the same tokenizer"
         )
     if "mlm" not in opened.module.cfg.model_heads:
         raise InputError(
-            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; give a "
-            "model that `adapt` made by mlm, or leave it empty for a fresh generator"
+            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; use a "
+            "model that `adapt` trained with mlm, or leave it empty for a random generator"
         )
     return _in_float32(opened)
 

@@ -16,10 +16,10 @@ _MARKS = ("##", "Ġ", "▁")  # in front of a piece: of WordPiece, byte-level BP
 _SHOWN = 64  # targets of a causal model
 
 LEGENDS = {
-    "mlm": "[a] the masked token, rightly filled; [a|b] filled with a, b was there",
-    "rtd": "[+a|b] a in place of b, found; [-a|b] missed; [!a] nothing was replaced, but so told",
-    "seq2seq": "what was read, what was to be said, the likeliest token at each place of that",
-    "causal": "the end of a row, the likeliest token at each place of it, given those before",
+    "mlm": "[a] masked token, predicted correctly; [a|b] predicted a, the token was b",
+    "rtd": "[+a|b] a replaced b, detected; [-a|b] not detected; [!a] a not replaced, but judged so",
+    "seq2seq": "input, target, most likely token at each position of the target",
+    "causal": "end of a sequence, most likely token at each of its positions",
 }
 
 

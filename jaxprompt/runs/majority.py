@@ -22,8 +22,7 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     task = full.task
     if task.kind != "classes" or not task.labels:
         raise InputError(
-            f"--majority needs a task with classes, and task {task.name} has other answers; leave "
-            "it out"
+            f"--majority needs a task with classes, which task {task.name} is not; leave it out"
         )
     counts = np.bincount(
         [example.label for example in full.splits["train"]], minlength=len(task.labels)
@@ -31,7 +30,7 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     best = int(counts.argmax())
     scored = read_examples(config, [split]).splits.get(split)
     if not scored:
-        raise InputError(f"task {task.name} has no {split} split here; give data.files.{split}")
+        raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     gold = np.array([example.label for example in scored])
     check_relations(task.metric, task.labels, task.negative)
     judged = judge(task, scored)

@@ -83,20 +83,20 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
         name = Path(path).name.removesuffix(".json")
         if name in configs:
             raise InputError(
-                f"shared.tasks: {paths[name]} and {path} are two tasks with one name, {name!r}; "
-                "rename a file"
+                f"shared.tasks: {paths[name]} and {path} have the same task name {name!r}; rename "
+                "a file"
             )
         if not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(
-                f"shared.tasks: a task is called by its file, and {name!r} has more than letters, "
-                "digits, - and _; rename it"
+                f"shared.tasks: the task name {name!r} is the name of its file and may only have "
+                "letters, digits, - and _; rename the file"
             )
-        fields = read_json(user_path(path), "a JSON file of the task's own fields")
+        fields = read_json(user_path(path), "a JSON file with the fields of the task")
         odd = next((field for field in fields if field.split(".")[0] not in _BLOCKS), None)
         if odd is not None:
             raise InputError(
-                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
-                'their whole names, as in {"task.name": "conll2003"}'
+                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)} by "
+                'their full names, e.g. {"task.name": "conll2003"}'
             )
         try:
             task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
@@ -215,13 +215,13 @@ def _check_prompts(config: RunConfig, tasks: Mapping[str, TaskInputs]) -> None:
     for name, prompt in prompts.items():
         if prompt != prompts[first]:
             raise InputError(
-                f"prompt.name={config.prompt.name} depends on the task, so that {first} "
-                f"and {name} cannot share it; take prefix, soft or another"
+                f"prompt.name={config.prompt.name} depends on the task, so {first} "
+                f"and {name} cannot share it; use e.g. prefix or soft"
             )
     if prompts[first].objectives():
         raise InputError(
-            f"prompt.name={config.prompt.name} has an objective of its own, which tasks "
-            "cannot share; of dart set prompt.fluency=0, or take another method"
+            f"prompt.name={config.prompt.name} has an additional objective, which tasks "
+            "cannot share; with dart set prompt.fluency=0, or use another method"
         )
 
 
@@ -255,7 +255,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         config = self.config
         if is_grid(config):
             raise InputError(
-                "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
+                "config.runs and shared.tasks are both set, but a grid trains runs of one task; "
                 "empty one of the two"
             )
         for name, task_config in task_configs(config).items():
@@ -265,11 +265,11 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
                 raise InputError(f"task {name}: {error}") from error
         if "labels" in starts_of(config):
             raise InputError(
-                "prompt.start=labels takes the label words of one task; take vocab or text"
+                "prompt.start=labels uses the label words of one task; use vocab or text"
             )
         if config.cache.where:
             raise InputError(
-                f"cache.where={config.cache.where} keeps states of one task; empty it for "
+                f"cache.where={config.cache.where} caches states of one task; empty it for "
                 "shared.tasks"
             )
 

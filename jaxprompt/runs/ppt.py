@@ -92,7 +92,7 @@ def check_ppt(config: RunConfig) -> None:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
     need_corpus(config)
     if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
     _check_idle(config)
     check_learner(config)
     open_annotations(config)
@@ -110,8 +110,8 @@ def _check_idle(config: RunConfig) -> None:
         if value != idle[field]:
             shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
-                f"{field}={shown} does nothing in pretrain, whose examples and label "
-                f"words are those of ppt.task={config.ppt.task}; leave it out"
+                f"{field}={shown} has no effect in pretrain, whose examples and label "
+                f"words come from ppt.task={config.ppt.task}; leave it out"
             )
 
 
@@ -133,29 +133,31 @@ def check_learner(config: RunConfig) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
     if not method_of(config).LEARNS:
         raise InputError(
-            f"prompt.name={config.prompt.name} has nothing to learn; take soft or prefix"
+            f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
         )
     # A made-up vocabulary tells whether the method would store the words of one.
     if method_of(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
-            "prompt.rows=seen stores the rows of words of training examples, and pretrain has "
-            "none; set prompt.rows=all"
+            "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
+            "does not have; set prompt.rows=all"
         )
     if "task" in starts_of(config):
         raise InputError(
-            "prompt.start=task takes words of training examples, and pretrain has none; take "
+            "prompt.start=task uses words of training examples, which pretrain does not have; use "
             "normal, uniform, vocab, frequent, labels, text or file"
         )
     if config.trainable:
-        raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
+        raise InputError(
+            "trainable must be empty, because pretrain trains only the prompt; empty it"
+        )
     if not isinstance(head_of(config), verbalizer.Head):
         raise InputError(
-            f"head.name={config.head.name} reads no label words; set head.name=verbalizer"
+            f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
         )
     if config.cache.where:
         raise InputError(
-            f"cache.where={config.cache.where} keeps states of rows that come again, here none "
-            "does; set it to ''"
+            f"cache.where={config.cache.where} caches states of sequences that repeat, but "
+            "in pretrain none does; set it to ''"
         )
     options_of(config)
 
@@ -221,9 +223,9 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
     template, style = pattern.text(most), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
-            f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text behind "
-            f"[mask], where {with_article(backbone.family)} cannot read it; set ppt.patterns="
-            f"{config.ppt.patterns.partition('_')[0]}_end, or take another backbone"
+            f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text after "
+            f"[mask], which {with_article(backbone.family)} cannot read there; set ppt.patterns="
+            f"{config.ppt.patterns.partition('_')[0]}_end, or use another backbone"
         )
     task = Task(
         config.ppt.task, fields_of(config.ppt.task, most), labels=pattern.words, template=template,
@@ -341,8 +343,8 @@ def check_same(saved: PretrainingData | None, data: PretrainingData, config: Run
     check_unchanged(saved.corpus, data.corpus)
     if saved.labels != data.labels:
         raise InputError(
-            f"ppt.annotations={config.ppt.annotations} has other labels than the saved run; "
-            "restore them, or take another workdir"
+            f"ppt.annotations={config.ppt.annotations} has different labels than the saved run; "
+            "restore them, or use another workdir"
         )
 
 

@@ -72,14 +72,14 @@ def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathL
     init, files = read_init(config), hash_start_files(config)
     if _digests(record.init) != _digests(init):
         raise InputError(
-            f"{workdir} started from {init and init.path}, which holds another export now; "
-            "restore that, or train again in another workdir"
+            f"{workdir} was initialised from {init and init.path}, which is another export now; "
+            "restore it, or train again in another workdir"
         )
     for path, digest in record.files.items():
         if files.get(path) != digest:
             raise InputError(
-                f"{workdir} started from {path}, which holds other soft tokens now; restore that, "
-                "or train again in another workdir"
+                f"{workdir} was initialised from {path}, whose soft tokens have changed; restore "
+                "it, or train again in another workdir"
             )
 
 
@@ -110,10 +110,10 @@ def check_backbone(
     learned = record.backbone.fingerprint
     if learned != fingerprint:
         raise InputError(
-            f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
-            f"{fingerprint[:12]}; give the same backbone or another workdir"
+            f"{workdir} was trained with weights {learned[:12]}, but backbone.path has "
+            f"{fingerprint[:12]}; use the same backbone or another workdir"
         )
-    cure = "give the same backbone or another workdir"
+    cure = "use the same backbone or another workdir"
     check_identity(record.identity, identity, f"{workdir} was trained with", cure)
 
 
@@ -138,9 +138,9 @@ def check_start(
     saved, now = record.splits.get("train"), data.splits["train"]
     if "task" in starts_of(config) and saved is not None and saved.digest != now.digest:
         raise InputError(
-            f"{workdir} has a frozen prompt that started from its training split "
-            f"(prompt.start=task): {saved.examples} examples, which are not the "
-            f"{now.examples} of now; restore them or train again in another workdir"
+            f"{workdir} has a frozen prompt that was initialised from its training split "
+            f"(prompt.start=task) of {saved.examples} examples, which differ from the "
+            f"{now.examples} examples now; restore them or train again in another workdir"
         )
 
 
@@ -150,14 +150,14 @@ def check_shown(record: TaskData, data: TaskData, workdir: str | os.PathLike) ->
     if saved is not None and saved.digest != now.digest:
         raise InputError(
             f"{workdir} shows demonstrations from its training split: {saved.examples} "
-            f"examples, which are not the {now.examples} of now; restore them or train again in "
+            f"examples, which differ from the {now.examples} now; restore them or train again in "
             "another workdir"
         )
     marks = [part.sentence_encoder[:12] for part in (record, data)]
     if marks[0] != marks[1]:
         raise InputError(
-            f"{workdir} compared sentences with weights {marks[0]}, demos.encoder holds "
-            f"{marks[1]}; give the same encoder or another workdir"
+            f"{workdir} compared sentences with weights {marks[0]}, but demos.encoder has "
+            f"{marks[1]}; use the same encoder or another workdir"
         )
 
 
@@ -179,8 +179,8 @@ def read_trained(
     step = checkpoints.find_best(None if result is None else result.best_step)
     if known is not None and known["step"] > step:
         raise InputError(
-            f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
-            "are not there any more; train again in another workdir"
+            f"{workdir} was best at step {known['step']} up to step {saved}, but the parameters "
+            "of that step are missing; train again in another workdir"
         )
     if record is None:
         raise InputError(f"{workdir} has no record.json; train again in another workdir")

@@ -48,7 +48,7 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
         if own != other:
             raise InputError(
                 f"generator and discriminator share their embeddings, but {name} is {own} and "
-                f"{other}; take a generator of the discriminator's sizes"
+                f"{other}; use a generator with the sizes of the discriminator"
             )
     model = lambda backbone, head: Model(
         backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False
@@ -81,8 +81,8 @@ def generator_config(
     for name, share in {"width": width, "layers": layers}.items():
         if not 0 < share <= 1:
             raise InputError(
-                f"the generator's {name} is {share} of the discriminator's, which must be above 0 "
-                "and at most 1; the paper's is 0.25 to 0.5 in width"
+                f"the generator's {name} is {share} of the discriminator's, but must be above 0 "
+                "and at most 1; use e.g. 0.25 to 0.5 of the width, as in the paper"
             )
     hidden = max(round(read_size(hf, "hidden_size") * width), 1)
     most = max(hidden // HEAD_WIDTH, 1)

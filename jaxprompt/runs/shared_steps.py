@@ -125,8 +125,8 @@ class TaskBatches(Iterator[TaskBatch]):
         shares = self.get_state()["shares"]
         if state["shares"] != shares:
             raise InputError(
-                f"the saved position has the tasks {state['shares']}, this run has {shares}; "
-                "resume with the same shared.tasks and data, or take another workdir"
+                f"the saved position has the tasks {state['shares']}, but this run has {shares}; "
+                "resume with the same shared.tasks and data, or use another workdir"
             )
         self._at = cast(int, state["at"])
         positions = cast(Mapping[str, Mapping[str, object]], state["streams"])

@@ -170,6 +170,6 @@ def _check_same(path: Path, saved: dict, wanted: dict) -> None:
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise InputError(
-            f"checkpoint {path} is of another model or optimizer: {differing[0]}{more}; "
-            "use the config it was saved with, or another workdir"
+            f"checkpoint {path} belongs to a different model or optimizer: {differing[0]}{more}; "
+            "use the config that it was saved with, or another workdir"
         )

@@ -129,11 +129,11 @@ def find(folder: Path, item: str, step: int | None) -> Path:
     """
     steps = agreed_steps(folder, item)
     if not steps or (step is not None and step not in steps):
-        there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
+        there = f"saved steps: {', '.join(map(str, steps))}" if steps else "nothing is saved"
         kind = "best parameters" if item == BEST else "checkpoint"
         what = "no checkpoint" if step is None else f"no {kind} of step {step}"
         is_lost = step is not None and item == BEST  # a state or a result says it was there
-        first = "train first, until dev is scored, or give another workdir"
+        first = "train until the first evaluation on dev, or give another workdir"
         raise InputError(f"{what} in {folder} ({there}); {_anew(folder) if is_lost else first}")
     path = folder / str(steps[-1] if step is None else step)
     # Every process reads a part, so each of them has to see the folder.
@@ -149,12 +149,14 @@ def _check_whole(path: Path, item: str, older: list[int]) -> None:
         # Of these and no more: a state is larger than its best.
         files = [name for name in sealed if name.startswith((f"{item}/", f"{POSITION}/"))]
         bad = [name for name in files if sealed[name] != _checksum(path / name)]
-        reason = f"{bad[0]} is missing, cut or changed" if bad else ""
+        reason = f"{bad[0]} is missing, truncated or changed" if bad else ""
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        cure = f"delete it to go on from step {older[-1]}" if older else _anew(path.parent)
-        raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); {cure}")
+        cure = f"delete it to resume from step {older[-1]}" if older else _anew(path.parent)
+        raise InputError(
+            f"checkpoint {path} is damaged or belongs to another run ({reason}); {cure}"
+        )
 
 
 def _checksum(path: Path) -> int | None:
@@ -164,4 +166,4 @@ def _checksum(path: Path) -> int | None:
 def _anew(folder: Path) -> str:
     """Says how to start again where nothing can be gone on from."""
     # With the checkpoints alone a result would stay, and the run pass for finished.
-    return f"delete {folder.parent} to train from the start"
+    return f"delete {folder.parent} to train again"

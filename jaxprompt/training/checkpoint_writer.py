@@ -61,7 +61,7 @@ class CheckpointWriter:
         written, and where several processes do not share it.
         """
         if keep < 1:
-            raise InputError(f"{keep=} checkpoints leave nothing to resume from; keep 1 or more")
+            raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = folder_of(workdir)
         processes.on_first(lambda: make_folder(self._folder))

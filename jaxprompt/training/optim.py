@@ -27,8 +27,8 @@ def rates_by_part(
     for part, rate in own.items():
         if rate is not None and part not in parts:
             raise InputError(
-                f"optim.lr_{part}={rate}, and nothing of the {part} trains; leave it out, or let "
-                f"config.trainable name {part}/.*"
+                f"optim.lr_{part}={rate}, but no parameter of the {part} trains; leave it out, or "
+                f"add {part}/.* to config.trainable"
             )
     return {part: lr if (rate := own.get(part)) is None else rate for part in sorted(parts)}
 
@@ -52,7 +52,7 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
         return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
     if not 0 <= warmup < total:
         raise InputError(
-            f"optim.schedule.warmup_steps={warmup} must be below the run's {total} steps"
+            f"optim.schedule.warmup_steps={warmup} must be less than the {total} steps of the run"
         )
     # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
     up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
@@ -74,7 +74,7 @@ def check_no_decay(patterns: Sequence[str], usual: Sequence[str], trained: Itera
     for pattern in patterns:
         if pattern not in usual and not any(re.fullmatch(pattern, name) for name in names):
             near = nearest(pattern.replace(".*", ""), names)
-            raise InputError(f"optim.no_decay: {pattern!r} matches nothing that trains; {near}")
+            raise InputError(f"optim.no_decay: {pattern!r} matches no trainable parameter; {near}")
 
 
 def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):

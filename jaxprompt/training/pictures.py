@@ -24,7 +24,7 @@ def can_draw() -> bool:
 def need_matplotlib(flag: str) -> None:
     """Raises InputError where it is not."""
     if not can_draw():
-        raise InputError(f"{flag} draws with matplotlib, which is missing; pip install matplotlib")
+        raise InputError(f"{flag} needs matplotlib; pip install matplotlib")
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
@@ -83,7 +83,7 @@ def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
     of_all = lambda split: all(getattr(result, split) is not None for result in every)
     split = next(filter(of_all, ("test", "dev", "held_out")), None)
     if split is None:
-        raise InputError("--plot: the runs have no score in common; give runs of one kind")
+        raise InputError("--plot: the runs have no score in common; give runs with the same metric")
     metric = next(iter(getattr(every[0], split)))
     figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
     axis = figure.subplots()
@@ -108,5 +108,5 @@ def save_figure(figure: Any, path: Path) -> Path:
     except (OSError, ValueError) as error:  # the second for a format that is unknown
         if isinstance(error, OSError):
             raise write_error(path, error) from error
-        raise InputError(f"{path}: {error}; name it .png, .svg or .pdf") from error
+        raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error
     return path

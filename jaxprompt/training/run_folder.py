@@ -66,7 +66,7 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
 def _hold(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = acquire(path, folder, "take another workdir")
+    held = acquire(path, folder, "use another workdir")
     try:
         yield
     finally:
@@ -116,7 +116,7 @@ def check_workdir(
         saved = _leaves(parse_json(old_text)) if old_text is not None else {}
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} is no readable config ({error}); restore it, or take another workdir"
+            f"{path} is not a readable config ({error}); restore it, or use another workdir"
         ) from error
     if old_text is None:
         _check_new(Path(workdir))
@@ -124,12 +124,12 @@ def check_workdir(
     # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
     if not saved.keys() & given.keys():
-        raise InputError(f"{path} is no config of a run; take another workdir")
+        raise InputError(f"{path} is not the config of a run; use another workdir")
     is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
     if differing := _differences(saved, given, "given", is_free):
         raise InputError(
-            f"{workdir} holds a run of another config: {differing}; "
-            "give the saved values, or take another workdir"
+            f"{workdir} contains a run with a different config: {differing}; "
+            "use the saved values, or another workdir"
         )
     return old_text
 
@@ -139,8 +139,8 @@ def _check_path(path: str) -> None:
     breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
     if breaking:
         raise InputError(
-            f"{path} has {breaking[0]} in it, and checkpoints cannot be saved there: orbax or "
-            "tensorstore reads it as a pattern, a separator or a URL; take another workdir"
+            f"{path} contains {breaking[0]}, so checkpoints cannot be saved there: orbax or "
+            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
 
 
@@ -148,8 +148,8 @@ def _check_new(folder: Path) -> None:
     # A run writes config.json before these, so without it they are not a run's.
     if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
         raise InputError(
-            f"{folder} holds {foreign[0]} but no {CONFIG}, so it is no run's folder; take another "
-            "workdir"
+            f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
+            "another workdir"
         )
 
 
@@ -175,12 +175,11 @@ def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None
         return None
     if not pop_checksum(values):
         raise InputError(
-            f"{path} is not as the run wrote it, or of another version of jaxprompt; "
-            f"{RunRecord.FIX}"
+            f"{path} was changed, or written by another version of jaxprompt; {RunRecord.FIX}"
         )
     record = record_from_json(values, path)
     if not isinstance(record, kind):
-        raise InputError(f"{path} is of another kind of run; {RunRecord.FIX}")
+        raise InputError(f"{path} belongs to another kind of run; {RunRecord.FIX}")
     return record
 
 
@@ -192,7 +191,7 @@ def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
     path = Path(folder) / RECORD
     if not path.exists():
         raise InputError(
-            f"{workdir} has checkpoints and no {path}, which says what they learned from; "
+            f"{workdir} has checkpoints but no {path}, which says what they were trained on; "
             "restore it, or train again in another workdir"
         )
 
@@ -206,8 +205,8 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
         return
     if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
         raise InputError(
-            f"{workdir} holds a run that learned from something else: {differing}; restore that, "
-            "or take another workdir"
+            f"{workdir} contains a run that was trained on different data: {differing}; restore "
+            "that data, or use another workdir"
         )
 
 
@@ -229,7 +228,7 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
 
 
 def _read_object(path: Path, cure: str) -> dict[str, object] | None:
-    return read_json(path, f"the file as the run wrote it; {cure}") if path.exists() else None
+    return read_json(path, f"the unchanged file of the run; {cure}") if path.exists() else None
 
 
 # -- comparison -----------------------------------------------------------------------------------

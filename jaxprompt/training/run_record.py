@@ -131,5 +131,5 @@ def record_from_json(values: Mapping[str, object], path: Path) -> RunRecord:
     """Makes a record of the kind that its fields show. Raises InputError as `from_json` does."""
     kind = next((kind for field, kind in _KINDS.items() if field in values), None)
     if kind is None:
-        raise InputError(f"{path} is no record of a run; {RunRecord.FIX}")
+        raise InputError(f"{path} is not the record of a run; {RunRecord.FIX}")
     return kind.from_json(values, path)

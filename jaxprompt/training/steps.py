@@ -182,13 +182,13 @@ def tell_broken(streak: int, step: int, skipped: int) -> str:
     """
     if skipped >= step:  # nothing has moved yet
         return (
-            f"the first {step} steps were not finite, whatever the learning rate; set "
-            "backbone.dtype=float32, or backbone.rescale=100 for a T5, and see what the prompt "
-            "starts from"
+            f"the first {step} steps had a non-finite loss or gradient, so the learning rate is "
+            "not the cause; set backbone.dtype=float32, or backbone.rescale=100 for a T5, and "
+            "check how the prompt is initialised"
         )
     return (
-        f"{streak} steps in a row were not finite, up to step {step}; lower optim.lr or set "
-        "optim.clip, and start in another workdir"
+        f"{streak} steps in a row had a non-finite loss or gradient, up to step {step}; lower "
+        "optim.lr or set optim.clip, and start in another workdir"
     )
 
 

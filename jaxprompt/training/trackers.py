@@ -109,7 +109,7 @@ class TensorBoard(Tracker):
 class _Service(Tracker, abc.ABC):
     """A package, of the tracker's own name, whose `init` gives a run with `log` and `finish`."""
 
-    CURE = "mend that"
+    CURE = "fix this"
 
     def __init__(self, workdir: Path):
         """Opens the run of this workdir, or goes on with it. Raises InputError."""
@@ -141,7 +141,7 @@ class _Service(Tracker, abc.ABC):
             said = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
                 f"train.tracker={self.PACKAGE}: {said[:300].rstrip('.')}; {self.CURE}, or resume "
-                "the run without it: train.tracker=none"
+                "the run with train.tracker=none"
             ) from error
 
 

@@ -424,7 +424,7 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
         (lambda: jp.save_prompt(None, tmp_path / "x"), "prompt=None is a NoneType; give what"),
         (lambda: jp.save_prompt(model, tmp_path / "x"), "is a PromptedModel; give what train"),
         (lambda: jp.save_prompt(trained.prompt, 5), "path 5 is a int; give a text or a Path"),
-        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "holds a NUL character"),
+        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "contains a NUL character"),
         (
             lambda: jp.save_prompt(trained.prompt, tmp_path / "x", "peft", backbone="x"),
             "backbone='x'",

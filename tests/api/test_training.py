@@ -89,7 +89,7 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
     assert equal(first.prompt.tensors, again.prompt.tensors)
     assert first.history == again.history and again.workdir == tmp_path / "run"
     changed = [*rows[0][:-1], {"text": "another hammer", "label": "tool"}]
-    with pytest.raises(jp.InputError, match="learned from something else"):
+    with pytest.raises(jp.InputError, match="was trained on different data"):
         jp.train(backbone, changed, rows[1], **run)
     with pytest.raises(jp.InputError, match="another config.*optim.lr"):
         jp.train(backbone, *rows, **run, lr=0.5)

@@ -55,11 +55,11 @@ def test_what_must_be_given(adapt):
     )
     assert adapt(backbone__path="").startswith("backbone.path is empty; give a folder with weights")
     line = adapt(corpus__held_out=0)
-    assert line == "corpus.held_out=0 leaves no document to score; give a share above 0"
+    assert line == "corpus.held_out=0 leaves no document to evaluate on; use a share above 0"
     assert "unknown option objective.name='mln'; nearest: mlm" in adapt(objective__name="mln")
     line = adapt(optim__smoothing=0.1)
-    assert line.startswith("optim.smoothing=0.1 does nothing in adapt, which learns from running")
-    assert "cache.where=host does nothing in adapt" in adapt(cache__where="host")
+    assert line.startswith("optim.smoothing=0.1 has no effect in adapt, which trains on running")
+    assert "cache.where=host has no effect in adapt" in adapt(cache__where="host")
     assert "corpus.on_error='ignore' is unknown" in adapt(corpus__on_error="ignore")
 
 

@@ -187,7 +187,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     "method, changes, said",
     [
         ("soft", {}, "the prompt stands in the input or in layer 1"),
-        ("prefix", UPPER | dict(backbone__dropout=0.1), "the backbone drops at random"),
+        ("prefix", UPPER | dict(backbone__dropout=0.1), "the backbone has dropout"),
     ],
 )
 def test_a_grid_that_can_keep_nothing_says_why(

@@ -317,7 +317,7 @@ def test_a_llama_reads_both_texts(tmp_path_factory, tmp_path, capsys, monkeypatc
     words = words_of(tmp_path_factory, f"{task}-llama", tmp_path / "other", **changes)
     code, _, err = jaxprompt(capsys, *words)
     assert code == 2
-    assert "a llama cannot read it; set ppt.patterns=en_end, or take another backbone" in err
+    assert "a llama cannot read there; set ppt.patterns=en_end, or use another backbone" in err
 
 
 @pytest.mark.long

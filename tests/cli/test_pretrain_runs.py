@@ -173,12 +173,12 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
 @pytest.mark.parametrize(
     "changes, line",
     [
-        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, the words of pre"),
-        ({"runs__starts": "normal,task"}, "prompt.start=task takes words of training examples"),
+        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, pre"),
+        ({"runs__starts": "normal,task"}, "prompt.start=task uses words of training examples"),
         ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
         ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
         ({"corpus__path": ""}, "corpus.path is empty"),
-        ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
+        ({"cache__where": "host"}, "cache.where=host caches states of sequences that"),
     ],
 )  # fmt: skip
 def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):

@@ -113,7 +113,7 @@ def test_a_finished_grid_is_of_its_data_alone(config, grid):
     """Nothing is read of it any more, so that other data would pass for these."""
     other = config
     other = other.replace({"data.source": "elsewhere"})
-    with pytest.raises(InputError, match="a run of another config: data.source"):
+    with pytest.raises(InputError, match="a run with a different config: data.source"):
         train_grid(other, str(grid))
 
 
@@ -238,12 +238,12 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
         code, out, err = jaxprompt(capsys, "train", *place)
         assert code == 2 and "| lr=0.01 | 1 |" in out
         assert "1 of 2 runs failed: lr=1e+38" in err.splitlines()[-1]
-        assert "lr=1e+38: 2 steps in a row were not finite" in err
+        assert "lr=1e+38: 2 steps in a row had a non-finite loss" in err
     broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
-    assert "2 steps in a row were not finite" in broken and "lower optim.lr" in broken
+    assert "2 steps in a row had a non-finite loss" in broken and "lower optim.lr" in broken
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
     shown = jaxprompt(capsys, "show", tmp_path / "grid" / "lr=1e+38")[1]
-    assert "failed, and its grid does not try it again: 2 steps in a row were not" in shown
+    assert "failed, and its grid does not try it again: 2 steps in a row had" in shown
 
 
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
@@ -406,9 +406,9 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
         (
             {"runs.words": "cat,rice,saw;dog,soup,axe"},
-            "config.runs.words names words that head.name=linear does not read; take head.name=ver",
+            "config.runs.words has no effect with head.name=linear; use head.name=ver",
         ),
-        ({"runs.data_seeds": "1,2"}, "runs.data_seeds: no examples are drawn here, so that the"),
+        ({"runs.data_seeds": "1,2"}, "runs.data_seeds: no examples are sampled, so the"),
         ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
     ],
 )  # fmt: skip
@@ -457,7 +457,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
         with pytest.raises(Cut):
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]
-    with pytest.raises(errors.InputError, match="which is none of these runs"):
+    with pytest.raises(errors.InputError, match="which is not one of these runs"):
         runner.train(runs, str(folder), stop_signal=lambda: 0)
 
 

@@ -203,7 +203,7 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, why",
     [
-        ({"cache.where": "host"}, "cache.where=host keeps states of one task"),
+        ({"cache.where": "host"}, "cache.where=host caches states of one task"),
         ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both given"),
         ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
         ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),
@@ -312,7 +312,7 @@ def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_
     "tasks, own, told",
     [
         (("topics",), {}, "shared.tasks names 1 task; give 2 or more"),
-        (("topics", "../{folder}/topics"), {}, "are two tasks with one name, 'topics'"),
+        (("topics", "../{folder}/topics"), {}, "have the same task name 'topics'"),
         (("topics", "absent"), {}, "absent.json does not exist"),
         (("topics", "other"), {"optim.lr": 1}, "optim.lr is shared by all tasks; give fields of"),
         (("topics", "other"), {"task.nam": "a"}, "other.json: unknown config field 'task.nam'"),
@@ -353,7 +353,7 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
     )  # fmt: skip
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
-    assert "prompt.name=dart has an objective of its own" in line and "prompt.fluency=0" in line
+    assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line
 
 
 def test_rows_of_the_tests_have_what_they_need(folder):

@@ -65,7 +65,7 @@ def test_workdir_keeps_its_config(tmp_path):
     with pytest.raises(InputError) as error:
         guard_workdir(workdir, other)
     message = one_line(error)
-    assert f"{workdir} holds a run of another config" in message
+    assert f"{workdir} contains a run with a different config" in message
     assert "optim.lr (saved 0.1, given 0.3)" in message
     assert "optim.momentum (saved nothing, given 0.9)" in message
     assert "optim.name (saved 'adamw', given nothing)" in message
@@ -86,11 +86,11 @@ def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text('{"optim": ')
-    with pytest.raises(InputError, match="config.json is no readable config") as error:
+    with pytest.raises(InputError, match="config.json is not a readable config") as error:
         guard_workdir(tmp_path / "run", CONFIG)
     assert "delete" not in one_line(error)
     (tmp_path / "run/config.json").write_text('{"hidden_size": 384}')
-    with pytest.raises(InputError, match="config.json is no config of a run; take another"):
+    with pytest.raises(InputError, match="config.json is not the config of a run"):
         guard_workdir(tmp_path / "run", CONFIG)
 
     def refuse(*_args, **_kwargs):
@@ -162,10 +162,10 @@ def test_a_record_names_what_differs(tmp_path):
     assert "examples" not in line and "another workdir" in line
     path = tmp_path / "record.json"
     path.write_text(path.read_text().replace('"good"', '"fine"'))
-    with pytest.raises(InputError, match="as the run wrote it, or of another version"):
+    with pytest.raises(InputError, match="was changed, or written by another version"):
         check_record(tmp_path, changed)
     path.write_text("{}")
-    with pytest.raises(InputError, match="record.json is not as the run wrote it"):
+    with pytest.raises(InputError, match="record.json was changed"):
         check_record(tmp_path, RECORD)
     path.write_text("[]")
     with pytest.raises(InputError, match="record.json holds a list, not an object"):

@@ -54,8 +54,8 @@ def why_alone(config: RunConfig) -> str:
     """Says why a run cannot train in one program with others, and what to set; "" = it can."""
     if config.train.profile:
         return (
-            f"train.profile={config.train.profile} traces steps of one run, and config.runs asks "
-            "for several; set it to 0"
+            f"train.profile={config.train.profile} traces one run, but config.runs defines "
+            "several; set it to 0"
         )
     if config.rng == "rbg":
         return (
@@ -86,7 +86,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
         text = json.dumps(own.to_dict(), sort_keys=True)
         if text in names:
             raise InputError(
-                f"config.runs has the run {name} twice; leave one of the equal values out"
+                f"config.runs has the run {name} twice; remove one of the equal values"
             )
         names[text] = name
         runs.append(GridRun(name, changes, own, Path(workdir) / name))
@@ -153,8 +153,7 @@ def _merit(result: RunResult) -> float:
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     if "words" in axes and (config.ppt.task or "tasks" in axes):
         raise InputError(
-            "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
-            "empty it"
+            "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it"
         )
     head = head_of(config)
     if "texts" in axes and config.prompt.get("text") == "":
@@ -162,15 +161,15 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     starts = axes.get("starts", starts_of(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
-            f"config.runs.words names words that head.name={head.name} does not read; take "
+            f"config.runs.words has no effect with head.name={head.name}; use "
             "head.name=verbalizer, or empty it"
         )
     if "data_seeds" in axes and not (
         config.data.protocol.name or shows_demos(config) or config.ppt.task
     ):
         raise InputError(
-            "config.runs.data_seeds: no examples are drawn here, so that the runs would be the "
-            "same; set data.protocol, as kshot or holdout, or empty the list"
+            "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
+            "data.protocol, e.g. kshot or holdout, or empty the list"
         )
     if "folds" in axes and config.data.protocol.name != "kfold":
         raise InputError(
@@ -182,10 +181,10 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
         if axis in axes and field not in config.prompt.fields:
             raise InputError(
                 f"config.runs.{axis} needs a method with prompt.{field}, which "
-                f"{config.prompt.name} has not; take prompt.name=soft"
+                f"{config.prompt.name} does not have; use prompt.name=soft"
             )
     if "texts" in axes and set(axes.get("starts", (config.prompt.get("start"),))) != {"text"}:
-        raise InputError("config.runs.texts needs prompt.start=text, and no other start")
+        raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
 
 
 def _value(field: str, value: Value) -> Value:

@@ -46,8 +46,8 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
-    "prompt.name={} depends on the label words, and the runs of a grid must then share them; this "
-    "run has other words than the first: train it in a separate grid"
+    "prompt.name={} depends on the label words, so all runs of a grid must share them, but this "
+    "run has other words than the first; train it in a separate grid"
 )
 
 

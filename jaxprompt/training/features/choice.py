@@ -45,7 +45,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     drawn = ", ".join(f"{x} {getattr(cfg, x)}" for x in rates if getattr(cfg, x, 0.0))
     if drawn:
         raise InputError(
-            f"{where}: the backbone drops at random ({drawn}), so states differ in every step; set "
+            f"{where}: the backbone has dropout ({drawn}), so its states differ in every step; set "
             f"backbone.dropout=0, {OFF}"
         )
     # As arguments: a program may not close over arrays of several processes.
@@ -53,13 +53,13 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     layer = _lowest(model, params, scorer.one_batch(train.rows[:1]))
     if layer == 0:
         raise InputError(
-            f"{where}: the prompt stands in the input or in layer 1, so nothing below it stays "
-            f"the same; give a prefix to upper layers (prompt.layers), {OFF}"
+            f"{where}: the prompt is in the input or in layer 1, so no layer has constant "
+            f"states; use a prefix in upper layers only (prompt.layers), {OFF}"
         )
     if layer is not None and not hasattr(model.backbone, "enter"):
         raise InputError(
-            f"{where}: what a GLM writes reads its input in every layer, so none can be left out; "
-            f"{OFF}"
+            f"{where}: the text that a GLM generates attends to its input in every layer, so "
+            "no layer can be skipped; set cache.where=''"
         )
     what = What(layer, layer is not None or model.heads["main"].reads_all)
     below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
@@ -67,8 +67,8 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
         group, part, *_ = name.split("/")
         if group == "backbone" and below(part):
             raise InputError(
-                f"{where}: {name} trains, and {what} depend on it; let config.trainable leave it "
-                f"out, {OFF}"
+                f"{where}: {name} trains, and the cached states ({what}) depend on it; exclude it "
+                f"from config.trainable, {OFF}"
             )
     return what
 

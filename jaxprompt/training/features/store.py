@@ -85,7 +85,7 @@ class DiskStore(Store):
         except BlockingIOError as error:
             self._file.close()
             raise InputError(
-                f"another run is filling {path.parent}; wait for it, or take another cache.folder"
+                f"another run is filling {path.parent}; wait for it, or use another cache.folder"
             ) from error
         except OSError as error:
             self._file.close()
@@ -121,12 +121,12 @@ def reopen(
     data, index = _files(path)
     if not index.exists():
         return None
-    damaged = InputError(f"{data} is damaged; delete {path.parent}, and it is written anew")
+    damaged = InputError(f"{data} is damaged; delete {path.parent} to compute it again")
     try:
         about = parse_json(index.read_bytes())
         known, size, crc = about["facts"], about["bytes"], about["crc"]
         other = [
-            f"{name} (kept {known.get(name)!r}, now {facts.get(name)!r})"
+            f"{name} (cached {known.get(name)!r}, now {facts.get(name)!r})"
             for name in sorted(known.keys() | facts.keys())
             if known.get(name) != facts.get(name)
         ]
@@ -134,8 +134,8 @@ def reopen(
         raise damaged from error
     if other:
         raise InputError(
-            f"{path.parent} keeps states of something else: {', '.join(other)}; take another "
-            "cache.folder, or delete this one"
+            f"{path.parent} has states cached for a different setup: {', '.join(other)}; use "
+            "another cache.folder, or delete this one"
         )
     shape = (int(sizes.sum()), width)
     there = data.stat().st_size if data.exists() else -1
