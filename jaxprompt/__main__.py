@@ -23,7 +23,7 @@ _CLI = cli.__name__
 
 
 def commands() -> dict[str, str]:
-    """Lists the commands, the files with a main(), each with the first line of its docstring."""
+    """Returns the commands (modules with a main()) and the first line of their docstrings."""
     found = {}
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
         module = importlib.import_module(f"{_CLI}.{name}")
@@ -33,15 +33,15 @@ def commands() -> dict[str, str]:
 
 
 def _shorten(message: str) -> str:
-    """Makes one line of a message; of one that quotes a long value the middle is left out."""
+    """Joins a message to one line and cuts the middle out of a long one."""
     line = " ".join(message.split())
     return line if len(line) <= 3000 else f"{line[:2000]} ... {line[-900:]}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
+    """Runs one command. Returns the exit code: 0, or 2 for bad input.
 
-    SIGTERM and Ctrl-C end it with one line too, see `signals`.
+    Bad input, SIGTERM and Ctrl-C print one line to stderr, see `signals`.
     """
     # XLA logs as errors that it is slow or was compiled elsewhere. What fails is raised besides.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -101,7 +101,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _no_device(error: Exception) -> str:
-    """Says why JAX could not start its devices, "" for an error of another kind."""
+    """Returns why JAX could not start its devices, "" for other errors."""
     started = any(
         frame.f_code.co_name == "backends" and frame.f_globals["__name__"] == "jax._src.xla_bridge"
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -113,14 +113,14 @@ def _no_device(error: Exception) -> str:
 
 
 def _lost(error: Exception) -> str:
-    """Says what is known of another process that is gone, "" where none is."""
+    """Returns the message of an error caused by a lost process, "" for other errors."""
     from jaxprompt.parallel import processes
 
     return processes.lost(error)
 
 
 def _is_of_stdout(error: OSError) -> bool:
-    """Tells whether a print failed: commands do that themselves, and leave files to others."""
+    """Returns whether printing to stdout failed: only commands print, other modules write files."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
 
@@ -145,7 +145,7 @@ def _command(argv: list[str]) -> int:
 
 
 def _what_to_lower(argv: Sequence[str]) -> str:
-    """Says of a command that ran out of memory which fields to lower, and how to plan it."""
+    """Returns which fields to lower after running out of memory, and a `plan` command."""
     from jaxprompt.config.load import load_config
     from jaxprompt.runs.grid.expand import is_grid
 
@@ -170,7 +170,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
 
 
 def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
-    """Takes out of a command what says its config. -> words, what `load_config` takes"""
+    """Returns the config arguments of a command, and the arguments of `load_config`."""
     from jaxprompt.cli.options import Parser, need
 
     own, rest = [], list(argv)
@@ -184,7 +184,7 @@ def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple
 
 
 def entry() -> None:
-    """Is the process of a command: it ends at a signal whatever it is at."""
+    """Runs the command line as a process, which a signal ends at any point."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
         from jaxprompt.cli.completion import complete
 
@@ -202,7 +202,7 @@ def entry() -> None:
 
 
 def _open_streams() -> None:
-    """Makes stdout and stderr UTF-8, as all files are; where one is closed, text goes nowhere."""
+    """Sets stdout and stderr to UTF-8; a closed stream is replaced by os.devnull."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # and to print to None is to print to stdout
@@ -213,7 +213,7 @@ def _open_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Keeps Python from writing once more, as it exits, what stdout did not take."""
+    """Stops Python from flushing stdout again at exit after a failed write."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""Paths and JSON that come from outside, checked; files written whole or not at all."""
+"""Checked user paths and JSON, and atomic writes."""
 
 import codecs
 import contextlib
@@ -34,9 +34,9 @@ _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
 def user_path(text: str | os.PathLike, what: str = "path") -> Path:
-    """Makes a path of what a user gave, `~` and `~name` expanded; `what` it is.
+    """Returns a user's path with `~` and `~name` expanded; `what` names it in messages.
 
-    Raises InputError for what no file can be called, before a system call fails on it.
+    Raises InputError for a path that no file can have, before a system call fails on it.
     """
     if not isinstance(text, str | os.PathLike):
         raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a str or a Path")
@@ -57,12 +57,12 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Tells whether a folder is the --workdir of a run."""
+    """Returns whether a folder is the --workdir of a run."""
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
 def is_held(workdir: str | os.PathLike) -> bool:
-    """Tells whether a process holds a folder's lock at this moment."""
+    """Returns whether a process currently holds the lock of a run directory."""
     try:
         held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -77,7 +77,7 @@ def is_held(workdir: str | os.PathLike) -> bool:
 
 
 def utf8_cure(start: bytes) -> str:
-    """Says what makes UTF-8 of a file that is none, by its first bytes."""
+    """Returns how to convert a file to UTF-8, guessed from its first bytes."""
     if start.startswith(b"\x1f\x8b"):
         return "it is compressed with gzip: decompress it, or give its name the ending .gz"
     if start.startswith(b"PK\x03\x04"):
@@ -87,10 +87,10 @@ def utf8_cure(start: bytes) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON that anyone may have written.
+    """Parses untrusted JSON.
 
-    Raises ValueError where it is broken, nested deeper than DEPTH, has a key twice in one object,
-    or holds half a surrogate pair.
+    Raises ValueError for invalid JSON, nesting deeper than DEPTH, a duplicate key in one object,
+    and a lone surrogate.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
@@ -122,12 +122,12 @@ def _parts(value: Any) -> list[Any]:
 
 
 def dumps(value: Any, **given: Any) -> str:
-    """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of `plain`."""
+    """Serialises to JSON; NaN and the infinities become strings, see `plain`."""
     return json.dumps(plain(value), allow_nan=False, **given)
 
 
 def plain(value: Any) -> Any:
-    """Turns numpy and jax numbers into Python's, and what JSON lacks into strings for float()."""
+    """Converts numpy and jax values to Python's, NaN and infinities to strings for float()."""
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):
@@ -140,7 +140,7 @@ def plain(value: Any) -> Any:
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:
-    """Reads a JSON object; `expected` says in the error what the user should have pointed at."""
+    """Reads a JSON object. Raises InputError; `expected` names the right file in its message."""
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
 
 
 def json_checksum(document: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a JSON document's fields but its checksum, however it is laid out."""
+    """Returns the SHA-256 of a JSON document's fields without its checksum, in any layout."""
     fields = {name: value for name, value in document.items() if name != _CHECKSUM}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -168,7 +168,7 @@ def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pop_checksum(document: dict[str, Any]) -> bool:
-    """Removes the checksum of a document. Returns whether the other fields are as it says."""
+    """Removes the checksum of a document. Returns whether it matches the other fields."""
     return document.pop(_CHECKSUM, None) == json_checksum(document)
 
 
@@ -188,12 +188,12 @@ def folder_checksums(folder: Path) -> dict[str, int]:
 
 
 def user_cache() -> Path:
-    """Returns the folder of what the user's programs can make again."""
+    """Returns the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def make_folder(path: str | os.PathLike) -> Path:
-    """Makes the folder `path` with its parents. Raises InputError where that cannot be."""
+    """Creates the folder `path` with its parents. Raises InputError if that fails."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -203,10 +203,10 @@ def make_folder(path: str | os.PathLike) -> Path:
 
 
 def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
-    """Writes `data` to a file beside `path`, then renames it: a reader sees the old or the new.
+    """Writes `data` atomically: a reader sees either the old or the new file.
 
-    Raises InputError when the disk is full, the folder is read-only and the like; the old file
-    is then untouched.
+    Raises InputError if the write fails, e.g. on a full disk or in a read-only folder; the old
+    file is then unchanged.
     """
     path = Path(path)
     data = data.encode() if isinstance(data, str) else data
@@ -226,20 +226,24 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
 
 
 def remove_scratch(folder: str | os.PathLike) -> None:
-    """Removes the files that killed calls of `write_atomic` left in a folder."""
+    """Removes temporary files that interrupted calls of `write_atomic` left in a folder."""
     for path in Path(folder).glob(".*.tmp"):
         if _SCRATCH.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:
-    """Makes the path of the file that --output names, before the work that is written there.
+    """Checks --output before the work starts, and returns the path of the output file.
 
-    `sources` are the files that are read, by what a message calls them. `name` is what a file of
-    another form than JSON lines is called in a folder, which is made later where there is none.
-    Raises InputError where the file cannot be written, where it is one of `sources` or may be one
-    of a run, an export or a backbone, which would be lost, and where it ends as a file of another
-    form.
+    Args:
+      output: value of --output.
+      sources: input files, by their name in a message.
+      name: file name to use where `output` is a folder, for formats other than JSON lines. The
+        folder is created later.
+
+    Raises:
+      InputError: the file cannot be written, it would overwrite one of `sources` or a file of a
+        run, an export or a backbone, or its ending belongs to another format.
     """
     path = user_path(output, "--output")
     in_folder = os.path.isdir(path) or output.endswith("/")
@@ -299,7 +303,7 @@ def _check_ending(output: str, path: Path, written: str) -> None:
 
 
 def check_others(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
-    """Raises InputError where a folder holds other files than those that `writer` leaves there."""
+    """Raises InputError if a folder contains files that `writer` does not create."""
     try:
         found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except FileNotFoundError:
@@ -314,9 +318,9 @@ def check_others(folder: str | os.PathLike, known: Collection[str], writer: str)
 
 
 def write_output(path: Path, text: str) -> None:
-    """Writes a file that a user named: what a link leads to, and into a device or pipe itself.
+    """Writes text to a user's path; links are followed, devices and pipes are written to.
 
-    Raises InputError as `write_atomic` does, and BrokenPipeError where a pipe's reader has gone.
+    Raises InputError as `write_atomic` does, and BrokenPipeError if the reader of a pipe is gone.
     """
     try:
         info = os.stat(path)
@@ -344,24 +348,24 @@ def _is_stdout(info: os.stat_result) -> bool:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Makes a file to write bytes to, where there is none: a link planted there is not followed."""
+    """Creates a new file for writing bytes; fails if the path exists, even as a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
 
 
 def open_scratch(path: Path) -> BinaryIO:
-    """Opens a file of a fixed name to read and write, made where there is none.
+    """Opens a file for reading and writing, and creates it if it does not exist.
 
-    For locks, and scratch that must be found again. Raises OSError where a link stands there.
+    For lock files and temporary files with a fixed name. Raises OSError if the path is a link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
 
 def acquire(path: Path, place: Path, cure: str) -> int:
-    """Opens and locks a file, which says who may write to a place. -> its descriptor
+    """Opens and locks the lock file of `place`. Returns its file descriptor.
 
-    The system releases the lock when the process dies. Where the file system has no locks, this is
-    said. Raises InputError, with the cure, where another process holds it.
+    The system releases the lock when the process dies. Without locks in the file system a warning
+    is printed. Raises InputError, which suggests `cure`, if another process holds the lock.
     """
     while True:
         try:
@@ -391,6 +395,6 @@ def acquire(path: Path, place: Path, cure: str) -> int:
 
 
 def write_error(path: str | os.PathLike, error: OSError) -> InputError:
-    """Returns the one-line error for a failed write to `path`."""
+    """Returns the InputError for a failed write to `path`."""
     reason = error.strerror or str(error)
     return InputError(f"cannot write {path}: {reason}; fix this, or use another folder")
