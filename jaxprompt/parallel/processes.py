@@ -1,7 +1,7 @@
-"""Several processes that train together: how they find each other and check that they agree.
+"""Several processes that train together: they connect, and check that they agree.
 
-Each process drives its own devices, and jax.devices() lists those of all. Process 0 is the
-coordinator: the others sign in at its address.
+Each process controls its own devices, and jax.devices() lists those of all. Process 0 is the
+coordinator: the others connect to its address.
 """
 
 import atexit
@@ -43,12 +43,19 @@ def start(
     cluster: bool = False,
     timeout: float = 300,
 ) -> None:
-    """Joins the processes of a run; call it before anything touches a device.
+    """Connects the processes of a run; call it before anything uses a device.
 
-    `coordinator` is the HOST:PORT of process 0. With `cluster` JAX finds all three by itself, on
-    Slurm and TPU pods. Without any of them this process is alone.
-    Raises InputError for values that do not fit, and where the others do not answer in `timeout`
-    seconds.
+    Without any argument this process runs alone.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      processes: number of processes.
+      process: number of this process.
+      cluster: let JAX detect the other three, on Slurm and TPU pods.
+      timeout: seconds to wait for the other processes.
+
+    Raises:
+      InputError: the values are inconsistent, or the others do not answer in time.
     """
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     named = [name for name, value in given.items() if value is not None]
@@ -95,9 +102,9 @@ def start(
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Ends this process without waiting for the others where the block fails on it.
+    """Ends this process without waiting for the others if the block fails.
 
-    JAX would wait at exit for all, and they may wait for this one.
+    At exit JAX would wait for all processes, and they may wait for this one.
     """
     try:
         yield
@@ -111,12 +118,12 @@ def guard() -> Iterator[None]:
 
 
 def is_first() -> bool:
-    """Tells whether this is process 0, the one that writes and prints."""
+    """Returns whether this is process 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
 def gather(text: str) -> list[str]:
-    """Returns the text of every process, in their order. All processes must call it."""
+    """Returns the text of every process, in order. All processes must call it."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental.multihost_utils import process_allgather
@@ -129,16 +136,16 @@ def gather(text: str) -> list[str]:
 
 
 def on_first(action: Callable[[], Result]) -> Result | None:
-    """Lets process 0 act while the others wait; its InputError is raised on all.
+    """Runs an action on process 0 while the others wait; its InputError is raised on all.
 
-    Returns on process 0 what the action returns, None on the others.
+    Returns the result of the action on process 0, None on the others.
     """
     act: Callable[[], Result | None] = lambda: action() if is_first() else None
     return on_all(act)
 
 
 def on_all(action: Callable[[], Result]) -> Result:
-    """Lets every process act; the InputError of the first that has one is raised on all."""
+    """Runs an action on every process; the first InputError is raised on all."""
     error: InputError | None = None
     try:
         result = action()
@@ -153,17 +160,17 @@ def on_all(action: Callable[[], Result]) -> Result:
 
 
 def meet(name: str, timeout: float, failure: str = "") -> list[str]:
-    """Waits until every process has come to the barrier `name`, which is used once.
+    """Waits until every process reaches the barrier `name`, which can be used once.
 
-    No device takes part, so that any thread may wait. All processes must call it.
+    No device is involved, so any thread may wait. All processes must call it.
 
     Args:
-      name: of the barrier.
+      name: name of the barrier.
       timeout: seconds to wait.
-      failure: of this process, which the others are to know of.
+      failure: message of this process to the others, "" if it did not fail.
 
     Returns:
-      The failures of all processes.
+      The failures of all processes that have one.
     """
     from jax._src import distributed
 
@@ -175,7 +182,7 @@ def meet(name: str, timeout: float, failure: str = "") -> list[str]:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Raises InputError, the same on every process, where the facts of the processes differ."""
+    """Raises the same InputError on every process if their `facts` differ."""
     every = [json.loads(text) for text in gather(json.dumps(dict(facts)))]
     names = list(dict.fromkeys(name for facts in every for name in facts))
     differing = [name for name in names if len({facts.get(name) for facts in every}) > 1]
@@ -232,7 +239,7 @@ def _address(coordinator: str) -> tuple[str, int]:
 
 
 def _bound(coordinator: str) -> str:
-    """Gives the one address that process 0 listens at, as numbers."""
+    """Returns the numeric address that process 0 listens on."""
     family, (host, port) = _resolve(coordinator)
     return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
@@ -318,7 +325,7 @@ def _receive(
 
 
 def _read_greeting(connection: socket.socket) -> tuple[int, int]:
-    """Reads which process has come, of how many; (0, 0) where it is something else."""
+    """Reads (process, processes) of a new connection; (0, 0) if it is not one of ours."""
     try:
         connection.settimeout(1)
         number, count = map(int, connection.recv(64).split())
@@ -407,7 +414,7 @@ def _leave(code: int) -> None:
 
 
 def lost(error: BaseException) -> str:
-    """Returns what an error says of another process that is gone, "" for one of another kind."""
+    """Returns the message of an error caused by a lost process, "" for other errors."""
     # Where hosts gather values JAX says it with a ValueError. NCCL fails between the GPUs of one
     # process too.
     told = (is_of_jax(error) or isinstance(error, ValueError)) and _LOST.search(str(error))

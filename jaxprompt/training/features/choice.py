@@ -1,4 +1,4 @@
-"""What never changes in a run: the highest states of a backbone that nothing trained reaches."""
+"""Chooses the states to cache: the highest ones that do not depend on trainable parameters."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ _BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
 
 
 class What(NamedTuple):
-    """Which states are kept."""
+    """Which states are cached."""
 
     layer: int | None  # those that enter this layer of the input's stack; None = the output
     all_tokens: bool  # of every token; else of the positions that the head reads
@@ -34,9 +34,9 @@ class What(NamedTuple):
 
 
 def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> What:
-    """Finds the highest states that nothing trained and nothing drawn reaches.
+    """Returns the highest states that depend on no trainable parameter and no dropout.
 
-    Raises InputError where every layer depends on something that trains or is drawn.
+    Raises InputError if there are none.
     """
     where = f"cache.where={config.cache.where}"
     model = scorer.model
@@ -74,9 +74,9 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
 
 
 def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
-    """Finds the lowest layer of the input's stack that a method reaches; None = it adds nothing.
+    """Returns the lowest layer of the input stack that a method changes; None if it adds nothing.
 
-    A T5's encoder is all below what is added to its decoder alone.
+    A method that changes only the decoder of a T5 leaves its whole encoder constant.
     """
     found = []
     # Masks that are numpy arrays stay so: they are known without computing anything.
@@ -94,7 +94,7 @@ def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
 
 
 def rest(model: Model, what: What) -> Model:
-    """Makes the model that goes on from what is kept."""
+    """Returns the model that continues from the cached states."""
     if what.layer is None:
         return dataclasses.replace(model, is_kept=True)
     cfg = dataclasses.replace(model.backbone.cfg, skip=what.layer)
