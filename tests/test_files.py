@@ -214,7 +214,7 @@ def test_what_stdout_leads_to_is_added_to(tmp_path):
     [
         ("out.csv", "", "JSON lines are written, not .csv; call it out.jsonl"),
         ("out.TSV", "", "JSON lines are written, not .tsv; call it out.jsonl"),
-        ("out.parquet", "", "and not .parquet; call it out.jsonl"),
+        ("out.parquet", "", "not .parquet; call it out.jsonl"),
         ("out.jsonl.gz", "", "JSON lines are written, not .gz; call it out.jsonl"),
         ("out.csv", "RTE.tsv", "tab-separated lines are written, not .csv; call it out.tsv"),
         ("out.tsv", "BoolQ.jsonl", "JSON lines are written, not .tsv; call it out.jsonl"),

@@ -1,9 +1,9 @@
-"""What a run's folder says of itself: its config, what it learned from, its result, its lock.
+"""Files of a run directory: its config, its data record, its result and its lock.
 
-    <workdir>/lock         held by the process that trains here, and released when it dies
-    <workdir>/config.json  the resolved config that the folder belongs to
-    <workdir>/record.json  what the run learned from: task, label names, digests, backbone
-    <workdir>/result.json  the scores; a folder that has it is finished
+    <workdir>/lock         locked by the process that trains here, released when it dies
+    <workdir>/config.json  resolved config of the run
+    <workdir>/record.json  what the run was trained on: task, label names, digests, backbone
+    <workdir>/result.json  the scores; a run that has it is finished
 
 Several processes share the folder and call every function together: process 0 writes and decides.
 """
@@ -50,11 +50,11 @@ _BREAKING = ("[", "*", "?", "\\", "gs:/")
 
 @contextlib.contextmanager
 def lock(workdir: str | os.PathLike) -> Iterator[None]:
-    """Makes a folder and holds its lock for a block, so that one run at a time writes there.
+    """Creates a run directory and holds its lock, so that only one run at a time writes there.
 
-    The system releases the lock when the process dies, however it dies, also on a file system that
-    several hosts share. Where the file system has no locks, this is said and the run goes on.
-    Raises InputError that names the process which holds the lock.
+    The system releases the lock when the process dies for any reason, also on a file system shared
+    by several hosts. Without locks in the file system a warning is printed. Raises InputError with
+    the process that holds the lock.
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
@@ -85,9 +85,9 @@ def _hold(folder: Path) -> Iterator[None]:
 def guard_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> None:
-    """Binds `workdir` to a resolved config: written as config.json first, compared later.
+    """Binds `workdir` to a resolved config: writes config.json, or compares with it.
 
-    Arguments and errors as in `check_workdir`; also InputError when the folder cannot be written.
+    Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
     old_text = check_workdir(workdir, resolved, free)
@@ -102,12 +102,11 @@ def guard_workdir(
 def check_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> str | None:
-    """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
+    """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
 
-    `free` lists the dotted fields (or blocks of fields) that may change between runs.
-    Raises InputError naming the fields that differ, for a path that orbax cannot write to, and for
-    a folder that holds what a run writes but no config.json; any other folder without one fits
-    every config.
+    `free` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with the
+    fields that differ, for a path that orbax cannot write to, and for a folder with files of a run
+    but no config.json. Any other folder without one is accepted.
     """
     _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
@@ -135,7 +134,7 @@ def check_workdir(
 
 
 def _check_path(path: str) -> None:
-    """Raises InputError for a path below which orbax and tensorstore save elsewhere than here."""
+    """Raises InputError for a path that orbax or tensorstore would misread."""
     breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
     if breaking:
         raise InputError(
@@ -157,16 +156,16 @@ def _check_new(folder: Path) -> None:
 
 
 def write_record(workdir: str | os.PathLike, record: RunRecord) -> None:
-    """Writes what a run learns from, as plain JSON."""
+    """Writes the record of a run as JSON."""
     if processes.is_first():
         text = json.dumps(add_checksum(record.to_json()), indent=2)
         write_atomic(Path(workdir) / RECORD, text + "\n")
 
 
 def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None:
-    """Reads what a run learned from, None where there is no record yet.
+    """Reads the record of a run, None if there is none yet.
 
-    Raises InputError for one that was cut or changed since it was written, or is of another kind
+    Raises InputError for a record that was changed after it was written, or belongs to another kind
     of run.
     """
     path = Path(workdir) / RECORD
@@ -184,9 +183,9 @@ def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None
 
 
 def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
-    """Raises InputError where `workdir` has checkpoints of the run in `folder`, but no record.
+    """Raises InputError if `folder`, whose checkpoints are in `workdir`, has no record.
 
-    Without one the run would go on with any other data.
+    Without a record the run could resume with different data.
     """
     path = Path(folder) / RECORD
     if not path.exists():
@@ -197,7 +196,7 @@ def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
 
 
 def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
-    """Raises InputError naming what a run would learn from that differs from its record."""
+    """Raises InputError if a run would train on different data than its record says."""
     saved = read_record(workdir, type(record))
     if saved is None:
         if steps_of(folder_of(workdir)):
@@ -214,14 +213,14 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
 
 
 def write_result(workdir: str | os.PathLike, result: RunResult) -> None:
-    """Writes what `read_result` finds: from then on the run is finished."""
+    """Writes the result of a run, which is then finished."""
     if processes.is_first():
         write_atomic(Path(workdir) / RESULT, dumps(result.to_json(), indent=2) + "\n")
     signals.note("after everything was saved")
 
 
 def read_result(workdir: str | os.PathLike) -> RunResult | None:
-    """Reads a result, None where there is none. Raises InputError for a damaged one."""
+    """Reads the result of a run, None if there is none. Raises InputError for a damaged one."""
     path = Path(workdir) / RESULT
     values = _read_object(path, f"or {RunResult.FIX}")
     return None if values is None else RunResult.from_json(values, path)
@@ -235,7 +234,7 @@ def _read_object(path: Path, cure: str) -> dict[str, object] | None:
 
 
 def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
-    """Names the first leaves that differ, "" where none does."""
+    """Lists the first leaves that differ, "" if none does."""
     names = sorted(name for name in saved.keys() | other.keys() if not is_free(name))
     show = lambda values, name: repr(values[name]) if name in values else "nothing"
     differing = [
@@ -248,7 +247,7 @@ def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda na
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:
-    """Lists the leaves of nested objects by dotted name."""
+    """Returns the leaves of nested objects by dotted name."""
     if not isinstance(tree, dict) or (name and not tree):
         return {name: tree}
     prefix = name + "." if name else ""
