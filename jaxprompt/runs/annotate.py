@@ -65,9 +65,9 @@ class Annotator(NamedTuple):
 
 
 def check_annotator(config: RunConfig) -> None:
-    """Raises InputError where a config's classifier cannot label units of text, or names no text.
+    """Raises InputError if a config's classifier cannot label units of text, or has no corpus.
 
-    Neither data nor a backbone is read.
+    Reads neither data nor a backbone.
     """
     check_config(config)
     check_tunes(config)
@@ -106,22 +106,22 @@ def check_annotator(config: RunConfig) -> None:
 
 
 def check_saved(classifier: RunConfig, workdir: str, finished: bool) -> None:
-    """Raises InputError where a workdir is of another classifier."""
+    """Raises InputError if a workdir belongs to another classifier."""
     free = FREE + FREE_TRAINED * finished
     check_workdir(workdir, classifier.to_dict(), free)
 
 
 def read_units(config: RunConfig, workdir: str) -> Corpus:
-    """Opens the text of a config, indexed by the classifier's own tokenizer."""
+    """Opens the corpus of a config, indexed with the tokenizer of the classifier."""
     backbone = open_backbone(config.backbone)
     tokenizer = load_tokenizer(backbone.folder)
     return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
 def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> Annotator:
-    """Reads the best numbers of a classifier's workdir.
+    """Restores the best parameters of a classifier from its workdir.
 
-    Raises InputError where its classes are not those of the thresholds of `c`.
+    Raises InputError if its classes do not match the thresholds of `config`.
     """
     trained = restore(classifier, workdir)
     scorer = trained.scorer
@@ -134,9 +134,9 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
 
 
 def _digest(trained: Trained) -> str:
-    """Sums up what a classifier has learned: its numbers, its labels and its template.
+    """Returns a digest of a classifier: its parameters, its labels and its template.
 
-    Not the files of its checkpoint: they hold times and the order in which threads wrote.
+    Checkpoint files are not hashed: they depend on times and on the order of threads.
     """
     scorer = trained.scorer
     read_as = [scorer.task.labels, scorer.task.words, scorer.template]
@@ -150,10 +150,10 @@ def _digest(trained: Trained) -> str:
 
 
 def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Iterator[np.ndarray]]:
-    """Makes (unit) -> the probabilities of the classes, part by part, from that unit on.
+    """Returns (unit) -> class probabilities in parts, from that unit on.
 
-    float32 [units, C]; a row of zeros is a unit that is left out. Parts start at the same units
-    whichever is the first, so that a unit stands in the same batch.
+    Each part is float32 [units, C]; a row of zeros is a unit that is left out. The parts do not
+    depend on the first unit, so that a unit is always in the same batch.
     """
     trained = annotator.trained
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
@@ -183,7 +183,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
 
 
 def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
-    """Makes something of each, in a thread, before it is asked for."""
+    """Calls `make` for each value ahead of time, in a thread."""
     with ThreadPoolExecutor(1) as pool:
         waiting: deque[Future[_T]] = deque()
         for one in given:

@@ -1,4 +1,4 @@
-"""Held-out rows as a pre-trained model fills them, for people to read."""
+"""Readable reports of a model's predictions on held-out sequences."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ LEGENDS = {
 
 
 def make_fill_step(model: Model | Pair):
-    """Makes (trainable, frozen, batch, key) -> tokens [B, M], and whether a Pair told [B, T] right.
+    """Returns (trainable, frozen, batch, key) -> tokens [B, M], and a Pair's hits [B, T].
 
-    The tokens are the likeliest at each target, those of a Pair what its generator drew.
+    Tokens are the most likely ones at each target, those of a Pair are sampled by its generator.
     """
     if isinstance(model, Pair):
 
@@ -48,7 +48,7 @@ def make_fill_step(model: Model | Pair):
 def render(
     objective: str, tokenizer: Tokenizer, batch: Batch, tokens: np.ndarray, hits: np.ndarray | None
 ) -> Iterator[str]:
-    """Yields the legend, then each row of a batch as text."""
+    """Yields the legend, then each sequence of a batch as text."""
     inline, targets = objective in ("mlm", "rtd"), batch.targets
     assert targets is not None
     yield LEGENDS[objective if inline else "causal" if batch.decoder is None else "seq2seq"]
@@ -72,7 +72,7 @@ def _inline(
     tokenizer: Tokenizer, ids: np.ndarray, places: dict[int, tuple[int, int]],
     told: np.ndarray | None,
 ) -> str:  # fmt: skip
-    """Writes a row with marks in it; `places` tells what was put at a position, and the truth."""
+    """Formats a sequence with marks; `places` has the predicted and the true token by position."""
     pieces = _pieces(tokenizer, ids.tolist())
     for at in range(len(pieces)):
         new, old = places.get(at, (ids[at], ids[at]))
@@ -97,6 +97,6 @@ def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Names tokens; a row of the vocabulary that pads it, and has no token, by its number."""
+    """Returns the tokens of ids; padding ids of the vocabulary table are shown as numbers."""
     pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
     return [f"[{one}]" if piece is None else piece for one, piece in zip(ids, pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""The majority baseline: every example is given the most frequent class of the training set."""
+"""The majority baseline: predicts the most frequent class of the training set."""
 
 import numpy as np
 
@@ -10,12 +10,11 @@ from jaxprompt.scoring.relations import check_relations, judge
 
 
 def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
-    """Scores the most frequent class of the full training set on a split, by the task's metric.
+    """Scores the most frequent class of the full training set on a split, with the task's metric.
 
-    The class is that of all training examples, also where data.protocol takes few of them (Gao et
-    al. 2021, section 5.1); of several as frequent it is the first. Metrics of ranks take all
-    classes by how frequent they are. No backbone is read. Raises InputError for a task without
-    classes, and where the split is not there.
+    All training examples count, even if data.protocol uses only a few of them (Gao et al. 2021,
+    section 5.1); ties are broken by class order. Ranking metrics rank the classes by frequency. No
+    backbone is read. Raises InputError for a task without classes, and for a missing split.
     """
     # What is scored is still chosen by the protocol.
     full = read_examples(config.replace({"data.protocol": ""}), ["train"])
