@@ -200,7 +200,7 @@ def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
 def _prepare(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> tuple[Annotator, Corpus] | None:
-    """Opens the text and the classifier, which is trained first; None where a signal ended that."""
+    """Trains the classifier, and opens it and the corpus; None if a signal stopped the training."""
     check_annotator(config)
     keep_programs(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
@@ -220,8 +220,9 @@ def _prepare(
 def run(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> dict[str, object] | None:
-    """Labels the text of a config. Returns the counts, None where a signal ended the training,
-    and on all processes but the first.
+    """Labels the corpus of a config. Returns the counts.
+
+    Returns None if a signal stopped the training, and on all processes but the first.
     """
     prepared = _prepare(config, classifier, workdir, output)
     if prepared is None:
