@@ -126,7 +126,8 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
 
     A seed is a pair of train seed and data seed, and each value of `data.only` is selected for
     separately. Runs that differ only in data.protocol.fold are selected together by the mean over
-    their folds, and all are returned. For a seed with unfinished runs only those with the most folds are compared.
+    their folds, and all are returned. For a seed with unfinished runs only those with the most
+    folds are compared.
 
     Args:
       runs: pairs of (changes, result).

@@ -40,7 +40,7 @@ def prepare(
 ) -> tuple[Shared | None, list[Member]]:
     """Reads the corpus once, and makes the tasks that runs train on.
 
-    Invalid runs are passed to `failed`; if all are invalid, nothing is returned to share. Raises
+    Invalid runs are passed to `failed`; if all are invalid, Shared is None. Raises
     InputError for a corpus that has changed.
     """
     config = runs[0].config
