@@ -133,7 +133,7 @@ def find(folder: Path, item: str, step: int | None) -> Path:
         kind = "best parameters" if item == BEST else "checkpoint"
         what = "no checkpoint" if step is None else f"no {kind} of step {step}"
         is_lost = step is not None and item == BEST  # a state or a result says it was there
-        first = "train until the first evaluation on dev, or give another workdir"
+        first = "train first, until dev is evaluated, or give another workdir"
         raise InputError(f"{what} in {folder} ({there}); {_anew(folder) if is_lost else first}")
     path = folder / str(steps[-1] if step is None else step)
     # Every process reads a part, so each of them has to see the folder.

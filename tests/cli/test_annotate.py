@@ -308,7 +308,7 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
               task__words="terrible,bad,maybe,good,great"),
          "annotate does not support demonstrations; set demos.per_class=0"),
         ({"task__choices": "a,b"}, "task custom has choices, but annotate needs classes"),
-        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, and a unit of a corpus is one"),
+        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, but a unit of a corpus is one"),
         ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),
         ({"runs__seeds": "1,2"}, "config.runs defines several runs, but annotate takes one; empty"),
         ({"head__pooler": "cls"}, "a different config: head.pooler (saved 'trained', g"),

@@ -63,7 +63,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     shutil.rmtree(first / "export")
     shutil.copytree(again / "export", first / "export")
     code, _, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
-    assert code == 2 and "which holds another export now; restore that" in err
+    assert code == 2 and "which is another export now; restore it" in err
 
 
 @pytest.mark.long

@@ -97,7 +97,7 @@ def test_other_backbone_weights(refused, run, other_backbone, command):
     words = again(run, command, f"--config.backbone.path={other_backbone}")
     before = {k: v for k, v in files(run).items() if k != "config.json"}
     line = refused(*words)
-    assert f"{run} was trained on weights" in line and "give the same backbone" in line
+    assert f"{run} was trained with weights" in line and "use the same backbone" in line
     assert {k: v for k, v in files(run).items() if k != "config.json"} == before
 
 

@@ -156,7 +156,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     other = json.loads((copy / "prompt.json").read_text())
     assert other["sha256"] == card["init"]["sha256"]
     code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
-    assert code == 2 and "holds another export now" in err
+    assert code == 2 and "which is another export now" in err
 
 
 @pytest.mark.long

@@ -237,12 +237,12 @@ REFUSED = {
     "config_dropout": (
         "prefix", UPPER | dict(backbone__dropout=None), "(dropout 0.1, attention_dropout 0.1)",
     ),
-    "soft": ("soft", {}, "the prompt stands in the input or in layer 1"),
+    "soft": ("soft", {}, "the prompt is in the input or in layer 1"),
     "from_the_first": ("prefix", {}, "use a prefix in upper layers only (prompt.layers)"),
-    "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the backbone's output"),
+    "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the cached states"),
     "limit": (
         "prefix", UPPER | dict(cache__limit=1e-6),
-        "over cache.limit=1e-06; raise that, take cache.dtype=bfloat16, or set cache.where=''",
+        "more than cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.where=''",
     ),
     "where": ("prefix", UPPER | dict(cache__where="hots"), "cache.where='hots' is unknown"),
     "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.where=disk"),

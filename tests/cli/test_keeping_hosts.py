@@ -149,4 +149,6 @@ def test_the_limit_is_that_of_each_process(folders, data, tmp_path):
     fields = STILL | UPPER | dict(cache__where="host", mesh__data=2, mesh__model=1)
     c = make_config(folders["bert"], data, "prefix", **fields | dict(cache__limit=1e-9))
     said, other = refuse(tmp_path, c)
-    assert said == other and "GiB on each of 2 processes, over cache.limit=1e-09; raise" in said
+    assert (
+        said == other and "GiB on each of 2 processes, more than cache.limit=1e-09; raise" in said
+    )

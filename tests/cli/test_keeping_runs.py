@@ -173,7 +173,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     said = line(cache__limit=1e-9)
     assert said.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
     assert said.endswith(
-        "over cache.limit=1e-09; raise that, take cache.dtype=bfloat16, or set cache.where=''"
+        "more than cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.where=''"
     )
     room = float(said.split(" takes ")[1].split()[0])
     assert "of 5 splits" in line(cache__limit=0.9 * room)
@@ -186,7 +186,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
 @pytest.mark.parametrize(
     "method, changes, said",
     [
-        ("soft", {}, "the prompt stands in the input or in layer 1"),
+        ("soft", {}, "the prompt is in the input or in layer 1"),
         ("prefix", UPPER | dict(backbone__dropout=0.1), "the backbone has dropout"),
     ],
 )

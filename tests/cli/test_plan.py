@@ -137,7 +137,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
 
 def test_pretraining_that_cannot_be_is_not_planned(refused):
     words = ("plan", f"--config={ROOT}/configs/ppt/nsp.py:causal", "--config.backbone.path=gpt2")
-    behind = "text behind [mask], where a gpt2 cannot read it"
+    behind = "text after [mask], which a gpt2 cannot read there"
     assert behind in refused(*words, "--config.ppt.patterns=en")
     assert "trains only the prompt" in refused(*words, "--config.trainable=backbone/.*")
 

@@ -60,7 +60,7 @@ def forbidden(monkeypatch):
         ({"ppt__task": "nsq"}, "ppt.task='nsq' is unknown; nearest: n"),
         ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_end, en_paper"),
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
-        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to score"),
+        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to evaluate on"),
         ({"prompt__start": "task"}, "prompt.start=task uses words of training examples"),
         ({"trainable": "backbone/.*"}, "pretrain trains only the prompt; empty it"),
         ({"head__name": "linear"}, "head.name=linear does not use label words; set head.name=verb"),

@@ -183,7 +183,7 @@ def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, r
     line = refused(*again(), f"--config.backbone.path={place / 'nowhere'}")
     assert "nowhere" in line
     line = refused(*again(), f"--config.backbone.path={other_backbone}")
-    assert "run was trained on weights" in line and "give the same backbone" in line
+    assert "run was trained with weights" in line and "use the same backbone" in line
     rows = read_lines(place / "data/train.jsonl")
     write_rows(place / "data/train.jsonl", rows[:-1])
     line = refused(*again())

@@ -204,7 +204,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
         assert "stopped, saved at step 3; " in jaxprompt(capsys, "show", folder / name)[1]
     record = folder / NAMES[1] / "record.json"
     kept = record.rename(tmp_path / "kept")
-    with pytest.raises(InputError, match=f"no {record}, which says what they learned from"):
+    with pytest.raises(InputError, match=f"no {record}, which says what they were trained on"):
         train_grid(config, str(folder))
     kept.rename(record)
     assert train_grid(config, str(folder)) == 0

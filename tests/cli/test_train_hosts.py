@@ -247,4 +247,4 @@ def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
     assert line.startswith(
         f"--coordinator={at}: process 1 of 2 did not connect within 0.3 s; start all"
     )
-    assert refused(*words).startswith("--process missing: --coordinator=HOST:PORT")
+    assert refused(*words).startswith("--process missing; give --coordinator=HOST:PORT")

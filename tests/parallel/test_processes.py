@@ -190,7 +190,7 @@ FLAGS = {
     "no_process": (("h:1", 2, None), "--process missing; give --coordinator=HOST:PORT"),
     "process": ((None, None, 1), "--coordinator and --processes missing: "),
     "no_port": (("host", 2, 0), "--coordinator='host' must be"),
-    "big_port": (("host:70000", 2, 0), "--coordinator='host:70000' is no HOST:PORT"),
+    "big_port": (("host:70000", 2, 0), "--coordinator='host:70000' must be HOST:PORT"),
     "range": (("h:1", 2, 2), "--process=2 must be 0 to 1, below --processes=2"),
     "negative": (("h:1", 2, -1), "--process=-1 must be 0 to 1"),
     "none": (("h:1", 0, 0), "--processes=0 must be at least 1"),

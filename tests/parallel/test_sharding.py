@@ -468,7 +468,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
     "family, changes, sizes, words",
     [
         ("bert", {}, (1, 4, False),
-         r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; take 1 or 2$"),
+         r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; use 1 or 2$"),
         ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
          "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
@@ -504,7 +504,7 @@ def test_a_table_that_trains_is_never_padded():
     shapes = {"backbone/embed/word/table": np.zeros((56, 16)), "prompt/table": np.zeros((3, 4))}
     check_padding(placement, shapes, 56)
     with pytest.raises(
-        InputError, match="mesh.model=4 does not divide its 54 rows; take 1 or 2 or 3, "
+        InputError, match="mesh.model=4 does not divide its 54 rows; use 1 or 2 or 3, "
     ):
         check_padding(placement, shapes, 54)
 

@@ -131,7 +131,7 @@ def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
     state, position = checkpoints.restore(make_state(), 10)
     assert_same(state, make_state(seed=10))
     assert position == {"at": 10}
-    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*steps there: 10, 100"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved steps: 10, 100"):
         checkpoints.restore(make_state(), 9)
 
 
@@ -483,7 +483,7 @@ def test_the_best_that_is_asked_for(tmp_path):
         assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
     assert checkpoints.find_best() == checkpoints.find_best(5) == 5
     shutil.rmtree(tmp_path / "checkpoints/5")
-    with pytest.raises(InputError, match="no best parameters of step 5 .*steps there: 2"):
+    with pytest.raises(InputError, match="no best parameters of step 5 .*saved steps: 2"):
         checkpoints.find_best(5)
 
 

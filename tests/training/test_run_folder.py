@@ -119,7 +119,7 @@ HARMLESS = ["a]b", "a%5Cb", "a#b", "a\nb", "~a", "a:b", "s3:", "file:", "gs:x", 
 def test_a_path_that_breaks_checkpoints_is_refused(tmp_path, name):
     # A folder inside too, for "gs:" breaks as a part of the path.
     for workdir in (tmp_path / name, tmp_path / name / "inner"):
-        with pytest.raises(InputError, match="checkpoints cannot be saved there: .*take another"):
+        with pytest.raises(InputError, match="checkpoints cannot be saved there: .*use another"):
             check_workdir(workdir, CONFIG)
     with pytest.raises(InputError, match="has // in it"):
         check_workdir(f"/{tmp_path}", CONFIG)
@@ -139,7 +139,7 @@ def test_checkpoints_below_any_other_path(tmp_path):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "record.json", "checkpoints"])
 def test_a_folder_of_someone_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious\n")
-    with pytest.raises(InputError, match=f"holds {name} but no config.json") as error:
+    with pytest.raises(InputError, match=f"contains {name} but no config.json") as error:
         check_workdir(tmp_path, CONFIG)
     assert "another workdir" in one_line(error)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -168,7 +168,7 @@ def test_a_record_names_what_differs(tmp_path):
     with pytest.raises(InputError, match="record.json was changed"):
         check_record(tmp_path, RECORD)
     path.write_text("[]")
-    with pytest.raises(InputError, match="record.json holds a list, not an object"):
+    with pytest.raises(InputError, match="record.json contains a list, not an object"):
         check_record(tmp_path, RECORD)
 
 
