@@ -242,7 +242,7 @@ REFUSED = {
     "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the cached states"),
     "limit": (
         "prefix", UPPER | dict(cache__limit=1e-6),
-        "more than cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.where=''",
+        "cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.where=''",
     ),
     "where": ("prefix", UPPER | dict(cache__where="hots"), "cache.where='hots' is unknown"),
     "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.where=disk"),

@@ -173,7 +173,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     said = line(cache__limit=1e-9)
     assert said.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
     assert said.endswith(
-        "more than cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.where=''"
+        "cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.where=''"
     )
     room = float(said.split(" takes ")[1].split()[0])
     assert "of 5 splits" in line(cache__limit=0.9 * room)
