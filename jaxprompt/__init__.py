@@ -1,7 +1,7 @@
 """Learn prompts for frozen pre-trained language models: `import jaxprompt as jp`.
 
-Names resolve when they are first used, so that the import itself is quick. Methods and heads are
-found by their names: jp.prefix, jp.soft, jp.full, jp.linear, jp.verbalizer and so on.
+Names are imported when they are first used, so `import jaxprompt` is fast. Methods and heads are
+available by name: jp.prefix, jp.soft, jp.full, jp.linear, jp.verbalizer and so on.
 """
 
 import importlib.util

@@ -23,7 +23,7 @@ _CLI = cli.__name__
 
 
 def commands() -> dict[str, str]:
-    """Lists the commands, the files with a main(), each with the first line of its docstring."""
+    """Returns the commands (modules with a main()) and the first line of their docstrings."""
     found = {}
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
         module = importlib.import_module(f"{_CLI}.{name}")
@@ -33,15 +33,15 @@ def commands() -> dict[str, str]:
 
 
 def _shorten(message: str) -> str:
-    """Makes one line of a message; of one that quotes a long value the middle is left out."""
+    """Joins a message to one line and cuts the middle out of a long one."""
     line = " ".join(message.split())
     return line if len(line) <= 3000 else f"{line[:2000]} ... {line[-900:]}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
+    """Runs one command. Returns the exit code: 0, or 2 for bad input.
 
-    SIGTERM and Ctrl-C end it with one line too, see `signals`.
+    Bad input, SIGTERM and Ctrl-C print one line to stderr, see `signals`.
     """
     # XLA logs as errors that it is slow or was compiled elsewhere. What fails is raised besides.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -80,19 +80,19 @@ def _run(argv: list[str]) -> int:
     except Exception as error:
         code = 2
         if isinstance(error, OSError) and _is_of_stdout(error):
-            reason = f"cannot write to stdout: {error.strerror}; mend that, or redirect it"
+            reason = f"cannot write to stdout: {error.strerror}; fix this, or redirect stdout"
         elif reason := out_of_memory(error):
             reason = f"{reason}; {_what_to_lower(rest)}"
         elif reason := _no_device(error):
             reason = (
-                f"JAX cannot start its devices: {reason}; free the GPU if another process fills "
-                "it, install jax for the device, or set JAX_PLATFORMS=cpu"
+                f"JAX cannot start its devices: {reason}; free the GPU if another process uses "
+                "its memory, install jax for this device, or set JAX_PLATFORMS=cpu"
             )
         elif reason := _lost(error):
             code = 1  # no bad input: what starts runs may try again
             reason = (
-                f"another process of this run was lost, see what it said ({reason}); the same "
-                "command on all hosts resumes"
+                f"another process of this run was lost, see its output ({reason}); run the "
+                "same command again on all hosts to resume"
             )
         if debug or not reason:
             raise
@@ -101,7 +101,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _no_device(error: Exception) -> str:
-    """Says why JAX could not start its devices, "" for an error of another kind."""
+    """Returns why JAX could not start its devices, "" for other errors."""
     started = any(
         frame.f_code.co_name == "backends" and frame.f_globals["__name__"] == "jax._src.xla_bridge"
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -109,18 +109,18 @@ def _no_device(error: Exception) -> str:
     if not started or not isinstance(error, RuntimeError | AssertionError):
         return ""
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    return first_line(error) if str(error) else f"none of JAX_PLATFORMS={platforms} is there"
+    return first_line(error) if str(error) else f"no device of JAX_PLATFORMS={platforms} was found"
 
 
 def _lost(error: Exception) -> str:
-    """Says what is known of another process that is gone, "" where none is."""
+    """Returns the message of an error caused by a lost process, "" for other errors."""
     from jaxprompt.parallel import processes
 
     return processes.lost(error)
 
 
 def _is_of_stdout(error: OSError) -> bool:
-    """Tells whether a print failed: commands do that themselves, and leave files to others."""
+    """Returns whether printing to stdout failed: only commands print, other modules write files."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
 
@@ -138,14 +138,14 @@ def _command(argv: list[str]) -> int:
     command, *rest = argv
     for word in argv:
         if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
-            raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
+            raise InputError(f"argument {word!r} is not UTF-8; convert it or rename the file")
     if command not in known:
         raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
     return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
 
 
 def _what_to_lower(argv: Sequence[str]) -> str:
-    """Says of a command that ran out of memory which fields to lower, and how to plan it."""
+    """Returns which fields to lower after running out of memory, and a `plan` command."""
     from jaxprompt.config.load import load_config
     from jaxprompt.runs.grid.expand import is_grid
 
@@ -158,7 +158,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
     now = lambda field: f"{field} (now {fields[field]})"
     lower = [now(field) for field in ("data.batch", "data.eval_batch", "data.max_len")]
     if is_grid(config):
-        lower.insert(0, f"{now('runs.size')}: how many train at once, 0 means all that fit")
+        lower.insert(0, f"{now('runs.size')}: runs that train at once, 0 means all that fit")
     cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
     if config.backbone.remat != "full":
         cures.append("set backbone.remat=full")
@@ -166,11 +166,11 @@ def _what_to_lower(argv: Sequence[str]) -> str:
         return ", ".join(cures)
     words = [word for word in own if not word.startswith("--config.runs.")]
     plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])
-    return f"{', '.join(cures)}. To see how much this config needs: {plan}"
+    return f"{', '.join(cures)}. To estimate the memory of this config: {plan}"
 
 
 def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
-    """Takes out of a command what says its config. -> words, what `load_config` takes"""
+    """Returns the config arguments of a command, and the arguments of `load_config`."""
     from jaxprompt.cli.options import Parser, need
 
     own, rest = [], list(argv)
@@ -184,7 +184,7 @@ def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple
 
 
 def entry() -> None:
-    """Is the process of a command: it ends at a signal whatever it is at."""
+    """Runs the command line as a process, which a signal ends at any point."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
         from jaxprompt.cli.completion import complete
 
@@ -196,13 +196,13 @@ def entry() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()
-    signals.note("after all was done")
+    signals.note("after the command had finished")
     _drop_unwritten()
     sys.exit(code)
 
 
 def _open_streams() -> None:
-    """Makes stdout and stderr UTF-8, as all files are; where one is closed, text goes nowhere."""
+    """Sets stdout and stderr to UTF-8; a closed stream is replaced by os.devnull."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # and to print to None is to print to stdout
@@ -213,7 +213,7 @@ def _open_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Keeps Python from writing once more, as it exits, what stdout did not take."""
+    """Stops Python from flushing stdout again at exit after a failed write."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""The one exception that means the user's input is wrong, and the small checks that raise it."""
+"""The exception for invalid user input, and small checks that raise it."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ FLOAT32 = 3.4028234663852886e38  # the greatest number that float32 holds
 
 
 class InputError(ValueError):
-    """Bad input. The message is one line that names the value, the limit and the cure.
+    """Invalid user input. The message is one line: the value, the limit, and how to fix it.
 
     The command line prints it without a traceback and exits with 2.
     """
@@ -24,24 +24,24 @@ _FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "Failed to initialize
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Returns what an error says of memory that ran out, "" for an error of another kind."""
+    """Returns the message of an out-of-memory error, "" for other errors."""
     is_full = is_of_jax(error) and any(said in str(error) for said in _FULL)
     return first_line(error) if is_full or isinstance(error, MemoryError) else ""
 
 
 def is_of_jax(error: BaseException) -> bool:
-    """Tells whether an error comes from a device or its runtime, without importing jax."""
+    """Returns whether an error is a JaxRuntimeError, without importing jax."""
     return any(kind.__name__ == "JaxRuntimeError" for kind in type(error).__mro__)
 
 
 def first_line(error: BaseException) -> str:
-    """Gives what an error says first, at most 200 characters."""
+    """Returns the first line of an error message, at most 200 characters."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0][:200].rstrip(". ")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Lists what `name` may have meant: the close matches, else all of `known` (at most 12)."""
+    """Suggests names for an unknown `name`: close matches, else up to 12 of `known`."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     shown = close or known[:12]
@@ -50,14 +50,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def with_article(word: str) -> str:
-    """Puts the indefinite article before a word, as in "an electra"."""
+    """Adds the indefinite article to a word, e.g. "an electra"."""
     return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
 
 
 def escape(text: str) -> str:
-    """Writes what is not printable as Python does, "\\x1b" for ESC; line ends stay.
+    """Escapes characters that are not printable, e.g. "\\x1b" for ESC; newlines stay.
 
-    What a terminal obeys, and half a surrogate pair, come from a user's data into messages.
+    Messages quote user data, which may contain terminal control codes and lone surrogates.
     """
     if text.isprintable():
         return text
@@ -66,7 +66,7 @@ def escape(text: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """Shows a value in a message, at most 80 characters of it."""
+    """Returns the repr of a value for a message, cut to 80 characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a whole number of over 4,300 digits; a deep list
@@ -75,7 +75,7 @@ def brief(value: Any) -> str:
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises InputError for a share that is not in [0, 1)."""
+    """Raises InputError if a fraction is not in [0, 1)."""
     if not 0 <= value < 1:
         raise InputError(f"{name}={value} must be in [0, 1)")
 
@@ -94,14 +94,14 @@ def choose(name: str, value: Any, known: Collection[str]) -> str:
 
 
 def show_columns(row: Iterable[str]) -> str:
-    """Lists a row's columns for a message; quotes show white space around a name."""
+    """Lists column names for a message, quoted where they start or end with white space."""
     return "columns: " + ", ".join(name if name == name.strip() else repr(name) for name in row)
 
 
 def is_kind(value: Any, kind: type) -> bool:
-    """Tells whether a value is of a kind: bool, int, float, str, or tuple, which holds texts.
+    """Returns whether a value has type `kind`: bool, int, float, str, or tuple of str.
 
-    Whole numbers pass for floats, which float32 must hold; UTF-8 must hold a text.
+    An int is accepted as a float. Floats must fit float32, strings must be valid UTF-8.
     """
     if kind is bool:
         return isinstance(value, bool)
@@ -115,7 +115,7 @@ def is_kind(value: Any, kind: type) -> bool:
 
 
 def has_surrogate(text: str) -> bool:
-    """Tells whether a text holds half a surrogate pair, which no file or tokenizer takes."""
+    """Returns whether a string has a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,19 +124,19 @@ def has_surrogate(text: str) -> bool:
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raises InputError where a value is not of a field's kind, see `is_kind`."""
+    """Raises InputError if a value does not have the type of its field, see `is_kind`."""
     if not is_kind(value, kind):
         raise InputError(f"config field {name}={brief(value)} must be {_SHOWN[kind]}")
 
 
 def check_type(argument: str, given: Any, kind: type | UnionType, cure: str) -> None:
-    """Raises InputError where an argument in Python is not of a type; `cure` says what to give."""
+    """Raises InputError if a Python argument has the wrong type; `cure` says what to pass."""
     if not isinstance(given, kind):
         raise InputError(f"{argument}={brief(given)} is a {type(given).__name__}; give {cure}")
 
 
 def at_least(name: str, value: float, limit: float) -> None:
-    """Raises InputError where a field is below its limit, or no number."""
+    """Raises InputError if a field is not a number or is below its limit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:

@@ -1,4 +1,4 @@
-"""Paths and JSON that come from outside, checked; files written whole or not at all."""
+"""Checked user paths and JSON, and atomic writes."""
 
 import codecs
 import contextlib
@@ -34,35 +34,35 @@ _BLOCK = 2**20  # bytes of a file that are read at a time
 
 
 def user_path(text: str | os.PathLike, what: str = "path") -> Path:
-    """Makes a path of what a user gave, `~` and `~name` expanded; `what` it is.
+    """Returns a user's path with `~` and `~name` expanded; `what` names it in messages.
 
-    Raises InputError for what no file can be called, before a system call fails on it.
+    Raises InputError for a path that no file can have, before a system call fails on it.
     """
     if not isinstance(text, str | os.PathLike):
-        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a text or a Path")
+        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a str or a Path")
     text = os.fspath(text)
     if "\0" in text:
-        raise InputError(f"{what} {brief(text)} holds a NUL character; take it out")
+        raise InputError(f"{what} {brief(text)} contains a NUL character; remove it")
     if has_surrogate(text):
         raise InputError(f"{what} {brief(text)} is not UTF-8; rename the file")
     longest = max((len(part.encode()) for part in text.split("/")), default=0)
     if longest > NAME or len(text.encode()) > PATH:
         raise InputError(
-            f"{what} {brief(text)} is too long: a name has at most {NAME} bytes, a path {PATH}"
+            f"{what} {brief(text)} is too long; use up to {NAME} bytes in a name, {PATH} in a path"
         )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{what} {brief(text)}: {error}; write the folder out") from error
+        raise InputError(f"{what} {brief(text)}: {error}; write the home folder out") from error
 
 
 def is_run(folder: Path) -> bool:
-    """Tells whether a folder is the --workdir of a run."""
+    """Returns whether a folder is the --workdir of a run."""
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
 def is_held(workdir: str | os.PathLike) -> bool:
-    """Tells whether a process holds a folder's lock at this moment."""
+    """Returns whether a process currently holds the lock of a run directory."""
     try:
         held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -77,20 +77,20 @@ def is_held(workdir: str | os.PathLike) -> bool:
 
 
 def utf8_cure(start: bytes) -> str:
-    """Says what makes UTF-8 of a file that is none, by its first bytes."""
+    """Returns how to convert a file to UTF-8, guessed from its first bytes."""
     if start.startswith(b"\x1f\x8b"):
-        return "it is packed by gzip: unpack it, or let its name end in .gz"
+        return "it is compressed with gzip: decompress it, or give its name the ending .gz"
     if start.startswith(b"PK\x03\x04"):
-        return "it is a ZIP archive, as workbooks are: unpack it, or save the workbook as CSV"
+        return "it is a ZIP archive or an Excel workbook: unpack it, or save the workbook as CSV"
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return f"convert the file, e.g. with iconv -f {'UTF-16' if wide else 'WINDOWS-1252'} -t UTF-8"
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON that anyone may have written.
+    """Parses untrusted JSON.
 
-    Raises ValueError where it is broken, nested deeper than DEPTH, has a key twice in one object,
-    or holds half a surrogate pair.
+    Raises ValueError for invalid JSON, nesting deeper than DEPTH, a duplicate key in one object,
+    and a lone surrogate.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
@@ -104,7 +104,7 @@ def parse_json(text: str | bytes) -> Any:
         if depth > DEPTH:
             raise ValueError(f"nested deeper than {DEPTH} levels")
     if "\\u" in text and has_surrogate(json.dumps(value, ensure_ascii=False)):
-        raise ValueError("half a surrogate pair; mend the escape that begins with \\ud")
+        raise ValueError("half a surrogate pair; fix the escape that starts with \\ud")
     return value
 
 
@@ -112,7 +112,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {brief(twice)} stands twice in one object; keep one")
+        raise ValueError(f"the key {brief(twice)} appears twice in one object; keep one")
     return found
 
 
@@ -122,12 +122,12 @@ def _parts(value: Any) -> list[Any]:
 
 
 def dumps(value: Any, **given: Any) -> str:
-    """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of `plain`."""
+    """Serialises to JSON; NaN and the infinities become strings, see `plain`."""
     return json.dumps(plain(value), allow_nan=False, **given)
 
 
 def plain(value: Any) -> Any:
-    """Turns numpy and jax numbers into Python's, and what JSON lacks into strings for float()."""
+    """Converts numpy and jax values to Python's, NaN and infinities to strings for float()."""
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):
@@ -140,7 +140,7 @@ def plain(value: Any) -> Any:
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:
-    """Reads a JSON object; `expected` says in the error what the user should have pointed at."""
+    """Reads a JSON object. Raises InputError; `expected` names the right file in its message."""
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -150,12 +150,14 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}); give {expected}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}, not an object; give {expected}")
+        raise InputError(
+            f"{path} contains a {type(value).__name__}, not an object; give {expected}"
+        )
     return value
 
 
 def json_checksum(document: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a JSON document's fields but its checksum, however it is laid out."""
+    """Returns the SHA-256 of a JSON document's fields without its checksum, in any layout."""
     fields = {name: value for name, value in document.items() if name != _CHECKSUM}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -166,7 +168,7 @@ def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pop_checksum(document: dict[str, Any]) -> bool:
-    """Removes the checksum of a document. Returns whether the other fields are as it says."""
+    """Removes the checksum of a document. Returns whether it matches the other fields."""
     return document.pop(_CHECKSUM, None) == json_checksum(document)
 
 
@@ -186,12 +188,12 @@ def folder_checksums(folder: Path) -> dict[str, int]:
 
 
 def user_cache() -> Path:
-    """Returns the folder of what the user's programs can make again."""
+    """Returns the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def make_folder(path: str | os.PathLike) -> Path:
-    """Makes the folder `path` with its parents. Raises InputError where that cannot be."""
+    """Creates the folder `path` with its parents. Raises InputError if that fails."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -201,10 +203,10 @@ def make_folder(path: str | os.PathLike) -> Path:
 
 
 def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
-    """Writes `data` to a file beside `path`, then renames it: a reader sees the old or the new.
+    """Writes `data` atomically: a reader sees either the old or the new file.
 
-    Raises InputError when the disk is full, the folder is read-only and the like; the old file
-    is then untouched.
+    Raises InputError if the write fails, e.g. on a full disk or in a read-only folder; the old
+    file is then unchanged.
     """
     path = Path(path)
     data = data.encode() if isinstance(data, str) else data
@@ -224,20 +226,24 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
 
 
 def remove_scratch(folder: str | os.PathLike) -> None:
-    """Removes the files that killed calls of `write_atomic` left in a folder."""
+    """Removes temporary files that interrupted calls of `write_atomic` left in a folder."""
     for path in Path(folder).glob(".*.tmp"):
         if _SCRATCH.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:
-    """Makes the path of the file that --output names, before the work that is written there.
+    """Checks --output before the work starts, and returns the path of the output file.
 
-    `sources` are the files that are read, by what a message calls them. `name` is what a file of
-    another form than JSON lines is called in a folder, which is made later where there is none.
-    Raises InputError where the file cannot be written, where it is one of `sources` or may be one
-    of a run, an export or a backbone, which would be lost, and where it ends as a file of another
-    form.
+    Args:
+      output: value of --output.
+      sources: input files, by their name in a message.
+      name: file name to use where `output` is a folder, for formats other than JSON lines. The
+        folder is created later.
+
+    Raises:
+      InputError: the file cannot be written, it would overwrite one of `sources` or a file of a
+        run, an export or a backbone, or its ending belongs to another format.
     """
     path = user_path(output, "--output")
     in_folder = os.path.isdir(path) or output.endswith("/")
@@ -250,15 +256,13 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
         raise write_error(path, error) from error
     if (in_folder and not name) or (info and stat.S_ISDIR(info.st_mode)):
         raise InputError(
-            f"--output={output}: {path} is a folder; name a file, as in {path}/predictions.jsonl"
+            f"--output={output}: {path} is a folder; give a file, e.g. {path}/predictions.jsonl"
         )
     if info and not stat.S_ISREG(info.st_mode):  # a device or a pipe takes all that comes
         return path
     for what, source in sources.items():
         if info and _is_same(info, source):
-            raise InputError(
-                f"--output={output} is {what}, whose rows would be lost; name another file"
-            )
+            raise InputError(f"--output={output} would overwrite {what}; give another file")
     written = Path(name).suffix if name else ".jsonl"
     _check_ending(output, path, written)
     real = Path(os.path.realpath(path))  # where a link leads
@@ -267,16 +271,16 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
     if info and is_own and (real.name in _MARKS or real.suffix != written):
         raise InputError(
             f"--output={output} would replace a file in the folder of a run, an export or a "
-            f"backbone; name another file, as in {folder}/predictions{written}"
+            f"backbone; give another file, e.g. {folder}/predictions{written}"
         )
     while in_folder and not os.path.lexists(folder):
         folder = folder.parent
     if not os.path.isdir(folder):
         state = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise InputError(f"--output={output}: {folder} {state}; make the folder, or name another")
+        raise InputError(f"--output={output}: {folder} {state}; create it, or give another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
-            f"--output={output}: no permission to write in {folder}; mend its mode, or name another"
+            f"--output={output}: no write permission in {folder}; change its mode, or give another"
         )
     return path
 
@@ -293,13 +297,13 @@ def _check_ending(output: str, path: Path, written: str) -> None:
     if ending in _OTHERS and ending != written:
         plain = path.with_suffix("") if ending == ".gz" else path
         raise InputError(
-            f"--output={output}: {_WRITTEN[written]} written, and not {ending}; name it "
+            f"--output={output}: {_WRITTEN[written]} written, not {ending}; call it "
             f"{plain.with_suffix(written).name}"
         )
 
 
 def check_others(folder: str | os.PathLike, known: Collection[str], writer: str) -> None:
-    """Raises InputError where a folder holds other files than those that `writer` leaves there."""
+    """Raises InputError if a folder contains files that `writer` does not create."""
     try:
         found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except FileNotFoundError:
@@ -308,15 +312,15 @@ def check_others(folder: str | os.PathLike, known: Collection[str], writer: str)
         raise write_error(folder, error) from error
     if foreign := [name for name in found if name not in known]:
         raise InputError(
-            f"{folder} holds {foreign[0]}, which no {writer} has left there; delete it, or give "
-            "another folder"
+            f"{folder} contains {foreign[0]}, which is not part of this {writer}; delete it, or "
+            "give another folder"
         )
 
 
 def write_output(path: Path, text: str) -> None:
-    """Writes a file that a user named: what a link leads to, and into a device or pipe itself.
+    """Writes text to a user's path; links are followed, devices and pipes are written to.
 
-    Raises InputError as `write_atomic` does, and BrokenPipeError where a pipe's reader has gone.
+    Raises InputError as `write_atomic` does, and BrokenPipeError if the reader of a pipe is gone.
     """
     try:
         info = os.stat(path)
@@ -344,24 +348,24 @@ def _is_stdout(info: os.stat_result) -> bool:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Makes a file to write bytes to, where there is none: a link planted there is not followed."""
+    """Creates a new file for writing bytes; fails if the path exists, even as a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
 
 
 def open_scratch(path: Path) -> BinaryIO:
-    """Opens a file of a fixed name to read and write, made where there is none.
+    """Opens a file for reading and writing, and creates it if it does not exist.
 
-    For locks, and scratch that must be found again. Raises OSError where a link stands there.
+    For lock files and temporary files with a fixed name. Raises OSError if the path is a link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
 
 def acquire(path: Path, place: Path, cure: str) -> int:
-    """Opens and locks a file, which says who may write to a place. -> its descriptor
+    """Opens and locks the lock file of `place`. Returns its file descriptor.
 
-    The system releases the lock when the process dies. Where the file system has no locks, this is
-    said. Raises InputError, with the cure, where another process holds it.
+    The system releases the lock when the process dies. Without locks in the file system a warning
+    is printed. Raises InputError, which suggests `cure`, if another process holds the lock.
     """
     while True:
         try:
@@ -376,9 +380,9 @@ def acquire(path: Path, place: Path, cure: str) -> int:
                 holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
                 os.close(held)
                 raise InputError(
-                    f"{place} is in use by {holder}; wait for its end, or {cure}"
+                    f"{place} is in use by {holder}; wait until it ends, or {cure}"
                 ) from error
-            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
+            line = f"{path} cannot be locked ({error.strerror}); start only one run at a time"
             print(escape(line), file=sys.stderr)
             return held
         # Between opening and locking another process may have removed the file.
@@ -391,6 +395,6 @@ def acquire(path: Path, place: Path, cure: str) -> int:
 
 
 def write_error(path: str | os.PathLike, error: OSError) -> InputError:
-    """Returns the one-line error for a failed write to `path`."""
+    """Returns the InputError for a failed write to `path`."""
     reason = error.strerror or str(error)
-    return InputError(f"cannot write {path}: {reason}; mend that, or take another folder")
+    return InputError(f"cannot write {path}: {reason}; fix this, or use another folder")

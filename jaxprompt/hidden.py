@@ -1,4 +1,4 @@
-"""Packages that a process does without although they are installed."""
+"""Hides installed packages from this process."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -7,20 +7,20 @@ _HIDDEN: set[str] = set()
 
 
 class _Finder(PathFinder):
-    """Finds what is installed but what is hidden.
+    """Finds installed packages except hidden ones.
 
-    A None in sys.modules would hide a package too, but who looks there for what is imported, as
-    scipy does, takes it for the package.
+    None in sys.modules would hide a package too, but code that reads sys.modules, e.g. scipy,
+    would take that None for the package.
     """
 
     @classmethod
     def find_spec(cls, fullname, path=None, target=None):
-        """Looks a module up."""
+        """Finds a module unless it is hidden."""
         return None if fullname in _HIDDEN else super().find_spec(fullname, path, target)
 
 
 def hide(package: str) -> None:
-    """Lets others find that a package is not installed, unless it is imported already."""
+    """Makes a package appear not installed, unless it is already imported."""
     if package not in sys.modules:
         _HIDDEN.add(package)
         # In its place, since a finder in front of it cannot end a search.
@@ -28,5 +28,5 @@ def hide(package: str) -> None:
 
 
 def show(package: str) -> None:
-    """Lets a package that was hidden be imported."""
+    """Makes a hidden package importable again."""
     _HIDDEN.discard(package)

@@ -1,7 +1,8 @@
 """Methods, heads, backbones and tasks by name: those of jaxprompt and those of installed packages.
 
-A package brings its own by entry points of the groups jaxprompt.prompts, jaxprompt.heads,
-jaxprompt.backbones and jaxprompt.tasks. What a package has is imported when it is used.
+An installed package adds methods, heads, backbones and tasks by entry points of the groups
+jaxprompt.prompts, jaxprompt.heads, jaxprompt.backbones and jaxprompt.tasks. They are imported when
+they are used.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 class Plugin(NamedTuple):
-    """An installed package that brings a method, a head, a backbone or a task."""
+    """An installed package that adds a method, a head, a backbone or a task."""
 
     name: str
     version: str
@@ -31,7 +32,7 @@ class Plugin(NamedTuple):
 
 @functools.cache
 def entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
-    """Returns the entry points of a group by name; installed packages are searched once."""
+    """Returns the entry points of a group by name; searches installed packages only once."""
     points: dict[str, list[metadata.EntryPoint]] = {}
     for point in metadata.entry_points(group=group):
         points.setdefault(point.name, []).append(point)
@@ -58,7 +59,7 @@ class Registry:
     values: Mapping[str, Any] | None = None  # in place of files
 
     def built_in(self) -> list[str]:
-        """Returns the names that jaxprompt has itself, sorted. Nothing is imported."""
+        """Returns the built-in names of jaxprompt, sorted. Nothing is imported."""
         if self.values is not None:
             return sorted(self.values)
         return sorted(path.stem for path in (PACKAGE / self.package).glob("[!_]*.py"))
@@ -70,8 +71,8 @@ class Registry:
     def load(self, name: str) -> Any:
         """Returns the class of a name, the module of a backbone, or the fields of a task.
 
-        Raises InputError for an unknown name, for one that several packages bring or that a package
-        takes from jaxprompt, and for a package that cannot be imported.
+        Raises InputError for an unknown name, for a name that several packages or jaxprompt and a
+        package define, and for a package that cannot be imported.
         """
         points, is_built_in = self._points().get(name, []), name in self.built_in()
         if not points and not is_built_in:
@@ -79,7 +80,7 @@ class Registry:
         if len(points) + is_built_in > 1:
             owners = ["jaxprompt"] * is_built_in + [str(_plugin(point)) for point in points]
             raise InputError(
-                f"{self.kind} {name!r} is in {' and in '.join(owners)}; uninstall "
+                f"{self.kind} {name!r} is defined by {' and by '.join(owners)}; uninstall "
                 f"{_plugin(points[-1]).name}, or rename its entry point"
             )
         if points:
@@ -90,7 +91,7 @@ class Registry:
         return getattr(module, self.attribute) if self.attribute else module
 
     def loadable(self) -> dict[str, Any]:
-        """Returns what `load` gives by name, without what is in packages that cannot be used."""
+        """Returns the result of `load` by name, without packages that cannot be imported."""
         objects = {}
         for name in self.names():
             try:
@@ -100,7 +101,7 @@ class Registry:
         return objects
 
     def name_of(self, cls: type) -> str:
-        """Returns the name of a class: that of its file, or of its entry point."""
+        """Returns the name of a class, from its file or its entry point."""
         package, _, module = cls.__module__.rpartition(".")
         if package != f"jaxprompt.{self.package}":
             for name, (point, *_) in self._points().items():
@@ -109,7 +110,7 @@ class Registry:
         return module
 
     def plugin(self, name: str) -> Plugin | None:
-        """Returns the package that brings a name; None where jaxprompt does."""
+        """Returns the package that defines a name; None for built-in names."""
         points = self._points().get(name)
         return _plugin(points[0]) if points and name not in self.built_in() else None
 
@@ -122,9 +123,7 @@ class Registry:
             value = point.load()
         except Exception as error:  # whatever the package's code raises
             reason = f"{type(error).__name__}: {first_line(error)}"
-            raise InputError(
-                f"{where}: {reason}; upgrade, repair or uninstall the package"
-            ) from error
+            raise InputError(f"{where}: {reason}; upgrade, fix or uninstall the package") from error
         if self.base:
             base = getattr(importlib.import_module(f"jaxprompt.{self.package}"), self.base)
             fits, wanted = isinstance(value, type) and issubclass(value, base), base.__name__
@@ -134,7 +133,7 @@ class Registry:
         else:
             fits, wanted = isinstance(value, ModuleType), "a module"
         if not fits:
-            raise InputError(f"{where}: must be {wanted}; correct the entry point of the package")
+            raise InputError(f"{where}: must be {wanted}; fix the entry point of the package")
         return value
 
 

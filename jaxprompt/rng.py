@@ -1,4 +1,4 @@
-"""Random keys by folding (seed, step, name), and nothing else: a resumed run draws the same."""
+"""Random keys derived from (seed, step, name) only, so that a resumed run samples the same."""
 
 import zlib
 
@@ -12,18 +12,18 @@ GENERATORS = {"threefry": ("threefry2x32", 2), "rbg": ("rbg", 4)}
 
 
 def key_for(seed: int, name: str, generator: str = "threefry") -> jax.Array:
-    """Makes the base key of one use ("init", "dropout") of a seed."""
+    """Returns the base key of a seed for one use, e.g. "init" or "dropout"."""
     return for_name(jax.random.key(seed, impl=GENERATORS[generator][0]), name)
 
 
 def from_numbers(numbers: jax.Array) -> jax.Array:
-    """Makes the key of the numbers that `jax.random.key_data` gave. Traceable."""
+    """Returns the key of `jax.random.key_data`. Traceable."""
     (impl,) = (impl for impl, words in GENERATORS.values() if words == numbers.shape[-1])
     return jax.random.wrap_key_data(numbers, impl=impl)
 
 
 def for_name(key: jax.Array, name: str) -> jax.Array:
-    """Derives the key of one of several draws. Traceable."""
+    """Derives the key of one of several samples by its name. Traceable."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 

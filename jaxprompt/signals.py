@@ -1,17 +1,18 @@
-"""SIGTERM and Ctrl-C: a command says in one line what it saved, and ends with 0, 143 or 130.
+"""SIGTERM and Ctrl-C: a command prints in one line what it saved, and exits with 0, 143 or 130.
 
-SIGTERM gives 0 where the same command goes on, as a run's does, and 143 where what was asked for
-is not there: another command must not take it for done.
+The exit code of SIGTERM is 0 if the same command can resume, as a training run can, and 143 if the
+requested result is missing, so that another command does not take it for finished.
 
-Where a command stands decides what a signal does:
+What a signal does depends on where the command is:
 
-- In a block of `held` nothing; the block asks `heard()` between two steps, saves and returns.
-- Anywhere else `Stopped` is raised where the main thread is, so that what is half written goes.
+- In a block of `held` nothing happens at once; the block checks `heard()` between two steps, saves
+  and returns.
+- Anywhere else `Stopped` is raised in the main thread, so that partly written files are removed.
 
-Python runs a handler in the main thread alone, between two bytecodes: a compile of minutes delays
-it, and a library may swallow an exception. In a process of the command line (`watch`) a thread
-therefore ends the process where the main thread has not done so in PATIENCE seconds. All files are
-written so that this is safe, as SIGKILL is.
+Python runs a handler only in the main thread, between two bytecodes: compilation may delay it by
+minutes, and a library may swallow an exception. In a process of the command line (`watch`) a thread
+therefore ends the process if the main thread has not done so within PATIENCE seconds. All files are
+written such that this is safe, like SIGKILL.
 """
 
 import contextlib
@@ -58,16 +59,17 @@ def _is_main() -> bool:
 
 
 def note(text: str) -> None:
-    """Sets what the line says after "stopped by SIGTERM ", until it is set anew.
+    """Sets the text after "stopped by SIGTERM ", until the next call.
 
-    A command that says what it saved goes on from there, or is done: SIGTERM gives 0 from here on.
+    A command that calls this can resume or has finished, so the exit code of SIGTERM is 0 from now
+    on.
     """
     _now.note, _now.goes_on = text, True
 
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """Sets what the line says for a block."""
+    """Sets the text after "stopped by SIGTERM " within a block."""
     before = _now.note, _now.goes_on
     note(text)
     yield  # not restored on an exception: the line may be printed after it
@@ -75,20 +77,20 @@ def noted(text: str) -> Iterator[None]:
 
 
 def heard() -> int:
-    """Returns the signal that came first, 0 where none did."""
+    """Returns the first signal received, 0 if there was none."""
     return _now.heard
 
 
 def stopped(number: int, saved: str) -> str:
-    """Returns the line of a block that stopped at a signal, which another process may have got."""
+    """Returns the line to print for a block that stopped at a signal of this or another process."""
     _now.heard, _now.goes_on = number, True
     _now.told.acquire(blocking=False)
-    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is kept")
+    return f"stopped by {NAMES[number]}" + (f" {saved}" if _KEEPS.get() else "; nothing is saved")
 
 
 @contextlib.contextmanager
 def keeping(keeps: bool) -> Iterator[None]:
-    """Says whether what a block saves stays behind it."""
+    """Sets whether the files that a block saves are kept after it."""
     token = _KEEPS.set(keeps)
     try:
         yield
@@ -97,12 +99,12 @@ def keeping(keeps: bool) -> Iterator[None]:
 
 
 def ending() -> bool:
-    """Tells whether a signal has raised Stopped, which may come out as another exception."""
+    """Returns whether a signal has raised Stopped, which may surface as another exception."""
     return _now.ending
 
 
 def exit_code(otherwise: int = 0) -> int:
-    """Returns the exit code of a command that a signal ended, `otherwise` where none did."""
+    """Returns the exit code of a command that a signal ended, else `otherwise`."""
     if not _now.heard:
         return otherwise
     return 0 if _now.heard == signal.SIGTERM and _now.goes_on else CODES[_now.heard]
@@ -110,7 +112,7 @@ def exit_code(otherwise: int = 0) -> int:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handles both signals in a block; a block inside another does nothing by itself."""
+    """Handles both signals in a block; a nested block has no effect."""
     if _now.handled or not _is_main():
         yield
         return
@@ -129,9 +131,9 @@ def handled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[Callable[[], int]]:
-    """Lets signals wait in a block, which asks for them. Yields `heard`.
+    """Defers signals within a block, which checks for them. Yields `heard`.
 
-    A second Ctrl-C ends the command all the same.
+    A second Ctrl-C ends the command at once.
     """
     with handled():
         own = int(_is_main())  # a signal meets the main thread alone
@@ -144,7 +146,7 @@ def held() -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Lets no signal wait in a part of a `held` block that has nothing to save."""
+    """Handles signals at once in a part of a `held` block that has nothing to save."""
     if not _is_main():
         yield
         return
@@ -157,7 +159,7 @@ def at_once() -> Iterator[None]:
 
 
 def check(number: int) -> None:
-    """Ends the command where `number` is a signal, one that waited or that another process got."""
+    """Ends the command if `number` is a signal, deferred or received by another process."""
     if number and _now.handled:
         _now.heard = number
         _end()
@@ -165,7 +167,7 @@ def check(number: int) -> None:
 
 @contextlib.contextmanager
 def starting_children() -> Iterator[None]:
-    """Keeps Ctrl-C from processes that a block starts: a terminal sends it to all at once."""
+    """Shields child processes of a block from Ctrl-C, which a terminal sends to all processes."""
     with handled():
         with held():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it is inherited
@@ -178,7 +180,7 @@ def starting_children() -> Iterator[None]:
 
 
 def tell() -> None:
-    """Prints the line of a command that a signal ended, once."""
+    """Prints, once, the line of a command that a signal ended."""
     if _now.told.acquire(blocking=False):
         line = f"stopped by {NAMES[_now.heard]} {_now.note}\n"
         if _now.watched:  # in a handler a print may meet another that it has interrupted
@@ -189,7 +191,7 @@ def tell() -> None:
 
 
 def watch() -> None:
-    """Handles both signals for the life of this process, which is a command."""
+    """Handles both signals until this process, a command, ends."""
     _now.handled = _now.watched = True
     for number in CODES:
         signal.signal(number, _hear)
@@ -209,7 +211,7 @@ def _hear(number: int, _frame: object) -> None:
 
 
 def _end() -> None:
-    """Raises Stopped. In a command all that is printed from here on is noise of the unwinding."""
+    """Raises Stopped. In a command, stderr is silenced while the stack unwinds."""
     _now.ending = True
     if _now.watched:
         tell()
@@ -220,7 +222,7 @@ def _end() -> None:
 
 
 def _follow(reads: int) -> None:
-    """Sees the signals as they come, whatever the main thread is at."""
+    """Receives signals in a thread, whatever the main thread does."""
     first = 0
     while True:
         number = os.read(reads, 1)[0]
@@ -240,7 +242,7 @@ def _leave_late(number: int) -> None:
 
 
 def _leave(number: int) -> None:
-    """Ends this process as it is."""
+    """Ends this process without unwinding."""
     _now.heard = number
     tell()
     _end_children()

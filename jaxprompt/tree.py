@@ -1,4 +1,4 @@
-"""Trees of parameters by flat name: which leaves train, split and merge, counts, casts."""
+"""Parameter trees by flat name: trainable masks, split and merge, counts, casts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ BLOCK = 32  # numbers of it that share a scale and a minimum
 
 
 def flatten(tree: Params, prefix: str = "") -> Flat:
-    """Names every leaf of a nested dict by its path, parts joined with "/", in sorted order."""
+    """Flattens a nested dict to {"a/b/c": leaf}, sorted by name."""
     flat: Flat = {}
     for key in sorted(tree):
         name = f"{prefix}/{key}" if prefix else key
@@ -39,10 +39,10 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
-    """Marks the leaves whose full name one of the patterns matches: a tree of bools, an optax mask.
+    """Returns an optax mask: True for leaves whose full name matches one of the patterns.
 
-    Raises InputError where a pattern is no regular expression or matches nothing, and where
-    nothing at all would train: a silent miss trains the wrong thing.
+    Raises InputError if a pattern is not a regular expression or matches nothing, and if no
+    parameter would train.
     """
     names = list(flatten(params))
     hits: set[str] = set()
@@ -52,18 +52,20 @@ def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
             found = [n for n in names if re.fullmatch(pattern, PLANE.sub(r"\1", n))]
             found = found or [n for n in names if re.fullmatch(pattern, n)]
         except re.error as e:
-            raise InputError(f"trainable pattern {pattern!r} is no regular expression: {e}") from e
+            raise InputError(
+                f"trainable pattern {pattern!r} is not a regular expression ({e}); fix it"
+            ) from e
         if not found:
             near = nearest(pattern.replace(".*", ""), names)
             raise InputError(f"trainable pattern {pattern!r} matches no parameter; {near}")
         hits.update(found)
     if not hits:
-        raise InputError("nothing to train: no trainable pattern is given; set config.trainable")
+        raise InputError("nothing to train, because config.trainable is empty; set it")
     return unflatten({name: name in hits for name in names})
 
 
 def split(params: Params, mask: Params) -> tuple[Flat, Flat]:
-    """Divides a tree into (trainable, frozen), two flat dicts."""
+    """Splits a tree into two flat dicts, (trainable, frozen)."""
     leaves, marks = flatten(params), flatten(mask)
     trainable = {name: leaf for name, leaf in leaves.items() if marks[name]}
     return trainable, {name: leaf for name, leaf in leaves.items() if not marks[name]}
@@ -75,7 +77,7 @@ def merge(trainable: Flat, frozen: Flat) -> dict[str, Any]:
 
 
 def count(tree: Any) -> int:
-    """Counts the numbers in a tree of arrays or shapes; of quantized parameters their own."""
+    """Counts the parameters of arrays or shapes in a tree, quantised ones at their full size."""
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         plane = PLANE.search("/".join(str(getattr(key, "key", key)) for key in path))
@@ -84,7 +86,7 @@ def count(tree: Any) -> int:
 
 
 def is_plane(name: str) -> bool:
-    """Tells whether a flat name is that of an array of a quantized parameter."""
+    """Returns whether a flat name belongs to an array of a quantised parameter."""
     return PLANE.search(name) is not None
 
 
@@ -96,7 +98,7 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 
 def overview(trainable: Flat, frozen: Flat) -> str:
-    """Tabulates what trains: a line a leaf, then trainable / total and the share."""
+    """Returns a table of the trainable parameters, with their total and its percentage."""
     lines = [
         f"  {name:48s} {list(leaf.shape)!s:24s} {leaf.size:,}" for name, leaf in trainable.items()
     ]

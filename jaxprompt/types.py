@@ -1,4 +1,4 @@
-"""The structs that travel between modules: NamedTuples, hence pytrees. No logic, no jax.
+"""Data structures shared between modules: NamedTuples, hence pytrees. No logic, no jax.
 
 Shape letters, upper case in comments and lower case in einsum:
 
@@ -20,7 +20,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class Role(IntEnum):
-    """What stands at a position of the input."""
+    """What a position of the input contains."""
 
     PAD = 0
     SPECIAL = 1
@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
 
 
 class Front(NamedTuple):
-    """What every row begins with, known when compiling; its positions count from 0. [T] each"""
+    """Prefix shared by all sequences, constant at compile time; positions count from 0. [T] each"""
 
     ids: tuple[int, ...]
     slot: tuple[int, ...]
@@ -55,7 +55,7 @@ class Front(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch. With K rows an example (choices) the token arrays are [B*K, T], example-major."""
+    """One batch. With K sequences an example (choices) token arrays are [B*K, T], example-major."""
 
     encoder: Tokens  # the input; the only stream of BERT and of GPT-2
     label_pos: Array  # int32 [B*K, M] what the head reads, in the decoder where there is one
@@ -71,19 +71,19 @@ class Batch(NamedTuple):
 
     @property
     def read(self) -> Tokens:
-        """The stream whose hidden states a head sees."""
+        """The stream whose hidden states the head reads."""
         return self.encoder if self.decoder is None else self.decoder
 
     @property
     def decoder_tokens(self) -> Tokens:
-        """The stream that the decoder is fed. Raises ValueError where there is none."""
+        """The decoder inputs. Raises ValueError if there are none."""
         if self.decoder is None:
             raise ValueError("the batch has no decoder tokens, which this backbone reads")
         return self.decoder
 
 
 class Prefix(NamedTuple):
-    """Keys and values put in front of others in an attention (after the projections)."""
+    """Keys and values prepended to those of an attention layer (after the projections)."""
 
     k: Array  # [L, B|1, P, N, D]
     v: Array  # [L, B|1, P, N, D]
@@ -95,7 +95,7 @@ class Prefix(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How far a query sees, by columns: back, and to either side where attention is not causal."""
+    """Attention window in columns: backwards, and to both sides if attention is not causal."""
 
     columns: int  # that are seen to a side, its own included
     local: bool | Array  # False = all; bool [] where layers of both kinds are one program
@@ -103,10 +103,10 @@ class Window(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which keys each query of an attention sees: a mask, and what kernels may take in its place.
+    """Which keys each query attends to: a mask, and its structure for attention kernels.
 
-    The mask is `keys`, less what `causal`, `segments` and `window` hide; keys None = they do not
-    tell it all.
+    The mask is `keys` without what `causal`, `segments` and `window` hide; keys = None if these do
+    not describe the mask completely.
     """
 
     mask: Array  # bool [B, S] or [B, T, S], True = seen
@@ -120,7 +120,7 @@ class Seen(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Keys and values of one layer that were computed before."""
+    """Cached keys and values of one layer."""
 
     k: Array  # [B, N, S, D]
     v: Array  # [B, N, S, D]
@@ -128,7 +128,7 @@ class Memory(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What generation keeps of the tokens that it has seen, in arrays of fixed shape."""
+    """Key-value cache of generation, in arrays of fixed shape."""
 
     own: tuple[Memory, ...]  # of each layer: the prefix, the tokens and the room for more
     positions: Array  # int32 [B, S] where each column stands, -1 = outside of a relative bias
@@ -156,7 +156,7 @@ class Injection(NamedTuple):
 
 
 class Asks(NamedTuple):
-    """All that a method knows of a task."""
+    """What a method knows about a task."""
 
     classes: int = 0  # or choices, where these are the classes
     words: tuple[tuple[tuple[int, ...], ...], ...] = ()  # vocabulary ids of each label word's
@@ -165,7 +165,7 @@ class Asks(NamedTuple):
 
 
 class Dims(NamedTuple):
-    """All that a method knows of a backbone."""
+    """What a method knows about a backbone."""
 
     vocab: int
     width: int

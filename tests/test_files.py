@@ -35,11 +35,11 @@ PRODUCT = Path(files.__file__).parent
 @pytest.mark.parametrize(
     "text, part",
     [
-        ("a\0b", "path 'a\\x00b' holds a NUL character; take it out"),
-        ("x" * 256, "is too long: a name has at most 255 bytes"),
-        ("folder/" + "é" * 128, "is too long: a name has at most 255 bytes"),
-        ("/x" * 2100, "is too long: a name has at most 255 bytes, a path 4095"),
-        ("~nouser-of-this-name/x", "write the folder out"),
+        ("a\0b", "path 'a\\x00b' contains a NUL character"),
+        ("x" * 256, "is too long; use up to 255 bytes"),
+        ("folder/" + "é" * 128, "is too long; use up to 255 bytes"),
+        ("/x" * 2100, "is too long; use up to 255 bytes in a name, 4095 in a path"),
+        ("~nouser-of-this-name/x", "write the home folder out"),
         ("a\udcff", "is not UTF-8; rename the file"),
     ],
 )
@@ -69,7 +69,7 @@ def nested(levels: int) -> str:
         (nested(100_000), "nested deeper than 64 levels"),
         ('{"a": ["\\ud800"]}', "half a surrogate pair"),
         ('{"\\udc00": 1}', "half a surrogate pair"),
-        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' stands twice in one object; keep one"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' appears twice in one object"),
         (b"\xff", "can't decode"),
         ("1" * 5000, "4300 digits"),
     ],
@@ -212,23 +212,23 @@ def test_what_stdout_leads_to_is_added_to(tmp_path):
 @pytest.mark.parametrize(
     "output, name, part",
     [
-        ("out.csv", "", "JSON lines are written, and not .csv; name it out.jsonl"),
-        ("out.TSV", "", "JSON lines are written, and not .tsv; name it out.jsonl"),
-        ("out.parquet", "", "and not .parquet; name it out.jsonl"),
-        ("out.jsonl.gz", "", "JSON lines are written, and not .gz; name it out.jsonl"),
-        ("out.csv", "RTE.tsv", "tab-separated lines are written, and not .csv; name it out.tsv"),
-        ("out.tsv", "BoolQ.jsonl", "JSON lines are written, and not .tsv; name it out.jsonl"),
-        ("out.gz", "predictions.json", "JSON is written, and not .gz; name it out.json"),
-        (".", "", "is a folder; name a file, as in "),
-        ("new/", "", "is a folder; name a file, as in "),
-        (".", "made", "made is a folder; name a file, as in "),
-        ("none/out.jsonl", "", "none does not exist; make the folder, or name another"),
-        ("dangling", "", "none does not exist; make the folder, or name another"),
-        ("file/out.jsonl", "", "file is not a folder; make the folder, or name another"),
-        ("file/new/", "RTE.tsv", "file is not a folder; make the folder, or name another"),
+        ("out.csv", "", "JSON lines are written, not .csv; call it out.jsonl"),
+        ("out.TSV", "", "JSON lines are written, not .tsv; call it out.jsonl"),
+        ("out.parquet", "", "not .parquet; call it out.jsonl"),
+        ("out.jsonl.gz", "", "JSON lines are written, not .gz; call it out.jsonl"),
+        ("out.csv", "RTE.tsv", "tab-separated lines are written, not .csv; call it out.tsv"),
+        ("out.tsv", "BoolQ.jsonl", "JSON lines are written, not .tsv; call it out.jsonl"),
+        ("out.gz", "predictions.json", "JSON is written, not .gz; call it out.json"),
+        (".", "", "is a folder; give a file, e.g. "),
+        ("new/", "", "is a folder; give a file, e.g. "),
+        (".", "made", "made is a folder; give a file, e.g. "),
+        ("none/out.jsonl", "", "none does not exist; create it, or give another"),
+        ("dangling", "", "none does not exist; create it, or give another"),
+        ("file/out.jsonl", "", "file is not a folder; create it, or give another"),
+        ("file/new/", "RTE.tsv", "file is not a folder; create it, or give another"),
         ("loop", "", "Too many levels of symbolic links"),
-        ("file", "", "file is a file of the test, whose rows would be lost; name another file"),
-        ("link", "", "link is a file of the test, whose rows would be lost; name another file"),
+        ("file", "", "file would overwrite a file of the test"),
+        ("link", "", "link would overwrite a file of the test"),
     ],
 )
 def test_an_output_that_is_refused(output, name, part, tmp_path):
@@ -244,7 +244,7 @@ def test_an_output_that_is_refused(output, name, part, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "file").read_text() == "mine"
 
 
-OWN = "would replace a file in the folder of .*; name another file, as in"
+OWN = "would replace a file in the folder of .*; give another file, e.g."
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_outputs_that_are_fine(tmp_path, monkeypatch):
     assert check_output(f"{tmp_path}/a/b/", {}, "RTE.tsv") == tmp_path / "a/b/RTE.tsv"
     assert os.listdir(tmp_path) == []
     monkeypatch.setattr(files.os, "access", lambda *_: False)
-    with pytest.raises(InputError, match="no permission to write in .*; mend its mode"):
+    with pytest.raises(InputError, match="no write permission in .*; change its mode"):
         check_output(f"{tmp_path}/out", {})
 
 

@@ -20,7 +20,7 @@ import os, signal, sys, time
 from jaxprompt import signals
 signals.PATIENCE = 0.2
 signals.watch()
-signals.note("with step 3 saved; the same command resumes")
+signals.note("with step 3 saved; run the same command again to resume")
 up = lambda: print("up", flush=True)
 try:
     exec({!r})
@@ -48,7 +48,7 @@ def ended(code: str, *sent: int, group: bool = False, folder: Path = ROOT) -> tu
 
 
 def line(number: int) -> str:
-    return f"stopped by {NAMES[number]} with step 3 saved; the same command resumes\n"
+    return f"stopped by {NAMES[number]} with step 3 saved; run the same command again to resume\n"
 
 
 PLACES = {
@@ -161,6 +161,6 @@ def test_a_block_of_a_thread_is_no_block_of_the_main_thread():
 def test_what_is_not_kept_is_not_promised():
     with signals.keeping(False):
         assert signals.stopped(signal.SIGINT, "at step 3; saved") == (
-            "stopped by Ctrl-C; nothing is kept"
+            "stopped by Ctrl-C; nothing is saved"
         )
     assert signals.stopped(signal.SIGINT, "at step 3; saved").endswith("at step 3; saved")

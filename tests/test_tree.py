@@ -52,7 +52,7 @@ def test_patterns_match_whole_names(patterns, names):
         ([r"promt/.*"], ["'promt/.*'", "matches no parameter", "nearest: prompt/table"]),
         ([r"prompt/.*", r"prompt"], ["'prompt' matches no parameter", "prompt/table"]),
         ([r"zzz"], ["known: backbone/layers/mlp/bias, head/main/bias, prompt/table"]),
-        ([r"prompt/(.*"], ["is no regular expression", "unterminated"]),
+        ([r"prompt/(.*"], ["is not a regular expression", "unterminated"]),
         ([], ["nothing to train", "config.trainable"]),
     ],
 )

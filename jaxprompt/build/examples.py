@@ -230,7 +230,8 @@ def read_examples(
     task = in_form(config, task) if record is None else task
     if config.task.positive and not task.positive_message:
         notes.append(
-            f"task.positive={brief(config.task.positive)} is not read: task.metric is {task.metric}"
+            f"task.positive={brief(config.task.positive)} has no effect: task.metric is "
+            f"{task.metric}"
         )
     if rows is not None:
         splits, more = _train_splits(config, task, rows)

@@ -68,7 +68,7 @@ def tell_init(config: RunConfig, dims: Dims) -> list[str]:
         change = ""
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
-        lines.append(f"prompt from {path}{change}")
+        lines.append(f"prompt initialised from {path}{change}")
         lines += _tell_layout(config, metadata, has_decoder=dims.decoder_layers > 0)
     return lines
 
@@ -83,7 +83,7 @@ def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bo
     is_form = config.task.form in TASKS
     if config.task.form and config.task.form != before["task"]:
         lines = [
-            f"  it was pre-trained by {before['task']}, and this run has "
+            f"  it was pre-trained with ppt.task={before['task']}, but this run has "
             f"task.form={config.task.form}"
         ]
     elif is_form and "patterns" in before:
@@ -91,7 +91,7 @@ def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bo
     if is_form or has_decoder:  # a BERT's input has the same end in any case
         pairs["task.eos"] = metadata.layout.eos, config.task.eos
     return lines + [
-        f"  it was pre-trained with {field}={held}, and this run has {now}"
+        f"  it was pre-trained with {field}={held}, but this run has {now}"
         for field, (held, now) in pairs.items()
         if held != now
     ]

@@ -1,4 +1,4 @@
-"""What a run says of its examples while they are read: what nothing reads, and what looks wrong."""
+"""Log lines about a run's config and examples: fields without effect, and suspicious data."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,31 +14,33 @@ from jaxprompt.prompts import Method, idle_fields
 
 
 def fields_read(config: RunConfig) -> dict[str, Value]:
-    """Lists the fields of a run by dotted name, but for those that it did not read."""
+    """Returns the fields of a run by dotted name, without those that it did not read."""
     unread = {"task.name"} if config.shared.tasks else set()
     return {name: value for name, value in config.leaves().items() if name not in unread}
 
 
 def tell_unread(config: RunConfig) -> list[str]:
-    """Names what a config gives that nothing reads: of its method, head, words and protocol."""
+    """Lists the fields of a config that have no effect: of method, head, words and protocol."""
     default, data, head = DataConfig(), config.data, head_of(config)
     lines = _tell_idle(config, head)
     if config.task.words and not (head.READS_WORDS or "labels" in starts_of(config)):
         lines.append(
-            f"task.words={brief(','.join(config.task.words))} is not read: head.name is "
-            f"{config.head.name}; take head.name=verbalizer for label words"
+            f"task.words={brief(','.join(config.task.words))} has no effect: "
+            f"head.name is {config.head.name}; use head.name=verbalizer to score label words"
         )
     if data.test_split != default.test_split and data.files.paths():
-        lines.append(f"data.test_split={data.test_split} is not read: data.files names each split")
+        lines.append(
+            f"data.test_split={data.test_split} has no effect: data.files names each split"
+        )
     if data.seed != default.seed and not data.protocol.name and not shows_demos(config):
-        lines.append(f"data.seed={data.seed} is not read: data.protocol is empty")
+        lines.append(f"data.seed={data.seed} has no effect: data.protocol is empty")
     return lines
 
 
 def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
-    """Names fields of the method, its parts and the head that another of their fields makes idle.
+    """Lists fields of the method, its parts and the head that another field makes ineffective.
 
-    One that another method of a grid of starts reads is not idle.
+    A field that another method of a grid of starts uses is not listed.
     """
     method = method_of(config)
     parts = [part.method for part in method.components()] or [method]
@@ -51,26 +53,26 @@ def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
     idle += [("head", head, *names) for names in idle_fields(head)]
     shown = lambda value: "empty" if value == "" else value
     return [
-        f"{block}.{name}={brief(getattr(own, name))} is not read: {block}.{other} is "
+        f"{block}.{name}={brief(getattr(own, name))} has no effect: {block}.{other} is "
         f"{shown(getattr(own, other))}"
         for block, own, name, other in idle
     ]
 
 
 def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
-    """Says how many examples have no text, and where one split is another."""
+    """Returns log lines: how many examples have no text, and which splits are equal."""
     is_empty = lambda example: not any(map(str.strip, example.fields.values()))
     counts = {name: sum(map(is_empty, part)) for name, part in splits.items()}
     shown = ", ".join(f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n)
     pairs = itertools.combinations(splits, 2)
     same = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
-    return [f"examples whose texts are empty: {shown}"] * bool(shown) + same
+    return [f"examples with empty texts: {shown}"] * bool(shown) + same
 
 
 def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Says that -1 was read as a class, where it may stand for a missing label.
+    """Warns that -1 was read as a class, although it may mean a missing label.
 
-    Beside 1 alone it is the other of two signs.
+    Where the only other label is 1, -1 is a class.
     """
     if "-1" not in task.labels or {*task.labels} <= {"-1", "1"}:
         return []
@@ -78,25 +80,25 @@ def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
     count = sum(example.label == minus_one for example in examples)
     return [
         f"{task.label} -1 is read as a class ({count} of {len(examples)} training examples); data "
-        "sets of the hub write -1 for a missing label: remove these rows if that is meant"
+        "sets of the Hub use -1 for a missing label: remove these examples if they have no label"
     ]
 
 
 def tell_moved(examples: Sequence[Example]) -> list[str]:
-    """Says how many questions of train have an answer elsewhere than its place says."""
+    """Says how many questions of train have an answer that is not at its answer_start."""
     count = sum(own.is_moved for own in examples)
     line = (
-        f"train: {count} of {len(examples)} questions have an answer that does not stand where its "
-        "answer_start says; it is taken from the nearest place in the text"
+        f"train: {count} of {len(examples)} questions have an answer that is not at its "
+        "answer_start; the nearest occurrence in the text is used"
     )
     return [line] * (count > 0)
 
 
 def tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:
-    """Says how many questions have an answer that is not where its place says."""
+    """Says how many questions have an answer that is not at its answer_start."""
     count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
     line = (
-        f"{split}: {count} of {len(examples)} questions have an answer that does not stand where "
-        "its answer_start says; it is compared by its words alone"
+        f"{split}: {count} of {len(examples)} questions have an answer that is not at its "
+        "answer_start; only its words are compared"
     )
     return [line] * (count > 0)

@@ -46,13 +46,13 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
 
 
 def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
-    """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
+    """Returns a log line where dropout disables the device's attention kernel in training."""
     module = backbone.module
     rate = module.cfg.attention_dropout
     given = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
     if not rate or not kernels.has_own(*given, drops=False):
         return []
     return [
-        f"attention dropout {rate} keeps the devices' attention kernel out of training; "
-        "--config.backbone.dropout=0 takes it"
+        f"attention dropout {rate} disables the device's attention kernel in training; "
+        "--config.backbone.dropout=0 enables it"
     ]

@@ -72,7 +72,7 @@ def index_corpus(
     if read_meta(path) is None:
         processes = processes or min(_cores(), _MOST)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
-        note = "while it indexed the corpus; nothing was saved, the same command starts again"
+        note = "while indexing the corpus; the index is not saved, run the same command again"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
             # Again, under the lock: whoever held it before may have built this very store.
             if read_meta(path) is None:

@@ -150,7 +150,7 @@ class Head(InText):
             lines.append(
                 f"{name}: {sum(len(own) > 1 for own in answers)} of {split.size} questions with "
                 f"several answers, {sum(not own for own in answers)} without, "
-                f"{int((windows > 1).sum())} texts are read in windows"
+                f"{int((windows > 1).sum())} texts are split into windows"
             )
         return lines
 

@@ -219,15 +219,15 @@ class Head(InText):
             windows = np.bincount(split.parts.owner, minlength=split.size)
             lines.append(
                 f"{name}: {none} of {split.size} questions without an answer, "
-                f"{int((windows > 1).sum())} texts are read in windows"
+                f"{int((windows > 1).sum())} texts are split into windows"
             )
             long, cut = self._out_of_reach(split)
             if long or cut:
                 lines.append(
-                    f"{name}: of {split.size} questions {long} have an answer of more than "
-                    f"head.max_answer={self.max_answer} tokens, and of {cut} no window holds the "
-                    "answer whole; these are never found: raise head.max_answer, head.stride or "
-                    "data.max_len"
+                    f"{name}: of {split.size} questions, {long} have an answer longer than "
+                    f"head.max_answer={self.max_answer} tokens and {cut} have an answer that no "
+                    "window contains completely; these answers cannot be predicted: raise "
+                    "head.max_answer, head.stride or data.max_len"
                 )
         return lines
 

@@ -175,7 +175,7 @@ class Head(Kind):
             found = sorted(Counter(kinds).items())
             shown = ", ".join(f"{kind} {count:,}" for kind, count in found) or "none"
             longer = int((np.bincount(split.parts.owner) > 1).sum())
-            windows = f"; {longer} texts are read in windows" * (longer > 0)
+            windows = f"; {longer} texts are split into windows" * (longer > 0)
             lines.append(f"{called} in {name}: {shown}{windows}")
         return lines
 

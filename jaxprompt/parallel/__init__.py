@@ -1,1 +1,1 @@
-"""Devices: meshes and shardings, several processes, compiling, and what a compiled program does."""
+"""Meshes and shardings, several processes, compilation, and analysis of compiled programs."""

@@ -1,4 +1,4 @@
-"""Compilation of train steps, and the folder in which compiled programs are kept."""
+"""Compilation of train steps, and the persistent compilation cache."""
 
 import contextlib
 import fcntl
@@ -23,14 +23,14 @@ _WORTH = 0.3  # seconds of compilation from which a program is kept
 
 
 class SharedFactory:
-    """A factory of programs that gives for equal arguments the program that it gave before."""
+    """A factory of compiled functions that caches its results by their arguments."""
 
     def __init__(self, make: Callable):
         functools.update_wrapper(self, make)
         self._make, self._cached = make, functools.lru_cache(maxsize=16)(make)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a program, or gives the one of equal arguments."""
+        """Returns the cached function for equal arguments, else a new one."""
         try:
             # Hashed by itself: a TypeError that `make` raises must not be taken for a missing hash.
             hash((args, *kwargs.items()))
@@ -39,14 +39,15 @@ class SharedFactory:
         return self._cached(*args, **kwargs)
 
     def forget(self) -> None:
-        """Drops the programs made so far."""
+        """Clears the cache."""
         self._cached.cache_clear()
 
 
 def shared(make: Callable) -> SharedFactory:
-    """Has a factory give for equal arguments the program that it gave before, one of its 16 newest.
+    """Caches the 16 newest results of a factory of compiled functions by their arguments.
 
-    So one process compiles once for runs of one model. Arguments that have no hash share nothing.
+    So one process compiles only once for runs of the same model. Unhashable arguments are not
+    cached.
     """
     return SharedFactory(make)
 
@@ -67,7 +68,7 @@ def _options(dropped: bool) -> dict[str, Any] | None:
 
 @functools.cache
 def known_options(**options: Any) -> dict[str, Any]:
-    """Keeps the compiler options that this XLA has: with one that it lacks it compiles nothing."""
+    """Returns the compiler options that this XLA knows; it rejects unknown ones."""
 
     def has(name: str) -> bool:
         try:  # on a program of nothing
@@ -80,12 +81,12 @@ def known_options(**options: Any) -> dict[str, Any]:
 
 
 def keep_programs(folder: str = "") -> None:
-    """Keeps compiled programs for later runs: in `folder`, by default in the user's own cache.
+    """Enables the persistent compilation cache in `folder`, by default in the user's cache.
 
-    What lies there is run unchecked, so no one else may write to it: to the folder, to the folder
-    of the kind of device in it, and to the programs themselves. "none" keeps nothing, and a folder
-    that JAX is told of itself (JAX_COMPILATION_CACHE_DIR) stays. Raises InputError for a `folder`
-    that cannot be used; without the user's own cache a run goes on, after a line.
+    Cached programs are run without any check, so nobody else may be able to write to the folder,
+    to its subfolder for the kind of device, and to the programs. "none" disables the cache;
+    JAX_COMPILATION_CACHE_DIR takes precedence over `folder`. Raises InputError for a `folder` that
+    cannot be used; if the default folder cannot be used, a warning is printed.
     """
     kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # JAX adds its flags
     if folder == "none" or kept:
@@ -97,12 +98,12 @@ def keep_programs(folder: str = "") -> None:
         if folder:
             raise InputError(
                 f"train.compilation_cache={folder}: {error.filename}: {error.strerror}; delete it, "
-                "or give a folder of your own that others cannot write to, or none"
+                "or give a folder that only you can write to, or none"
             ) from error
         where = f"{error.filename}: {error.strerror}"
         line = (
-            f"{where}; compiled programs are not kept; delete it, or let JAX_COMPILATION_CACHE_DIR "
-            "name a folder"
+            f"{where}; compiled programs are not cached; delete it, or set "
+            "JAX_COMPILATION_CACHE_DIR to another folder"
         )
         print(escape(line), file=sys.stderr)
         return
@@ -114,9 +115,9 @@ def keep_programs(folder: str = "") -> None:
 
 
 def _drop_cut_programs(folder: Path) -> None:
-    """Deletes programs of which a part was written, by a process that was killed or a full disk.
+    """Deletes partly written programs, after a killed process or on a full disk.
 
-    JAX writes the time of a program behind it. With one that has none it stores no other program.
+    JAX writes the access time after the program. If one has none, JAX caches no other program.
     """
     if not folder.is_dir():
         return
@@ -132,10 +133,10 @@ def _drop_cut_programs(folder: Path) -> None:
 
 
 def _own_folder(path: Path, *, inside_closed: bool = False) -> Path:
-    """Makes a folder for the user alone. Raises OSError where others can write to it.
+    """Creates a folder for the user only. Raises OSError if others can write to it.
 
-    The same holds for each program in it where others can enter the folder, or the one that it is
-    in: JAX creates folders and programs with the mode that the umask leaves.
+    If others can enter the folder or its parent, the programs in it are checked too, because JAX
+    creates folders and programs with the permissions of the umask.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     is_closed = inside_closed or _is_closed(path)
@@ -153,9 +154,9 @@ def _is_closed(path: Path) -> bool:
 
 
 def _machine() -> str:
-    """Names the kind of device that programs run on.
+    """Returns a name for the kind of device that programs run on.
 
-    Programs for a CPU use all that it can do, and end others with an illegal instruction.
+    Programs for one CPU may crash on another with an illegal instruction.
     """
     kind = jax.default_backend()
     if kind != "cpu":

@@ -1,4 +1,4 @@
-"""What accelerators can do, from their makers' data sheets."""
+"""Accelerators and their performance, from the vendors' data sheets."""
 
 import re
 from typing import NamedTuple
@@ -10,7 +10,7 @@ TERA, GIGA = 1e12, 1e9
 
 
 class Device(NamedTuple):
-    """One accelerator; rates are a second, without sparsity."""
+    """One accelerator; rates are per second, without sparsity."""
 
     name: str
     memory: int  # bytes
@@ -23,11 +23,11 @@ class Device(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """JAX's name of what it runs on."""
+        """Name of its platform in JAX."""
         return "gpu" if self.capability else "tpu"
 
     def peak(self, dtype: str) -> float:
-        """Gives the FLOP a second of a dtype; what it cannot multiply it widens to float32."""
+        """Returns the peak FLOP/s of a dtype; dtypes without native support run as float32."""
         return (self.bfloat16 if dtype == "bfloat16" else 0) or self.float32
 
 
@@ -63,7 +63,7 @@ _TPU_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
 
 
 def of_kind(kind: str) -> Device | None:
-    """Finds a device by its name in JAX ("NVIDIA H200", "TPU v5 lite"), None = it is not here."""
+    """Finds a device by its name in JAX ("NVIDIA H200", "TPU v5 lite"); None if it is unknown."""
     kind = _TPU_KINDS.get(kind, kind).lower()
     # By the first part of the name: sizes are written otherwise in JAX ("80GB").
     found = [own for name, own in DEVICES.items() if re.search(rf"\b{name.split('-')[0]}\b", kind)]
@@ -73,10 +73,10 @@ def of_kind(kind: str) -> Device | None:
 
 
 def parse_devices(text: str) -> tuple[int, Device]:
-    """Reads "8x v5e" or "4 x V100-32GB". Raises InputError."""
+    """Parses e.g. "8x v5e" or "4 x V100-32GB". Raises InputError."""
     found = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
     if not found or int(found[1]) < 1:
-        raise InputError(f'--devices={text!r} must be COUNT x NAME, as in "8x v5e" or "4x V100-32"')
+        raise InputError(f'--devices={text!r} must be COUNT x NAME, e.g. "8x v5e" or "4x V100-32"')
     name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", found[2].lower())
     # "32GB", "32GiB" and "32G" are all 32.
     name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))

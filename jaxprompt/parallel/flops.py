@@ -1,4 +1,4 @@
-"""Counts the matrix products that a function asks for, before anything is compiled."""
+"""Counts the FLOPs of a function's matrix products, before compilation."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,7 +10,8 @@ import jax
 def count_flops(function: Callable[..., Any], *args: Any) -> float:
     """Counts the floating-point operations of a function's matrix products.
 
-    `args` are arrays or their shapes. A loop counts as often as it runs, of branches the most.
+    `args` are arrays or their shapes. A loop body counts once per iteration; of
+    several branches the most expensive one counts.
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -32,7 +33,7 @@ def _count(jaxpr: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the programs inside an operation."""
+    """Yields the inner programs of an operation."""
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             one = getattr(one, "jaxpr", one)

@@ -1,6 +1,6 @@
-"""Counts work in the text of a compiled program: products, and what travels between devices.
+"""Counts the work of a compiled program: matrix products, and communication between devices.
 
-XLA's own analysis counts the body of a loop once; here it counts as often as the loop runs.
+XLA's cost analysis counts the body of a loop once; here it counts once per iteration.
 """
 
 import functools
@@ -34,7 +34,7 @@ _SENT = {
 
 
 class DeviceWork(NamedTuple):
-    """What one device does in one run of a program."""
+    """Work of one device in one run of a program."""
 
     flops: float  # of matrix products
     counts: Counter  # collectives by kind
@@ -42,7 +42,7 @@ class DeviceWork(NamedTuple):
     beside: Counter = Counter()  # of `counts`, those that run beside other work
 
     def plus(self, other: "DeviceWork", times: int = 1) -> "DeviceWork":
-        """Adds work that is done so many times."""
+        """Adds other work, `times` times."""
         add = lambda own, more: own + Counter({kind: times * n for kind, n in more.items()})
         pairs = zip(self[1:], other[1:], strict=True)
         return DeviceWork(self.flops + times * other.flops, *(add(*pair) for pair in pairs))
@@ -81,7 +81,7 @@ def read_work(text: str) -> DeviceWork:
 
 
 def _parts(computations: dict[str, list[_Instruction]]) -> set[str]:
-    """Names the parts of collectives that are counted already: libtpu cuts them into several."""
+    """Returns the parts of collectives that are already counted: libtpu splits them."""
     seen, parts = set(), set()
     for own in (own for steps in computations.values() for own in steps):
         # All parts of one collective have its channel.
@@ -94,7 +94,7 @@ def _parts(computations: dict[str, list[_Instruction]]) -> set[str]:
 
 
 def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int:
-    """Tells how often a loop runs: as it says, else up to what its condition compares with."""
+    """Returns the trip count of a loop: as annotated, else the limit in its condition."""
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
     condition = _CONDITION.search(loop.rest)
@@ -107,7 +107,7 @@ def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> i
 
 
 def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """Cuts a program into computations. -> them, the name of the one that is run"""
+    """Parses a program. Returns its computations and the name of the entry computation."""
     computations: dict[str, list[_Instruction]] = {}
     entry, current = "", []
     for line in text.splitlines():
@@ -149,7 +149,7 @@ def _work(own: _Instruction, types: dict[str, str]) -> DeviceWork:
 
 
 def _sizes(kind: str) -> list[tuple[int, list[int]]]:
-    """Lists the arrays of a type, each as bytes a number and sizes of axes."""
+    """Lists the arrays of a type, each as bytes per element and shape."""
     found = _ARRAY.findall(kind)
     return [(_width(dtype), [int(x) for x in sizes.split(",") if x]) for dtype, sizes in found]
 
@@ -161,7 +161,7 @@ def _width(dtype: str) -> int:
 
 
 def _group(rest: str) -> int:
-    """Tells how many devices take part together. Raises ValueError for an unknown spelling."""
+    """Returns the group size of a collective. Raises ValueError for an unknown notation."""
     if found := _LISTED.search(rest):
         return len(found[1].split(","))
     if found := _COUNTED.search(rest):

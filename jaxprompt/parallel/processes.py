@@ -1,7 +1,7 @@
-"""Several processes that train together: how they find each other and check that they agree.
+"""Several processes that train together: they connect, and check that they agree.
 
-Each process drives its own devices, and jax.devices() lists those of all. Process 0 is the
-coordinator: the others sign in at its address.
+Each process controls its own devices, and jax.devices() lists those of all. Process 0 is the
+coordinator: the others connect to its address.
 """
 
 import atexit
@@ -43,19 +43,26 @@ def start(
     cluster: bool = False,
     timeout: float = 300,
 ) -> None:
-    """Joins the processes of a run; call it before anything touches a device.
+    """Connects the processes of a run; call it before anything uses a device.
 
-    `coordinator` is the HOST:PORT of process 0. With `cluster` JAX finds all three by itself, on
-    Slurm and TPU pods. Without any of them this process is alone.
-    Raises InputError for values that do not fit, and where the others do not answer in `timeout`
-    seconds.
+    Without any argument this process runs alone.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      processes: number of processes.
+      process: number of this process.
+      cluster: let JAX detect the other three, on Slurm and TPU pods.
+      timeout: seconds to wait for the other processes.
+
+    Raises:
+      InputError: the values are inconsistent, or the others do not answer in time.
     """
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     named = [name for name, value in given.items() if value is not None]
     if not 0 < timeout <= LONGEST:  # NaN is neither
         raise InputError(f"--timeout={timeout:g} must be more than 0 and at most {LONGEST} seconds")
     if cluster and named:
-        raise InputError(f"--cluster finds --{named[0]} by itself; give one of the two")
+        raise InputError(f"--cluster sets --{named[0]} itself; give only one of the two")
     if not cluster and not named:
         return
     if not cluster:
@@ -84,8 +91,8 @@ def start(
     except RuntimeError as error:
         where = f"--coordinator={coordinator}" if coordinator else "--cluster"
         raise InputError(
-            f"{where}: the processes did not all come in {timeout:g} s; start them all, or raise "
-            "--timeout"
+            f"{where}: not all processes connected within {timeout:g} s; start all of them, or "
+            "raise --timeout"
         ) from error
     # `Placement.share` gives every process an equal part of a batch.
     _check_even()
@@ -95,9 +102,9 @@ def start(
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Ends this process without waiting for the others where the block fails on it.
+    """Ends this process without waiting for the others if the block fails.
 
-    JAX would wait at exit for all, and they may wait for this one.
+    At exit JAX would wait for all processes, and they may wait for this one.
     """
     try:
         yield
@@ -111,12 +118,12 @@ def guard() -> Iterator[None]:
 
 
 def is_first() -> bool:
-    """Tells whether this is process 0, the one that writes and prints."""
+    """Returns whether this is process 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
 def gather(text: str) -> list[str]:
-    """Returns the text of every process, in their order. All processes must call it."""
+    """Returns the text of every process, in order. All processes must call it."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental.multihost_utils import process_allgather
@@ -129,16 +136,16 @@ def gather(text: str) -> list[str]:
 
 
 def on_first(action: Callable[[], Result]) -> Result | None:
-    """Lets process 0 act while the others wait; its InputError is raised on all.
+    """Runs an action on process 0 while the others wait; its InputError is raised on all.
 
-    Returns on process 0 what the action returns, None on the others.
+    Returns the result of the action on process 0, None on the others.
     """
     act: Callable[[], Result | None] = lambda: action() if is_first() else None
     return on_all(act)
 
 
 def on_all(action: Callable[[], Result]) -> Result:
-    """Lets every process act; the InputError of the first that has one is raised on all."""
+    """Runs an action on every process; the first InputError is raised on all."""
     error: InputError | None = None
     try:
         result = action()
@@ -153,17 +160,17 @@ def on_all(action: Callable[[], Result]) -> Result:
 
 
 def meet(name: str, timeout: float, failure: str = "") -> list[str]:
-    """Waits until every process has come to the barrier `name`, which is used once.
+    """Waits until every process reaches the barrier `name`, which can be used once.
 
-    No device takes part, so that any thread may wait. All processes must call it.
+    No device is involved, so any thread may wait. All processes must call it.
 
     Args:
-      name: of the barrier.
+      name: name of the barrier.
       timeout: seconds to wait.
-      failure: of this process, which the others are to know of.
+      failure: message of this process to the others, "" if it did not fail.
 
     Returns:
-      The failures of all processes.
+      The failures of all processes that have one.
     """
     from jax._src import distributed
 
@@ -175,7 +182,7 @@ def meet(name: str, timeout: float, failure: str = "") -> list[str]:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Raises InputError, the same on every process, where the facts of the processes differ."""
+    """Raises the same InputError on every process if their `facts` differ."""
     every = [json.loads(text) for text in gather(json.dumps(dict(facts)))]
     names = list(dict.fromkeys(name for facts in every for name in facts))
     differing = [name for name in names if len({facts.get(name) for facts in every}) > 1]
@@ -211,12 +218,12 @@ def _checked(
         given = {"coordinator": coordinator, "processes": processes, "process": process}
         absent = [f"--{name}" for name, value in given.items() if value is None]
         raise InputError(
-            f"{' and '.join(absent)} missing: --coordinator=HOST:PORT, --processes and --process "
-            "go together"
+            f"{' and '.join(absent)} missing; give --coordinator=HOST:PORT, --processes and "
+            "--process together"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"--coordinator={coordinator!r} is no HOST:PORT, such as 10.0.0.1:1234")
+        raise InputError(f"--coordinator={coordinator!r} must be HOST:PORT, e.g. 10.0.0.1:1234")
     if not 1 <= processes <= MOST:
         raise InputError(f"--processes={processes} must be at least 1 and at most {MOST}")
     if not 0 <= process < processes:
@@ -232,7 +239,7 @@ def _address(coordinator: str) -> tuple[str, int]:
 
 
 def _bound(coordinator: str) -> str:
-    """Gives the one address that process 0 listens at, as numbers."""
+    """Returns the numeric address that process 0 listens on."""
     family, (host, port) = _resolve(coordinator)
     return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
@@ -262,7 +269,7 @@ def _listen(coordinator: str) -> socket.socket:
     except OSError as error:
         raise InputError(
             f"--coordinator={coordinator}: process 0 cannot listen there "
-            f"({_reason(error)}); give an address of its own host and a free port"
+            f"({_reason(error)}); give an address of process 0's host and a free port"
         ) from error
 
 
@@ -277,9 +284,9 @@ def _receive(
         absent = [number for number in range(1, processes) if number not in came]
         if left <= 0:
             refusal = (
-                f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not come "
-                f"in {timeout:g} s{_local(server, coordinator)}; start all of them, or raise "
-                "--timeout"
+                f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not "
+                f"connect within {timeout:g} s{_local(server, coordinator)}; start all of them, or "
+                "raise --timeout"
             )
             break
         # A second at most, so that processes which went away are noticed meanwhile.
@@ -294,17 +301,19 @@ def _receive(
         number, count = _read_greeting(connection)
         if not number:
             connection.close()
-            said = f"jaxprompt: dropped {place[0]}, which is no process of this run"
+            said = f"jaxprompt: ignored {place[0]}, which is not a process of this run"
             print(escape(said), file=sys.stderr)
             continue
         stack.enter_context(connection)
         if count != processes:
             refusal = (
-                f"--processes={count} on process {number}, {processes} on process 0; give all "
-                "the same"
+                f"--processes={count} on process {number}, {processes} on process 0; give the same "
+                "number to all"
             )
         elif number in came:
-            refusal = f"--process={number} was given twice; number them 0 to {processes - 1}"
+            refusal = (
+                f"--process={number} was given twice; number the processes 0 to {processes - 1}"
+            )
         # The second one of a number stands under -1, so that it is told of the refusal too.
         came[-1 if number in came else number] = connection
     for connection in came.values():
@@ -316,7 +325,7 @@ def _receive(
 
 
 def _read_greeting(connection: socket.socket) -> tuple[int, int]:
-    """Reads which process has come, of how many; (0, 0) where it is something else."""
+    """Reads (process, processes) of a new connection; (0, 0) if it is not one of ours."""
     try:
         connection.settimeout(1)
         number, count = map(int, connection.recv(64).split())
@@ -331,7 +340,7 @@ def _local(server: socket.socket, coordinator: str) -> str:
     alone = host.startswith("127.") or host == "::1"
     if not alone or _address(coordinator)[0] == host:
         return ""
-    return f" (the name is {host} here, which only this host reaches: give an address)"
+    return f" (the name resolves to {host}, which only this host can reach: give an address)"
 
 
 def _reason(error: OSError) -> str:
@@ -364,7 +373,7 @@ def _sign_in(
         except OSError as error:
             answer, reason = "", _reason(error)
         else:
-            reason = "something else is there" if answer else "connection closed"
+            reason = "another program listens there" if answer else "connection closed"
         if answer.strip() == COME:
             return
         if answer.startswith(REFUSED):
@@ -372,7 +381,7 @@ def _sign_in(
         time.sleep(RETRY)
     raise InputError(
         f"--coordinator={coordinator} does not answer ({reason}; tried for {timeout:g} s); start "
-        "process 0 there, or mend the address or the firewall"
+        "process 0 there, or fix the address or the firewall"
     )
 
 
@@ -380,7 +389,9 @@ def _check_even() -> None:
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{n} on process {process}" for process, n in sorted(counts.items()))
-        raise InputError(f"the processes drive unlike numbers of devices: {shown}; give all alike")
+        raise InputError(
+            f"the processes have different numbers of devices: {shown}; use the same for all"
+        )
 
 
 def _silence_gloo() -> None:
@@ -403,7 +414,7 @@ def _leave(code: int) -> None:
 
 
 def lost(error: BaseException) -> str:
-    """Returns what an error says of another process that is gone, "" for one of another kind."""
+    """Returns the message of an error caused by a lost process, "" for other errors."""
     # Where hosts gather values JAX says it with a ValueError. NCCL fails between the GPUs of one
     # process too.
     told = (is_of_jax(error) or isinstance(error, ValueError)) and _LOST.search(str(error))

@@ -1,4 +1,4 @@
-"""Rows of a batch of which every process holds some: each gives its own, all get their share."""
+"""Exchanges rows of a batch between processes: each sends the rows that it has."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ _PARTS = 4  # the room per device grows by this part of an even share: few progr
 
 
 class RowExchange:
-    """Lays rows that lie on some process where a batch has them. Nothing is computed with them."""
+    """Moves rows from the process that has them to the devices that need them."""
 
     def __init__(self, placement: Placement):
-        """Takes the mesh of all processes, on which each has as many devices."""
+        """Takes a mesh on which every process has the same number of devices."""
         mesh = placement.mesh
         holders = np.array([device.process_index for device in mesh.devices.reshape(-1)])
         self._slots = np.stack([np.flatnonzero(holders == p) for p in sorted(set(holders))])
@@ -26,11 +26,15 @@ class RowExchange:
         self._pick = jax.jit(_pick, out_shardings=placement.batch)
 
     def join(self, owners: np.ndarray, read: Callable[[np.ndarray], np.ndarray]) -> jax.Array:
-        """Joins the rows of a batch of all processes. int [B] -> [B, ...] over the data axis
+        """Joins the rows of a batch from all processes, which all call this.
 
-        `owners` says which process holds each row, -1 = none: it is all 0. It is the same on every
-        process, and every process calls this. `read` gives this process's rows of the numbers that
-        it is handed, and anything for -1.
+        Args:
+          owners: process that has each row, int [B], equal on all processes; -1 = none, the row is
+            0.
+          read: returns this process's rows by their indices; the row of index -1 is ignored.
+
+        Returns:
+          [B, ...], sharded over the data axis.
         """
         processes, devices = self._slots.shape
         counts = np.bincount(owners[owners >= 0], minlength=processes)
@@ -54,7 +58,7 @@ class RowExchange:
         return self._pick(laid, put(places, self._replicated))
 
     def _lists(self, owners: np.ndarray) -> list[np.ndarray]:
-        """Lists the rows of each process."""
+        """Lists the row indices of each process."""
         return [np.flatnonzero(owners == process) for process in range(len(self._slots))]
 
 

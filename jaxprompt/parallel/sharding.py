@@ -1,7 +1,7 @@
-"""Where arrays live: the mesh, and one table of rules for the parameters of every backbone.
+"""Shardings: the mesh, and one table of rules for the parameters of every backbone.
 
-Modules name the axes of what they compute (`constrain`), the table names those of parameters; RULES
-says on which axis of the mesh each name lies.
+Modules name the axes of activations (`constrain`), the table those of parameters; RULES maps each
+logical axis to an axis of the mesh.
 """
 
 import contextlib
@@ -58,14 +58,14 @@ MODELS = ("backbone", "generator")  # first parts of the names that PARAMETERS k
 
 
 class Target(NamedTuple):
-    """What a program is compiled for, as far as kernels depend on it."""
+    """The device that a program is compiled for, as far as kernels depend on it."""
 
     platform: str  # cpu | gpu | tpu
     capability: float = 0.0  # NVIDIA's compute capability
 
 
 def target_of(device: jax.Device) -> Target:
-    """Reads the target off a device, attached or of a topology."""
+    """Returns the target of a device, attached or of a topology."""
     try:
         return Target(device.platform, float(getattr(device, "compute_capability", 0)))
     except ValueError:  # AMD's are names
@@ -74,7 +74,7 @@ def target_of(device: jax.Device) -> Target:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh of axes ("data", "model"), and whether frozen weights are divided over both."""
+    """A mesh with axes ("data", "model"), and whether frozen weights are sharded over both."""
 
     mesh: Mesh
     fsdp: bool = False
@@ -83,33 +83,33 @@ class Placement:
 
     @property
     def target(self) -> Target:
-        """What programs on this mesh are compiled for."""
+        """The target of programs on this mesh."""
         return self.compiled_for or target_of(self.mesh.devices.flat[0])
 
     @property
     def rules(self) -> dict[str, str]:
-        """Which axis of the mesh each logical axis lies on."""
+        """The mesh axis of each logical axis."""
         return RULES | FSDP if self.fsdp else RULES
 
     def mesh_axis(self, axis: str | None) -> str | None:
-        """Looks up which axis of the mesh a logical axis lies on; None = it is not divided."""
+        """Returns the mesh axis of a logical axis; None if it is not sharded."""
         return None if axis is None else self.rules.get(axis)
 
     @property
     def replicated(self) -> NamedSharding:
-        """The same on every device."""
+        """Sharding of an array that is replicated on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch(self) -> NamedSharding:
-        """Examples divided over the data axis."""
+        """Sharding of examples over the data axis."""
         return NamedSharding(self.mesh, PartitionSpec(DATA))
 
     def parameter(self, name: str, shape: Sequence[int]) -> NamedSharding:
-        """Looks up where a parameter lives; of a prompt's and a head's most are on every device.
+        """Returns the sharding of a parameter; most prompt and head parameters are replicated.
 
-        A prompt's table is divided where its rows divide over the mesh. Heads of keys that are
-        fewer than the model axis, and divide it, are on every device: those of others share them.
+        A prompt table is sharded if the model axis divides its number of rows. Key heads are
+        replicated if they are fewer than the model axis and divide it: query heads share them.
         """
         name = PLANE.sub(r"\1", name)  # the arrays of a quantized parameter lie as it does
         part, _, path = name.partition("/")
@@ -130,13 +130,13 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def parameters(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
-        """Looks up where each leaf of a flat tree lives."""
+        """Returns the sharding of each leaf of a flat tree."""
         return {name: self.parameter(name, leaf.shape) for name, leaf in leaves.items()}
 
     def share(self) -> tuple[int, int]:
-        """Tells which part of a global batch this process holds, and of how many.
+        """Returns (part, parts): which part of a global batch this process loads.
 
-        Raises InputError where its devices lie in rows that are no such part.
+        Raises InputError if the devices of this process do not form such a part.
         """
         rows = [_processes(row) for row in self.mesh.devices]  # of [data, model]
         own = [number for number, row in enumerate(rows) if jax.process_index() in row]
@@ -145,18 +145,18 @@ class Placement:
         if not adjacent or len(rows) % count or len({rows[number] for number in own}) > 1:
             data, model = self.mesh.devices.shape
             raise InputError(
-                f"mesh.data={data} x mesh.model={model} leaves a process no part of a batch of its "
-                "own; take a mesh.model that divides its devices, or is a multiple of them"
+                f"mesh.data={data} x mesh.model={model} gives a process no separate part of a "
+                "batch; use a mesh.model that divides its number of devices, or is a multiple of it"
             )
         return first // count, len(rows) // count
 
     def padded(self, vocab: int) -> int:
-        """Rounds the rows of a vocabulary table up to what the model axis divides."""
+        """Rounds a vocabulary size up to a multiple of the model axis."""
         return -(-vocab // self.mesh.shape[MODEL]) * self.mesh.shape[MODEL]
 
 
 def _processes(devices: Iterable[jax.Device]) -> tuple[int, ...]:
-    """Lists the processes that devices belong to."""
+    """Returns the processes that devices belong to."""
     return tuple(sorted({device.process_index for device in devices}))
 
 
@@ -164,9 +164,9 @@ def make_placement(
     data: int = -1, model: int = 1, *, fsdp: bool = False, slices: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Placement:  # fmt: skip
-    """Lays devices out as data x model; -1 takes the rest. Slices divide the data axis.
+    """Arranges devices as a data x model mesh; -1 uses the remaining devices.
 
-    Raises InputError where the sizes do not fit the devices.
+    `slices` must divide the data axis. Raises InputError if the sizes do not fit the devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"mesh.data": data, "mesh.model": model}
@@ -175,7 +175,7 @@ def make_placement(
         if size != -1 and size < 1:
             raise InputError(f"{name}={size} must be at least 1, or -1 for the rest")
     if data == model == -1:
-        raise InputError("mesh.data=-1 and mesh.model=-1; only one can be the rest")
+        raise InputError("mesh.data=-1 and mesh.model=-1; only one of them can be -1")
     given = max(data, 1) * max(model, 1)
     rest = len(devices) // given if -1 in (data, model) else 1
     data, model = rest if data == -1 else data, rest if model == -1 else model
@@ -185,21 +185,21 @@ def make_placement(
     )
     if not fits:
         raise InputError(
-            f"{shown} does not divide the {len(devices)} devices; take sizes whose product is "
+            f"{shown} does not divide the {len(devices)} devices; use sizes whose product is "
             f"{len(devices)}, or -1 for one of them"
         )
     if data % slices:
-        raise InputError(f"mesh.data={data} must divide by mesh.slices={slices}")
+        raise InputError(f"mesh.data={data} must be a multiple of mesh.slices={slices}")
     grid = arrange(data, model, slices, devices[: data * model])
     # Auto: where `constrain` is silent the compiler chooses.
     return Placement(Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto)), fsdp)
 
 
 def arrange(data: int, model: int, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-    """Lays devices out so that neighbours are near. -> [data, model]
+    """Arranges devices so that neighbours in the mesh are physically close. Returns [data, model].
 
-    A process reads one part of a batch, so that its rows stand side by side, within a slice: the
-    order of a torus, which would mix them, matters on the model axis alone.
+    Each process loads one part of a batch, so its rows are adjacent within a slice: the order of a
+    torus, which would mix them, matters only on the model axis.
     """
     if slices == 1:
         lay = functools.partial(mesh_utils.create_device_mesh, (data, model), devices)
@@ -220,9 +220,9 @@ def arrange(data: int, model: int, slices: int, devices: Sequence[jax.Device]) -
 
 
 def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
-    """Raises InputError where an axis of a parameter does not divide over the mesh.
+    """Raises InputError if the mesh does not divide an axis of a parameter.
 
-    `shapes` are arrays or jax.ShapeDtypeStruct by flat name. The message says what would divide.
+    `shapes` are arrays or jax.ShapeDtypeStruct by flat name. The message suggests sizes.
     """
     sizes = placement.mesh.shape
     for name, leaf in shapes.items():
@@ -231,7 +231,7 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % sizes[axis]:
                 fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
-                cure = f"take {' or '.join(map(str, fits))}"
+                cure = f"use {' or '.join(map(str, fits))}"
                 cure += ", or backbone.quantize=none" * (PLANE.search(name) is not None)
                 cure += ", or mesh.fsdp=False" * (axis == DATA)
                 raise InputError(
@@ -241,9 +241,9 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
 
 
 def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int) -> None:
-    """Raises InputError where a vocabulary table that trains would need padding.
+    """Raises InputError if a trainable vocabulary table would need padding.
 
-    Checkpoints and exports hold no padding, so that they fit every mesh.
+    Checkpoints and exports have no padding, so that they fit every mesh.
     """
     size = placement.mesh.shape[MODEL]
     for name, leaf in trainable.items():
@@ -251,16 +251,16 @@ def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int
         if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
             fits = [n for n in range(1, size) if vocab % n == 0]
             raise InputError(
-                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; take "
-                f"{' or '.join(map(str, fits))}, or let config.trainable leave it out"
+                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; use "
+                f"{' or '.join(map(str, fits))}, or exclude it from config.trainable"
             )
 
 
 def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> Any:
-    """Gives every leaf of a state the sharding of the parameter that it belongs to.
+    """Returns a sharding for every leaf of a state, that of the parameter it belongs to.
 
-    A leaf belongs to the parameter whose flat name is the last key of its path; others, and those
-    of axes that are fewer or do not divide, are on every device.
+    A leaf belongs to the parameter whose flat name is the last key of its path. Other leaves, and
+    leaves with fewer or indivisible axes, are replicated.
     """
     sizes = placement.mesh.shape
 
@@ -277,7 +277,7 @@ def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> A
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """Puts arrays that every process holds whole where they belong."""
+    """Shards arrays that every process has completely."""
 
     def move(x, sharding):
         if sharding.is_fully_addressable:
@@ -289,9 +289,9 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def put_batch(placement: Placement, batch: Any) -> Any:
-    """Joins the parts of a batch that the processes hold, over the data axis.
+    """Makes a global batch from the parts of all processes, over the data axis.
 
-    What is an array of all of them already stays as it is.
+    Arrays that are already global are returned unchanged.
     """
     if placement.batch.is_fully_addressable:
         return jax.device_put(batch, placement.batch)
@@ -300,7 +300,7 @@ def put_batch(placement: Placement, batch: Any) -> Any:
 
 
 def put_flag(placement: Placement, flag: int) -> jax.Array:
-    """Makes an array with a number per device, each process's own `flag` on its devices."""
+    """Makes an array with one number per device: the `flag` of the process of the device."""
     sharding = NamedSharding(placement.mesh, PartitionSpec((DATA, MODEL)))
     # JAX asks for the parts of this process's devices alone, so each puts its own flag.
     mine = np.full(placement.mesh.size, flag, np.int32)
@@ -322,7 +322,7 @@ def _active(placement: Placement) -> Iterator[None]:
 
 
 def within(placement: Placement, function: Callable) -> Callable:
-    """Traces a function so that `constrain` in it refers to this placement's mesh."""
+    """Wraps a function so that `constrain` in it uses the mesh of this placement."""
 
     @functools.wraps(function)
     def placed(*args: Any, **kwargs: Any) -> Any:
@@ -333,22 +333,22 @@ def within(placement: Placement, function: Callable) -> Callable:
 
 
 def target() -> Target:
-    """Tells what the program in trace is compiled for; outside of `within` JAX's default device."""
+    """Returns the target of the program being traced; outside of `within` the default device."""
     placement = _ACTIVE.get()
     return target_of(jax.local_devices()[0]) if placement is None else placement.target
 
 
 def maps_runs() -> bool:
-    """Tells whether the program in trace is mapped over a leading axis of runs."""
+    """Returns whether the program being traced is mapped over a leading axis of runs."""
     placement = _ACTIVE.get()
     return placement is not None and placement.runs
 
 
 def divide(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callable:
-    """Runs a function on each device's part of its arguments, on meshes of several devices.
+    """Wraps a function with shard_map on meshes of several devices.
 
-    `specs` are the logical names of the axes of each argument; the result lies as the first one.
-    The compiler divides its own operations by itself, kernels of Pallas it does not.
+    `specs` are the logical axes of each argument; the result is sharded like the first one. The
+    compiler partitions its own operations, but not Pallas kernels.
     """
     placement = _ACTIVE.get()
     if placement is None or placement.mesh.size == 1:
@@ -361,13 +361,13 @@ def divide(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callabl
 
 
 def gathers() -> bool:
-    """Tells whether weights are divided over the data axis where they are used."""
+    """Returns whether weights are sharded over the data axis (FSDP) and must be gathered."""
     placement = _ACTIVE.get()
     return placement is not None and placement.fsdp and placement.mesh.shape[DATA] > 1
 
 
 def parts(axis: str) -> int:
-    """Tells into how many parts a logical axis is divided; outside of `within` it is whole."""
+    """Returns the number of shards of a logical axis; 1 outside of `within`."""
     placement = _ACTIVE.get()
     if placement is None:
         return 1
@@ -376,7 +376,7 @@ def parts(axis: str) -> int:
 
 
 def gather(params: Any) -> Any:
-    """Joins over the data axis what FSDP divides of the parameters of one layer, a nested dict."""
+    """Gathers the FSDP-sharded parameters of one layer, a nested dict, over the data axis."""
     placement = _ACTIVE.get()
     if placement is None or not gathers():
         return params
@@ -391,9 +391,9 @@ def gather(params: Any) -> Any:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Lays an array by the logical names of its axes; outside of `within` it stays as it is.
+    """Constrains the sharding of an array by its logical axes; no effect outside of `within`.
 
-    An axis that the mesh does not divide, such as the one row of a prompt, is not divided.
+    An axis that the mesh does not divide, e.g. the single row of a prompt, is not sharded.
     """
     placement = _ACTIVE.get()
     if placement is None or math.prod(placement.mesh.shape.values()) == 1:

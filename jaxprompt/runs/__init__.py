@@ -1,1 +1,1 @@
-"""The kinds of runs, and what each leaves in its folder."""
+"""The kinds of runs, and the files that each writes to its directory."""

@@ -1,4 +1,4 @@
-"""A run that goes on with a backbone's own pre-training on a corpus."""
+"""A run that continues the pre-training of a backbone on a corpus."""
 
 import dataclasses
 import functools
@@ -39,12 +39,12 @@ from jaxprompt.tree import Flat
 
 
 def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Adapts by a config in a workdir. -> the result, see `running.carry_out`"""
+    """Runs `adapt` in a workdir. Returns the result, see `running.carry_out`."""
     return carry_out(Adapting(config, workdir))
 
 
 def score(config: RunConfig, workdir: str) -> dict[str, object]:
-    """Scores held-out text with the weights as they are; nothing is bound to the workdir."""
+    """Evaluates held-out text with the initial weights; writes no config to the workdir."""
     work = Adapting(config, workdir)
     work.check()
     keep_programs(config.train.compilation_cache)
@@ -58,7 +58,7 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedBackbone(Prepared[AdaptationRecord]):
-    """Running text, and the backbone that learns it."""
+    """Running text, and the backbone that trains on it."""
 
     tokenizer: Tokenizer
     folder: Path  # of the backbone
@@ -70,7 +70,7 @@ class PreparedBackbone(Prepared[AdaptationRecord]):
 
 
 class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
-    """Trains on documents of a corpus, chooses by others that are held out, writes a backbone."""
+    """Trains on documents of a corpus, evaluates on held-out ones, and writes a backbone."""
 
     DONE, RECORD = "adapted", AdaptationRecord
 
@@ -80,7 +80,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         denoising.check_objective(self.config)
 
     def prepare(self, saved: AdaptationRecord | None, started: int | None) -> PreparedBackbone:
-        """Indexes the corpus where it is not, and reads or draws the backbone."""
+        """Indexes the corpus if needed, and loads or randomly initialises the backbone."""
         config, placement = self.config, build_placement(self.config)
         backbone = denoising.open_adaptable(config, placement)
         tokenizer = load_tokenizer(backbone.folder)
@@ -124,12 +124,12 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
 
     def build_scores(self, prepared: PreparedBackbone) -> Callable[[Flat], dict[str, float]]:
-        """Makes trainable -> the scores of held-out rows."""
+        """Returns a function trainable -> scores of held-out sequences."""
         placement, seed = prepared.placement, self.config.seed
         return denoising.build_scores(placement, prepared.adapted, prepared.dev, seed)
 
     def build(self, prepared: PreparedBackbone) -> Job:
-        """Makes the step, and counts what it asks for."""
+        """Makes the step, and counts its FLOPs."""
         config, placement, adapted = self.config, prepared.placement, prepared.adapted
         tx, state = make_state(config, prepared, adapted.trainable)
         flops = denoising.flops_of(adapted, next(iter(prepared.dev)), config.data.batch, placement)
@@ -147,19 +147,19 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         )
 
     def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
-        """Says what was read, what trains, and what is fresh."""
+        """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
         yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
         if report.fresh:
-            yield f"fresh, not in the checkpoint: {', '.join(report.fresh)}"
+            yield f"randomly initialised: {', '.join(report.fresh)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
-            generator = config.objective.generator_path or "drawn"
+            generator = config.objective.generator_path or "randomly initialised"
             yield f"generator {generator} ({adapted.generator.family})"
         yield (
             f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} "
-            f"tokens; {len(prepared.rows):,} rows of {config.data.max_len}, {prepared.dev.size} "
-            "held-out rows"
+            f"tokens; {len(prepared.rows):,} sequences of {config.data.max_len} tokens, "
+            f"{prepared.dev.size} held-out sequences"
         )
         yield from corpus.notes()
         yield tree.overview(adapted.trainable, adapted.frozen)
@@ -167,7 +167,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         yield from tell_kernel(config, prepared.placement, adapted.backbone)
 
     def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
-        """Writes a folder that transformers loads."""
+        """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
         progress, best = ended.progress, ended.best

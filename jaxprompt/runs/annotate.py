@@ -65,36 +65,36 @@ class Annotator(NamedTuple):
 
 
 def check_annotator(config: RunConfig) -> None:
-    """Raises InputError where a config's classifier cannot label units of text, or names no text.
+    """Raises InputError if a config's classifier cannot label units of text, or has no corpus.
 
-    Neither data nor a backbone is read.
+    Reads neither data nor a backbone.
     """
     check_config(config)
     check_tunes(config)
     if is_grid(config):
-        raise InputError("config.runs stands for several runs, annotate does one; empty it")
+        raise InputError("config.runs defines several runs, but annotate takes one; empty it")
     need_corpus(config)
     if shows_demos(config):
         field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
-        raise InputError(f"a classifier of units shows no demonstrations; set {field}=0")
+        raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
     if task.is_text or task.choices:
         what = "writes texts" if task.is_text else "has choices"
         raise InputError(
-            f"task {task.name} {what}, and labels are classes; take a task with classes, from the "
-            "worst to the best"
+            f"task {task.name} {what}, but annotate needs classes; use a task with classes, from "
+            "the worst to the best"
         )
     template = parse(config.task.template or task.template)
     if odd := [part.text for part in template.parts if part.kind == "field" and part.modifiers]:
         raise InputError(
-            f"{{{odd[0]}}} has a modifier in the template, and units of a corpus stand as they "
-            f"are; write {{{odd[0]}}} alone"
+            f"{{{odd[0]}}} has a modifier in the template, but annotate inserts the text "
+            f"unchanged; write {{{odd[0]}}} alone"
         )
     names = template.fields if config.task.template else task.fields
     if len(names) != 1:
         raise InputError(
-            f"task {task.name} has {len(names)} texts, {', '.join(names)}, and a unit of a corpus "
-            "is one; take a task of single texts"
+            f"task {task.name} has {len(names)} texts, {', '.join(names)}, but a unit of a corpus "
+            "is one text; use a task of single texts"
         )
     if not task.labels:
         raise InputError(
@@ -106,22 +106,22 @@ def check_annotator(config: RunConfig) -> None:
 
 
 def check_saved(classifier: RunConfig, workdir: str, finished: bool) -> None:
-    """Raises InputError where a workdir is of another classifier."""
+    """Raises InputError if a workdir belongs to another classifier."""
     free = FREE + FREE_TRAINED * finished
     check_workdir(workdir, classifier.to_dict(), free)
 
 
 def read_units(config: RunConfig, workdir: str) -> Corpus:
-    """Opens the text of a config, indexed by the classifier's own tokenizer."""
+    """Opens the corpus of a config, indexed with the tokenizer of the classifier."""
     backbone = open_backbone(config.backbone)
     tokenizer = load_tokenizer(backbone.folder)
     return read_corpus(config, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
 def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> Annotator:
-    """Reads the best numbers of a classifier's workdir.
+    """Restores the best parameters of a classifier from its workdir.
 
-    Raises InputError where its classes are not those of the thresholds of `c`.
+    Raises InputError if its classes do not match the thresholds of `config`.
     """
     trained = restore(classifier, workdir)
     scorer = trained.scorer
@@ -134,9 +134,9 @@ def open_annotator(classifier: RunConfig, config: RunConfig, workdir: str) -> An
 
 
 def _digest(trained: Trained) -> str:
-    """Sums up what a classifier has learned: its numbers, its labels and its template.
+    """Returns a digest of a classifier: its parameters, its labels and its template.
 
-    Not the files of its checkpoint: they hold times and the order in which threads wrote.
+    Checkpoint files are not hashed: they depend on times and on the order of threads.
     """
     scorer = trained.scorer
     read_as = [scorer.task.labels, scorer.task.words, scorer.template]
@@ -150,10 +150,10 @@ def _digest(trained: Trained) -> str:
 
 
 def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Iterator[np.ndarray]]:
-    """Makes (unit) -> the probabilities of the classes, part by part, from that unit on.
+    """Returns (unit) -> class probabilities in parts, from that unit on.
 
-    float32 [units, C]; a row of zeros is a unit that is left out. Parts start at the same units
-    whichever is the first, so that a unit stands in the same batch.
+    Each part is float32 [units, C]; a row of zeros is a unit that is left out. The parts do not
+    depend on the first unit, so that a unit is always in the same batch.
     """
     trained = annotator.trained
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
@@ -183,7 +183,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
 
 
 def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
-    """Makes something of each, in a thread, before it is asked for."""
+    """Calls `make` for each value ahead of time, in a thread."""
     with ThreadPoolExecutor(1) as pool:
         waiting: deque[Future[_T]] = deque()
         for one in given:
@@ -200,7 +200,7 @@ def _ahead(make: Callable[[int], _T], given: Sequence[int]) -> Iterator[_T]:
 def _prepare(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> tuple[Annotator, Corpus] | None:
-    """Opens the text and the classifier, which is trained first; None where a signal ended that."""
+    """Trains the classifier, and opens it and the corpus; None if a signal stopped the training."""
     check_annotator(config)
     keep_programs(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
@@ -213,15 +213,16 @@ def _prepare(
     processes.agree({"the indexed text": corpus.folder.name})
     if not trained and tune.run(classifier, workdir) is None:
         return None
-    signals.note("with the classifier trained; the same command goes on")
+    signals.note("with the classifier trained; run the same command again to continue")
     return open_annotator(classifier, config, workdir), corpus
 
 
 def run(
     config: RunConfig, classifier: RunConfig, workdir: str, output: str
 ) -> dict[str, object] | None:
-    """Labels the text of a config. Returns the counts, None where a signal ended the training,
-    and on all processes but the first.
+    """Labels the corpus of a config. Returns the counts.
+
+    Returns None if a signal stopped the training, and on all processes but the first.
     """
     prepared = _prepare(config, classifier, workdir, output)
     if prepared is None:
@@ -276,4 +277,7 @@ def run(
 
 
 def _kept(done: int, total: int) -> str:
-    return f"with {done:,} of {total:,} units annotated; they are kept, the same command goes on"
+    return (
+        f"with {done:,} of {total:,} units annotated and saved; run the same command again to "
+        "continue"
+    )

@@ -1,4 +1,4 @@
-"""From a config to a run that goes on with a backbone's own pre-training."""
+"""Builds a run that continues the pre-training of a backbone from its config."""
 
 import dataclasses
 import hashlib
@@ -59,7 +59,7 @@ Sums = Mapping[str, Mapping[str, float]]  # objective -> what it counts
 
 
 class Adapted(NamedTuple):
-    """A backbone, what it is pre-trained by, and its numbers before the first step."""
+    """A backbone, its pre-training objectives, and its initial parameters."""
 
     backbone: Backbone
     generator: Backbone | None  # rtd
@@ -72,9 +72,9 @@ class Adapted(NamedTuple):
 
 
 def check_objective(config: RunConfig) -> None:
-    """Raises InputError where a config lacks what only `adapt` needs."""
+    """Raises InputError if a config cannot be used with `adapt`."""
     if is_grid(config):
-        raise InputError("adapt takes one run, and config.runs holds a grid; empty it")
+        raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(config)
@@ -85,7 +85,7 @@ def check_objective(config: RunConfig) -> None:
     for field, value in idle.items():
         if value:
             raise InputError(
-                f"{field}={value} does nothing in adapt, which learns from running text; leave it "
+                f"{field}={value} has no effect in adapt, which trains on running text; leave it "
                 "out"
             )
     if not (config.backbone.path or config.backbone.init):
@@ -93,7 +93,7 @@ def check_objective(config: RunConfig) -> None:
             "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
         )
     if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
 
 
 # -- text -------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def objective_of(config: RunConfig) -> OnText:
 def read_rows(
     config: RunConfig, corpus: Corpus, objective: Denoiser, tokenizer: Tokenizer
 ) -> tuple[DenoisingRows, DenoisingRows]:
-    """Cuts the documents into rows. -> those to train on, those of held-out documents"""
+    """Cuts the documents into sequences. Returns those for training and those held out."""
     shares = divide(len(corpus), config.corpus.held_out, config.data.seed)
     pad = tokenizer.pad_token_id
     # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
@@ -122,7 +122,7 @@ def read_rows(
 
 
 def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -> Denoiser:
-    """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
+    """Returns the denoiser of an objective. Raises InputError if the tokenizer lacks a token."""
     objective, length = objective_of(config), config.data.max_len
     if isinstance(objective, CausalLM):
         return clm.make(tokenizer, length, apart=objective.apart)
@@ -147,15 +147,15 @@ def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -
 
 
 def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
-    """Opens a backbone, or the config.json of one to be drawn.
+    """Opens a backbone, or the config.json of a new one.
 
-    Its weights will be float32, whatever it computes in: all of them train.
+    Its weights will be float32, whatever its compute dtype: all of them train.
     """
     style, head = NEEDS[config.objective.name]
     if config.backbone.quantize != "none":
         raise InputError(
-            f"backbone.quantize={config.backbone.quantize} is of frozen weights, and adapt trains "
-            "all; take backbone.quantize=none"
+            f"backbone.quantize={config.backbone.quantize} is for frozen weights, but adapt "
+            "trains all weights; set backbone.quantize=none"
         )
     if config.backbone.init:
         backbone = new_backbone.open_config(config.backbone, (head,))
@@ -164,16 +164,16 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={config.objective.name} is not for {with_article(backbone.family)}; "
-            f"take {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
+            f"objective.name={config.objective.name} does not work with "
+            f"{with_article(backbone.family)}; use {known or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not config.backbone.init:
         new_backbone.as_electra(backbone)  # says so before the text is read
     most = for_words(backbone.module).dims.max_len
     if config.data.max_len > most:
         raise InputError(
-            f"data.max_len={config.data.max_len} is over the {most} positions of "
-            f"{backbone.folder}; lower it to {most}"
+            f"data.max_len={config.data.max_len} exceeds the {most} positions of "
+            f"{backbone.folder}; use at most {most}"
         )
     check_mesh(placement, backbone)
     if head == "rtd":
@@ -182,7 +182,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
 
 
 def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) -> Adapted:
-    """Reads or draws the weights, and makes the model that pre-trains them."""
+    """Loads or randomly initialises the weights, and makes the model that trains them."""
     head = NEEDS[config.objective.name][1]
     if config.backbone.init:
         backbone, loaded = new_backbone.draw_weights(backbone, placement, config.seed)
@@ -218,7 +218,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
 
 
 def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
-    """Shapes a generator of a discriminator's kind, or opens one that is trained."""
+    """Returns a generator config derived from the discriminator, or opens a trained generator."""
     objective, block = _replaced_tokens(config), config.backbone  # it computes like the other
     if not objective.generator_path:
         hf = generator_config(
@@ -233,13 +233,13 @@ def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
     # What the generator draws is fed to the discriminator by its id.
     if words[0] != words[1]:
         raise InputError(
-            f"objective.generator_path={objective.generator_path!r} has another vocabulary than "
-            f"{backbone.folder}; give a generator with the same tokenizer"
+            f"objective.generator_path={objective.generator_path!r} has a different vocabulary "
+            f"than {backbone.folder}; use a generator with the same tokenizer"
         )
     if "mlm" not in opened.module.cfg.model_heads:
         raise InputError(
-            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; give a "
-            "model that `adapt` made by mlm, or leave it empty for a fresh generator"
+            f"objective.generator_path={objective.generator_path!r} has no masked-LM head; use a "
+            "model that `adapt` trained with mlm, or leave it empty for a random generator"
         )
     return _in_float32(opened)
 
@@ -250,14 +250,14 @@ def _replaced_tokens(config: RunConfig) -> ReplacedTokens:
 
 
 def _in_float32(backbone: Backbone) -> Backbone:
-    """Returns a backbone whose weights are loaded as float32, whatever it computes in."""
+    """Returns a backbone whose weights are loaded as float32, whatever its compute dtype."""
     return backbone._replace(config=dataclasses.replace(backbone.config, dtype="float32"))
 
 
 def _load_generator(
     config: RunConfig, backbone: Backbone, placement: Placement
 ) -> tuple[Backbone, Loaded]:
-    """Draws or reads the generator's weights."""
+    """Randomly initialises or loads the weights of the generator."""
     opened = _open_generator(config, backbone)
     if not _replaced_tokens(config).generator_path:
         return new_backbone.draw_weights(opened, placement, config.seed, part="generator")
@@ -268,9 +268,9 @@ def _load_generator(
 
 
 def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
-    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
+    """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
-    That is three times its forward pass: each product once more for either of its sides.
+    They are three times those of the forward pass: the backward pass has two products for each.
     """
     shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
     count = make_count_step(spelt_out(adapted.model), adapted.objectives)
@@ -279,7 +279,7 @@ def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> 
 
 
 def spelt_out(model: Model | Pair) -> Model | Pair:
-    """Takes fused kernels out of a model, whose products cannot be seen, and recomputation."""
+    """Returns a model without fused kernels, whose FLOPs cannot be counted, and recomputation."""
     if isinstance(model, Pair):
         return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
     return _spelt_out(model)
@@ -294,28 +294,28 @@ def _spelt_out(model: Model) -> Model:
 
 
 class Learned(Protocol):
-    """What held-out rows are scored by, beside what trains."""
+    """Interface of what is needed to score held-out sequences."""
 
     @property
     def model(self) -> Model | Pair:
-        """What scores them."""
+        """The model."""
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """What is counted."""
+        """The objectives."""
 
     @property
     def frozen(self) -> tree.Flat:
-        """Parameters that do not train."""
+        """Frozen parameters."""
 
 
 def feed_rows(
     config: RunConfig, rows: Rows, placement: Placement,
     score: Callable[[Sums], dict[str, float]], flops: float,
 ) -> Feed:  # fmt: skip
-    """Makes the training batches of rows of running text; their scores and speed are logged.
+    """Returns the training batches of running text, with scores and throughput for the log.
 
-    `flops` are those that the model asks for in a step, on all devices together.
+    `flops` are the model FLOPs of a step on all devices together.
     """
     visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.share())
     meter = Meter(visits, score, flops, config.backbone.dtype, placement)
@@ -323,12 +323,12 @@ def feed_rows(
 
 
 def held_out_value(scores: dict[str, float]) -> float:
-    """Returns what is to be high of the scores of held-out text, whose loss is to be low."""
+    """Returns the negative held-out loss: higher is better."""
     return -scores["loss"]
 
 
 def score_sums(sums: Sums) -> dict[str, float]:
-    """Turns the sums of objectives into scores."""
+    """Computes scores from the sums of objectives."""
     if "main" in sums:
         return metrics.score_targets(sums["main"])
     found = metrics.score_detection(sums["discriminator"])
@@ -340,7 +340,7 @@ def build_scores(
     placement: Placement, learned: Learned, held: Pass, seed: int,
     score: Callable[[Sums], dict[str, float]] = score_sums,
 ) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
-    """Makes trainable -> the scores of held-out rows, with the same draws in every pass."""
+    """Returns a function trainable -> held-out scores, with the same random masks in every pass."""
     count = make_count_step(learned.model, learned.objectives)
     step = jit(within(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
@@ -372,7 +372,7 @@ def fill(
     held: DenoisingRows,
     tokenizer: Tokenizer,
 ) -> str:
-    """Fills the first of the held-out rows, and writes them out."""
+    """Returns the model's predictions on some held-out sequences as text."""
     devices = placement.mesh.shape[DATA]
     # A batch must divide over the devices; the rows beyond are filling.
     examples = objective_of(config).examples

@@ -1,4 +1,4 @@
-"""Held-out rows as a pre-trained model fills them, for people to read."""
+"""Readable reports of a model's predictions on held-out sequences."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ _MARKS = ("##", "Ġ", "▁")  # in front of a piece: of WordPiece, byte-level BP
 _SHOWN = 64  # targets of a causal model
 
 LEGENDS = {
-    "mlm": "[a] the masked token, rightly filled; [a|b] filled with a, b was there",
-    "rtd": "[+a|b] a in place of b, found; [-a|b] missed; [!a] nothing was replaced, but so told",
-    "seq2seq": "what was read, what was to be said, the likeliest token at each place of that",
-    "causal": "the end of a row, the likeliest token at each place of it, given those before",
+    "mlm": "[a] masked token, predicted correctly; [a|b] predicted a, the token was b",
+    "rtd": "[+a|b] a replaced b, detected; [-a|b] not detected; [!a] a not replaced, but judged so",
+    "seq2seq": "input, target, most likely token at each position of the target",
+    "causal": "end of a sequence, most likely token at each of its positions",
 }
 
 
 def make_fill_step(model: Model | Pair):
-    """Makes (trainable, frozen, batch, key) -> tokens [B, M], and whether a Pair told [B, T] right.
+    """Returns (trainable, frozen, batch, key) -> tokens [B, M], and a Pair's hits [B, T].
 
-    The tokens are the likeliest at each target, those of a Pair what its generator drew.
+    Tokens are the most likely ones at each target, those of a Pair are sampled by its generator.
     """
     if isinstance(model, Pair):
 
@@ -48,7 +48,7 @@ def make_fill_step(model: Model | Pair):
 def render(
     objective: str, tokenizer: Tokenizer, batch: Batch, tokens: np.ndarray, hits: np.ndarray | None
 ) -> Iterator[str]:
-    """Yields the legend, then each row of a batch as text."""
+    """Yields the legend, then each sequence of a batch as text."""
     inline, targets = objective in ("mlm", "rtd"), batch.targets
     assert targets is not None
     yield LEGENDS[objective if inline else "causal" if batch.decoder is None else "seq2seq"]
@@ -72,7 +72,7 @@ def _inline(
     tokenizer: Tokenizer, ids: np.ndarray, places: dict[int, tuple[int, int]],
     told: np.ndarray | None,
 ) -> str:  # fmt: skip
-    """Writes a row with marks in it; `places` tells what was put at a position, and the truth."""
+    """Formats a sequence with marks; `places` has the predicted and the true token by position."""
     pieces = _pieces(tokenizer, ids.tolist())
     for at in range(len(pieces)):
         new, old = places.get(at, (ids[at], ids[at]))
@@ -97,6 +97,6 @@ def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Names tokens; a row of the vocabulary that pads it, and has no token, by its number."""
+    """Returns the tokens of ids; padding ids of the vocabulary table are shown as numbers."""
     pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
     return [f"[{one}]" if piece is None else piece for one, piece in zip(ids, pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""The majority baseline: every example is given the most frequent class of the training set."""
+"""The majority baseline: predicts the most frequent class of the training set."""
 
 import numpy as np
 
@@ -10,20 +10,18 @@ from jaxprompt.scoring.relations import check_relations, judge
 
 
 def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
-    """Scores the most frequent class of the full training set on a split, by the task's metric.
+    """Scores the most frequent class of the full training set on a split, with the task's metric.
 
-    The class is that of all training examples, also where data.protocol takes few of them (Gao et
-    al. 2021, section 5.1); of several as frequent it is the first. Metrics of ranks take all
-    classes by how frequent they are. No backbone is read. Raises InputError for a task without
-    classes, and where the split is not there.
+    All training examples count, even if data.protocol uses only a few of them (Gao et al. 2021,
+    section 5.1); ties are broken by class order. Ranking metrics rank the classes by frequency. No
+    backbone is read. Raises InputError for a task without classes, and for a missing split.
     """
     # What is scored is still chosen by the protocol.
     full = read_examples(config.replace({"data.protocol": ""}), ["train"])
     task = full.task
     if task.kind != "classes" or not task.labels:
         raise InputError(
-            f"--majority needs a task with classes, and task {task.name} has other answers; leave "
-            "it out"
+            f"--majority needs a task with classes, which task {task.name} is not; leave it out"
         )
     counts = np.bincount(
         [example.label for example in full.splits["train"]], minlength=len(task.labels)
@@ -31,7 +29,7 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
     best = int(counts.argmax())
     scored = read_examples(config, [split]).splits.get(split)
     if not scored:
-        raise InputError(f"task {task.name} has no {split} split here; give data.files.{split}")
+        raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     gold = np.array([example.label for example in scored])
     check_relations(task.metric, task.labels, task.negative)
     judged = judge(task, scored)

@@ -1,7 +1,7 @@
-"""A run in which several tasks train one prompt (Liu et al. 2022, "P-Tuning v2", section 3.2).
+"""A run that trains one prompt on several tasks (Liu et al. 2022, "P-Tuning v2", section 3.2).
 
-The prompt and the backbone are shared, and each task has a linear head, or another, of its own. At
-its end the run exports the prompt once for each task, with that task's head.
+The prompt and the backbone are shared; each task has its own head. At the end the run exports the
+prompt once for each task, with the head of that task.
 """
 
 import dataclasses
@@ -62,20 +62,20 @@ _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
 
 
 def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Tunes one prompt on all tasks of a config in a workdir. -> the result"""
+    """Trains one prompt on all tasks of a config. Returns the result."""
     return carry_out(SharedTuning(config, workdir))
 
 
 def is_shared(config: RunConfig) -> bool:
-    """Tells whether a config has several tasks that share a prompt."""
+    """Returns whether a config has several tasks that share a prompt."""
     return bool(config.shared.tasks)
 
 
 def task_configs(config: RunConfig) -> dict[str, RunConfig]:
-    """Makes the config of each task, by its name.
+    """Returns the config of each task by its name.
 
-    Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
-    not a task's own.
+    Raises InputError for two tasks with the same name, a file that cannot be read, and a field that
+    all tasks share.
     """
     configs: dict[str, RunConfig] = {}
     paths: dict[str, str] = {}
@@ -83,20 +83,20 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
         name = Path(path).name.removesuffix(".json")
         if name in configs:
             raise InputError(
-                f"shared.tasks: {paths[name]} and {path} are two tasks with one name, {name!r}; "
-                "rename a file"
+                f"shared.tasks: {paths[name]} and {path} have the same task name {name!r}; rename "
+                "a file"
             )
         if not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(
-                f"shared.tasks: a task is called by its file, and {name!r} has more than letters, "
-                "digits, - and _; rename it"
+                f"shared.tasks: the task name {name!r} is the name of its file and may only have "
+                "letters, digits, - and _; rename the file"
             )
-        fields = read_json(user_path(path), "a JSON file of the task's own fields")
+        fields = read_json(user_path(path), "a JSON file with the fields of the task")
         odd = next((field for field in fields if field.split(".")[0] not in _BLOCKS), None)
         if odd is not None:
             raise InputError(
-                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
-                'their whole names, as in {"task.name": "conll2003"}'
+                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)} by "
+                'their full names, e.g. {"task.name": "conll2003"}'
             )
         try:
             task_config = with_overrides(config, [*fields.items(), ("shared.tasks", ())])
@@ -112,7 +112,7 @@ def task_configs(config: RunConfig) -> dict[str, RunConfig]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskInputs:
-    """What one of several tasks learns from."""
+    """The inputs of one of several tasks."""
 
     config: RunConfig
     scorer: Scorer
@@ -122,13 +122,13 @@ class TaskInputs:
 
     @property
     def metric(self) -> str:
-        """The metric of the task, which counts for the mean of all."""
+        """The metric of the task, one of those that are averaged."""
         return self.scorer.task.metric
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Tasks:
-    """The tasks that share a prompt, read and encoded; of the backbone no weights."""
+    """The tasks that share a prompt, loaded and encoded; without backbone weights."""
 
     placement: Placement
     backbone: Backbone
@@ -137,7 +137,7 @@ class Tasks:
     milestones: Milestones
 
     def joined_scorer(self) -> Scorer:
-        """Makes the scorer of the first task with the heads of all, by the names of the tasks."""
+        """Returns the scorer of the first task with the heads of all tasks, by task name."""
         first = next(iter(self.by_name.values())).scorer
         heads = {name: task.scorer.model.heads["main"] for name, task in self.by_name.items()}
         return first._replace(model=dataclasses.replace(first.model, heads=heads))
@@ -145,7 +145,7 @@ class Tasks:
     def count_tokens(
         self, config: RunConfig, count_corpus: Callable[[Scorer], np.ndarray | None]
     ) -> np.ndarray | None:
-        """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
+        """Counts the tokens of all tasks for initialising a prompt; None if not needed."""
         counts = [
             initial_params.count_tokens(
                 config, task.splits["train"], functools.partial(count_corpus, task.scorer)
@@ -155,7 +155,7 @@ class Tasks:
         return _sum_counts(counts)
 
     def with_backbone(self, backbone: Backbone) -> "Tasks":
-        """Returns them with a backbone whose weights were read."""
+        """Returns a copy with a backbone whose weights are loaded."""
         by_name = {
             name: dataclasses.replace(task, scorer=task.scorer.with_backbone(backbone))
             for name, task in self.by_name.items()
@@ -164,7 +164,7 @@ class Tasks:
 
 
 def read_tasks(config: RunConfig) -> Tasks:
-    """Reads and encodes the splits of all tasks of a config."""
+    """Loads and encodes the splits of all tasks of a config."""
     placement, configs = build_placement(config), task_configs(config)
     fields = {name: _own_fields(task_config) for name, task_config in configs.items()}
     processes.agree(
@@ -209,44 +209,44 @@ def read_tasks(config: RunConfig) -> Tasks:
 
 
 def _check_prompts(config: RunConfig, tasks: Mapping[str, TaskInputs]) -> None:
-    """Raises InputError for a method that is another on another task."""
+    """Raises InputError for a method that depends on the task."""
     prompts = {name: task.scorer.model.prompt for name, task in tasks.items()}
     first = next(iter(prompts))
     for name, prompt in prompts.items():
         if prompt != prompts[first]:
             raise InputError(
-                f"prompt.name={config.prompt.name} depends on the task, so that {first} "
-                f"and {name} cannot share it; take prefix, soft or another"
+                f"prompt.name={config.prompt.name} depends on the task, so {first} "
+                f"and {name} cannot share it; use e.g. prefix or soft"
             )
     if prompts[first].objectives():
         raise InputError(
-            f"prompt.name={config.prompt.name} has an objective of its own, which tasks "
-            "cannot share; of dart set prompt.fluency=0, or take another method"
+            f"prompt.name={config.prompt.name} has an additional objective, which tasks "
+            "cannot share; with dart set prompt.fluency=0, or use another method"
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedTasks(Prepared[SharedRecord]):
-    """The examples of all tasks, and the backbone that learns them."""
+    """The examples of all tasks, and the backbone."""
 
     tasks: Tasks
     loaded: Loaded
 
     def without_weights(self) -> Self:
-        """Returns it without the backbone as it was read."""
+        """Returns a copy without the loaded weights of the backbone."""
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TasksJob(Job):
-    """A job that learns several tasks."""
+    """A job that trains on several tasks."""
 
     weights: Weights  # before the first step
     scores: dict[str, Score]  # by task
 
 
 class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
-    """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
+    """Trains on all tasks in turns, and selects the step with the best mean dev metric."""
 
     DONE, RECORD = "trained", SharedRecord
 
@@ -255,7 +255,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         config = self.config
         if is_grid(config):
             raise InputError(
-                "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
+                "config.runs and shared.tasks are both set, but a grid trains runs of one task; "
                 "empty one of the two"
             )
         for name, task_config in task_configs(config).items():
@@ -265,16 +265,16 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
                 raise InputError(f"task {name}: {error}") from error
         if "labels" in starts_of(config):
             raise InputError(
-                "prompt.start=labels takes the label words of one task; take vocab or text"
+                "prompt.start=labels uses the label words of one task; use vocab or text"
             )
         if config.cache.where:
             raise InputError(
-                f"cache.where={config.cache.where} keeps states of one task; empty it for "
+                f"cache.where={config.cache.where} caches states of one task; empty it for "
                 "shared.tasks"
             )
 
     def prepare(self, saved: SharedRecord | None, started: int | None) -> PreparedTasks:
-        """Reads and encodes the splits of all tasks, and reads the backbone."""
+        """Loads and encodes the splits of all tasks, and loads the backbone."""
         del saved, started
         tasks = read_tasks(self.config)
         backbone, loaded = NOTHING.load(tasks.backbone, tasks.placement)
@@ -294,7 +294,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         )
 
     def build(self, prepared: PreparedTasks) -> TasksJob:
-        """Draws the prompt and the heads."""
+        """Initialises the prompt and the heads."""
         config, tasks, placement = self.config, prepared.tasks, prepared.placement
         scorer = tasks.joined_scorer()
         counts = tasks.count_tokens(
@@ -323,7 +323,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         )
 
     def lines(self, prepared: PreparedTasks, job: TasksJob, where: str) -> Iterator[str]:
-        """Says what was read of each task, and what trains."""
+        """Yields log lines: what was read of each task, and what trains."""
         config, tasks, (trainable, frozen, report) = self.config, prepared.tasks, job.weights
         yield (
             f"backbone {config.backbone.path} ({tasks.backbone.family}), weights "
@@ -340,7 +340,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         yield f"{prepared.milestones.total} steps, {where}"
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, ended: Ended) -> RunResult:
-        """Scores test once, and exports the prompt with the head of each task."""
+        """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
         progress, best = ended.progress, ended.best
         fitted, scores = {}, {}
@@ -394,7 +394,7 @@ def _feed(tasks: Tasks, seed: int) -> Feed:
 def _step_of(
     name: str, task: TaskInputs, model: Model, tx: optax.GradientTransformation
 ) -> TrainStep:
-    """Makes the train step of a task; `model` has the heads of all."""
+    """Returns the train step of a task; `model` has the heads of all tasks."""
     terms = build_objectives(task.config, task.scorer.model)
     terms = [term._replace(head=name) for term in terms]
     return make_train_step(model, tx, terms, accumulate=task.config.optim.accumulate)
@@ -404,7 +404,7 @@ def _score(
     split: str, tasks: Mapping[str, TaskInputs], scores: Mapping[str, Score], trainable: Flat,
     frozen: Flat,
 ) -> dict[str, float]:  # fmt: skip
-    """Scores a split of every task, with the mean of their own metrics."""
+    """Evaluates a split of every task, and averages their metrics."""
     values: dict[str, float] = {}
     task_metrics: list[float] = []
     for name, task in tasks.items():
@@ -421,17 +421,17 @@ def _score(
 
 
 def _own_fields(config: RunConfig) -> dict[str, str]:
-    """Lists the fields that are a task's own, without the places of its files."""
+    """Returns the fields that differ between tasks, without file paths."""
     return {field: x for field, x in facts_of(config).items() if field.split(".")[0] in _BLOCKS}
 
 
 def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:
-    """Takes the scores of a task, by their plain names."""
+    """Returns the scores of one task by their plain names."""
     return {key.partition("/")[2]: x for key, x in scores.items() if key.startswith(f"{name}/")}
 
 
 def _of_task(flat: Flat, name: str) -> Flat:
-    """Takes what a task uses of all numbers, its head as the only one."""
+    """Returns the parameters that one task uses, with its head as the only one."""
     prefix, leaves = f"head/{name}/", {}
     for leaf, value in flat.items():
         if leaf.startswith(prefix):
@@ -442,7 +442,7 @@ def _of_task(flat: Flat, name: str) -> Flat:
 
 
 def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Adds the counts of token ids of all tasks, each [up to its greatest id]. None = not asked"""
+    """Adds the token counts of all tasks, each [its largest id + 1]; None if not needed."""
     counted = [ids for ids in counts if ids is not None]
     if len(counted) < len(counts):
         return None

@@ -1,4 +1,4 @@
-"""Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
+"""Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): builds its parts."""
 
 import dataclasses
 import json
@@ -62,19 +62,19 @@ Examples: TypeAlias = cls.Classification | nsp.NextSentence | selection.Selectio
 
 
 class PptTask(NamedTuple):
-    """A task laid out for a backbone, and what scores it."""
+    """A pre-training task formatted for a backbone, and its scorer."""
 
     backbone: Backbone
     scorer: Scorer  # of the most options
     forms: Forms
 
     def with_backbone(self, backbone: Backbone) -> Self:
-        """Returns it with a backbone whose weights were read."""
+        """Returns a copy with a backbone whose weights are loaded."""
         return self._replace(backbone=backbone, scorer=self.scorer.with_backbone(backbone))
 
 
 class Learner(NamedTuple):
-    """What learns, and its numbers before the first step."""
+    """The model, and its initial parameters."""
 
     model: Model
     objectives: list[Objective]
@@ -84,22 +84,22 @@ class Learner(NamedTuple):
 
 
 def check_ppt(config: RunConfig) -> None:
-    """Raises InputError where a config lacks, or has, what `pretrain` cannot go without, or with.
+    """Raises InputError if a config lacks required fields or has fields that `pretrain` rejects.
 
-    Nothing is read but the annotations.
+    Reads nothing except the annotations.
     """
     if not config.ppt.task:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
     need_corpus(config)
     if not config.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+        raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
     _check_idle(config)
     check_learner(config)
     open_annotations(config)
 
 
 def _check_idle(config: RunConfig) -> None:
-    """Raises InputError for fields that say what a task is: here the pre-training task is that."""
+    """Raises InputError for fields that define a task: the pre-training task replaces them."""
     idle = TaskConfig().leaves("task.")
     named = ("source", "only", "protocol.name", "files.train", "files.dev", "files.test")
     idle |= {"ppt.hard": False} | {f"data.{name}": "" for name in named}
@@ -110,19 +110,19 @@ def _check_idle(config: RunConfig) -> None:
         if value != idle[field]:
             shown = brief(",".join(map(str, value)) if isinstance(value, tuple) else value)
             raise InputError(
-                f"{field}={shown} does nothing in pretrain, whose examples and label "
-                f"words are those of ppt.task={config.ppt.task}; leave it out"
+                f"{field}={shown} has no effect in pretrain, whose examples and label "
+                f"words come from ppt.task={config.ppt.task}; leave it out"
             )
 
 
 def tell_idle(config: RunConfig) -> list[str]:
-    """Names the fields of a block `ppt` that another of its tasks reads."""
+    """Returns log lines for fields of the block `ppt` that have no effect on its task."""
     read = {
         "least": ("unified",), "most": ("unified",), "annotations": ("cls",),
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
-        f"ppt.{name}={brief(value)} is not read: ppt.task is {config.ppt.task}"
+        f"ppt.{name}={brief(value)} has no effect: ppt.task is {config.ppt.task}"
         for name, tasks in read.items()
         for value in [getattr(config.ppt, name)]
         if config.ppt.task not in tasks and value != getattr(PPTConfig(), name)
@@ -130,45 +130,47 @@ def tell_idle(config: RunConfig) -> list[str]:
 
 
 def check_learner(config: RunConfig) -> None:
-    """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
+    """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
     if not method_of(config).LEARNS:
         raise InputError(
-            f"prompt.name={config.prompt.name} has nothing to learn; take soft or prefix"
+            f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
         )
     # A made-up vocabulary tells whether the method would store the words of one.
     if method_of(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
-            "prompt.rows=seen stores the rows of words of training examples, and pretrain has "
-            "none; set prompt.rows=all"
+            "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
+            "does not have; set prompt.rows=all"
         )
     if "task" in starts_of(config):
         raise InputError(
-            "prompt.start=task takes words of training examples, and pretrain has none; take "
+            "prompt.start=task uses words of training examples, which pretrain does not have; use "
             "normal, uniform, vocab, frequent, labels, text or file"
         )
     if config.trainable:
-        raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
+        raise InputError(
+            "trainable must be empty, because pretrain trains only the prompt; empty it"
+        )
     if not isinstance(head_of(config), verbalizer.Head):
         raise InputError(
-            f"head.name={config.head.name} reads no label words; set head.name=verbalizer"
+            f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
         )
     if config.cache.where:
         raise InputError(
-            f"cache.where={config.cache.where} keeps states of rows that come again, here none "
-            "does; set it to ''"
+            f"cache.where={config.cache.where} caches states of sequences that repeat, but "
+            "in pretrain none does; set it to ''"
         )
     options_of(config)
 
 
 def options_of(config: RunConfig) -> tuple[int, ...]:
-    """Lists the numbers of options that examples have, (0,) where they have none."""
+    """Returns the possible numbers of options of an example, (0,) if it has none."""
     if config.ppt.task not in ("nss", "unified"):
         return (0,)
     return numbers_of_options(config.ppt.task, config.ppt.least, config.ppt.most)
 
 
 def open_annotations(config: RunConfig) -> Annotations | None:
-    """Opens the labels that cls needs. Raises InputError where its words are of other classes."""
+    """Opens the labels that cls needs. Raises InputError if its words have other classes."""
     if config.ppt.task != "cls":
         return None
     if not config.ppt.annotations:
@@ -180,7 +182,7 @@ def open_annotations(config: RunConfig) -> Annotations | None:
 
 
 def thresholds_of(config: RunConfig) -> tuple[float, ...]:
-    """Gives what the probability of a label must exceed, by class."""
+    """Returns the probability threshold of a label, by class."""
     return tuple(config.ppt.thresholds) or PUBLISHED
 
 
@@ -188,7 +190,7 @@ def thresholds_of(config: RunConfig) -> tuple[float, ...]:
 
 
 def open_task(config: RunConfig, placement: Placement, *, restored: bool = False) -> PptTask:
-    """Opens the backbone and lays the task out; `restored` as in build.task.open_fitting."""
+    """Opens the backbone and formats the task; `restored` as in build.task.open_fitting."""
     backbone = open_fitting(config, placement, restored=restored)
     scorer = make_scorer(config, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
@@ -216,14 +218,14 @@ def _pattern(config: RunConfig) -> Pattern:
 
 
 def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> Scorer:
-    """Lays the task out, with the most options, as a classification task is downstream."""
+    """Formats the task, with its most options, like a downstream classification task."""
     pattern, most = _pattern(config), max(options_of(config))
     template, style = pattern.text(most), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
-            f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text behind "
-            f"[mask], where {with_article(backbone.family)} cannot read it; set ppt.patterns="
-            f"{config.ppt.patterns.partition('_')[0]}_end, or take another backbone"
+            f"ppt.task={config.ppt.task} with ppt.patterns={config.ppt.patterns} has text after "
+            f"[mask], which {with_article(backbone.family)} cannot read there; set ppt.patterns="
+            f"{config.ppt.patterns.partition('_')[0]}_end, or use another backbone"
         )
     task = Task(
         config.ppt.task, fields_of(config.ppt.task, most), labels=pattern.words, template=template,
@@ -245,7 +247,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
 
 
 class Text(NamedTuple):
-    """The examples of a corpus, of the documents to learn from and of those held out."""
+    """The examples of a corpus, from training documents and from held-out ones."""
 
     corpus: Corpus
     tasks: tuple[Examples, Examples]
@@ -256,9 +258,9 @@ class Text(NamedTuple):
 
 
 def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple[int, int]) -> Text:
-    """Makes the examples. Raises InputError where there are too few documents for them.
+    """Makes the examples. Raises InputError if there are too few documents.
 
-    `share` says which part of a held-out batch this process holds, of how many.
+    `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
     parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
@@ -307,7 +309,7 @@ def _make(
 
 
 def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
-    """Says what was read, whatever is asked of it."""
+    """Returns log lines about the backbone and the corpus."""
     lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
     lines += tell_init(config, backbone.module.dims)
     lines.append(
@@ -317,32 +319,32 @@ def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: C
 
 
 def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
-    """Says what is asked, what of the text is used for it, and what was left out."""
+    """Returns log lines about the task: label words, and which text is used or left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
-    word_lines = tell_words(text.classes, words) or [f"words {first_words}"]
+    word_lines = tell_words(text.classes, words) or [f"label words: {first_words}"]
     return [
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",
-        f"  to learn from {text.tasks[0].summary()}",
-        f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
+        f"  training: {text.tasks[0].summary()}",
+        f"  held out: {text.tasks[1].summary()}; {text.held.size:,} of them are scored",
     ]
 
 
 def examples_key(config: RunConfig) -> str:
-    """Sums up all that examples of a run depend on and that may differ between runs."""
+    """Returns a key of everything that examples depend on and that may differ between runs."""
     return json.dumps([config.ppt.to_dict(), config.data.seed], sort_keys=True)
 
 
 def check_same(saved: PretrainingData | None, data: PretrainingData, config: RunConfig) -> None:
-    """Raises InputError where the text or its labels are others than a run's record says."""
+    """Raises InputError if the text or its labels differ from the record of a run."""
     if saved is None:
         return
     check_unchanged(saved.corpus, data.corpus)
     if saved.labels != data.labels:
         raise InputError(
-            f"ppt.annotations={config.ppt.annotations} has other labels than the saved run; "
-            "restore them, or take another workdir"
+            f"ppt.annotations={config.ppt.annotations} has different labels than the saved run; "
+            "restore them, or use another workdir"
         )
 
 
@@ -353,7 +355,7 @@ def make_learner(
     config: RunConfig, ppt_task: PptTask, loaded: Loaded, placement: Placement,
     counts: np.ndarray | None = None, *, restored: bool = False,
 ) -> Learner:  # fmt: skip
-    """Initialises the prompt of a task whose backbone is read; the rest as in `start`."""
+    """Initialises the prompt of a task whose backbone is loaded; otherwise as `start`."""
     trainable, frozen, report = start(
         config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
@@ -362,7 +364,7 @@ def make_learner(
 
 
 def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Objective]]:
-    """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
+    """Makes the losses of downstream tuning with accuracy counts. Returns (model, losses)."""
     method_modules = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in method_modules}
     kind = head_of(config)
@@ -376,9 +378,9 @@ def flops_of(
     learned: Learner, tx: optax.GradientTransformation, state: TrainState, like: Batch, rows: int,
     placement: Placement,
 ) -> float:  # fmt: skip
-    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
+    """Counts the model FLOPs of a training step on `rows` sequences like those of a batch.
 
-    No product of the backward pass is for a frozen weight.
+    The backward pass computes no gradients of frozen weights.
     """
     shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
     step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
@@ -386,7 +388,7 @@ def flops_of(
 
 
 def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
-    """Makes sums of objectives -> the scores of a task's rows."""
+    """Returns a function from sums of objectives to the scores of a task."""
     return lambda sums: metrics.score_classes(sums["main"], task.majority)
 
 
@@ -394,7 +396,7 @@ def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:
 
 
 def restore(config: RunConfig, workdir: str) -> Trained:
-    """Reads the best prompt of a workdir, no text. Raises InputError as runs.restore.restore."""
+    """Restores the best prompt of a workdir, without text. Errors as in runs.restore.restore."""
     check_config(config)
     free = (*FREE, *FREE_TRAINED)
     record, step = records.read_trained(workdir, config, free, PretrainingRecord)
@@ -411,7 +413,7 @@ def restore(config: RunConfig, workdir: str) -> Trained:
 
 
 def read_about(trained: Trained) -> dict[str, object]:
-    """Tells what a prompt is pre-trained on, and how well it does."""
+    """Returns what a prompt was pre-trained on, and its scores."""
     record, best = trained.record, trained.best
     assert isinstance(record, PretrainingRecord) and best is not None
     return record.about.to_json() | {"steps": best.step, "held_out": best.dev}

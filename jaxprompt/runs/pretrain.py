@@ -33,20 +33,20 @@ from jaxprompt.training.steps import make_train_step
 
 
 def run(config: RunConfig, workdir: str) -> RunResult | None:
-    """Pre-trains by a config in a workdir. -> the result, see `running.carry_out`"""
+    """Runs `pretrain` in a workdir. Returns the result, see `running.carry_out`."""
     return (
         tune.run(config, workdir) if has_topics(config) else carry_out(Pretraining(config, workdir))
     )
 
 
 def has_topics(config: RunConfig) -> bool:
-    """Tells whether a config learns from texts with topics, as a task is learned."""
+    """Returns whether a config trains on texts with topics, like on a task."""
     return not config.ppt.task and head_of(config).PRETRAINS
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedPrompt(Prepared[PretrainingRecord]):
-    """A pre-training task on a corpus, and the backbone that a prompt learns it with."""
+    """A pre-training task on a corpus, and the backbone."""
 
     ppt_task: ppt.PptTask
     text: ppt.Text
@@ -54,7 +54,7 @@ class PreparedPrompt(Prepared[PretrainingRecord]):
     counts: np.ndarray | None  # of tokens of the corpus, where the prompt starts from them
 
     def without_weights(self) -> Self:
-        """Returns it without the backbone as it was read."""
+        """Returns a copy without the loaded weights of the backbone."""
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
@@ -62,7 +62,7 @@ def prepare_run(
     config: RunConfig, placement: Placement, ppt_task: ppt.PptTask, text: ppt.Text, loaded: Loaded,
     count_tokens_of_corpus: Callable[[], np.ndarray],
 ) -> PreparedPrompt:  # fmt: skip
-    """Puts what a run reads and the weights of its backbone, which `ppt_task` has, together."""
+    """Combines the inputs of a run and its backbone weights, which are in `ppt_task`."""
     steps_per_epoch = -(-len(text.rows) // config.data.batch)
     backbone = BackboneRecord(ppt_task.backbone.family, loaded.report.fingerprint)
     return PreparedPrompt(
@@ -86,17 +86,17 @@ class PromptJob(Job):
 
 
 class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
-    """Trains on documents of a corpus, and chooses by others that are held out."""
+    """Trains on documents of a corpus, and evaluates on held-out ones."""
 
     DONE, RECORD = "pre-trained", PretrainingRecord
 
     def check(self) -> None:
-        """Checks the config, and reads the annotations where it has some."""
+        """Checks the config, and reads the annotations if there are any."""
         check_config(self.config)
         ppt.check_ppt(self.config)
 
     def prepare(self, saved: PretrainingRecord | None, started: int | None) -> PreparedPrompt:
-        """Indexes the corpus where it is not, and reads the backbone."""
+        """Indexes the corpus if needed, and loads the backbone."""
         config, placement = self.config, build_placement(self.config)
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
@@ -108,7 +108,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         return prepare_run(config, placement, ppt_task, text, loaded, corpus.token_counts)
 
     def build(self, prepared: PreparedPrompt) -> PromptJob:
-        """Initialises the prompt, makes the step, and counts what it asks for."""
+        """Initialises the prompt, makes the step, and counts its FLOPs."""
         config, placement, text = self.config, prepared.placement, prepared.text
         task, held = text.tasks
         learner = ppt.make_learner(
@@ -137,7 +137,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         )
 
     def lines(self, prepared: PreparedPrompt, job: PromptJob, where: str) -> Iterator[str]:
-        """Says what was read, what was left out of it, and what trains."""
+        """Yields log lines: what was read, what was left out, and what trains."""
         config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
         yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
         yield from ppt.tell_task(prepared.ppt_task, prepared.text)

@@ -1,4 +1,4 @@
-"""What a run learned from: made for its folder, and compared when the run is repeated or read."""
+"""Records of what a run was trained on: written to its directory, and compared later."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ from jaxprompt.training.run_record import (
 
 
 def make_record(config: RunConfig, data: TaskData, backbone: BackboneRecord) -> TaskRecord:
-    """Makes the record of a run that learns a task."""
+    """Returns the record of a run that trains on a task."""
     init, files = read_init(config), hash_start_files(config)
     return TaskRecord(**vars(data), backbone=backbone, init=init, files=files)
 
@@ -43,7 +43,7 @@ def make_record(config: RunConfig, data: TaskData, backbone: BackboneRecord) -> 
 def make_shared_record(
     config: RunConfig, tasks: Mapping[str, SharedTask], seen: str, backbone: BackboneRecord
 ) -> SharedRecord:
-    """Makes the record of a run in which several tasks share a prompt."""
+    """Returns the record of a run in which several tasks share a prompt."""
     init, files = read_init(config), hash_start_files(config)
     return SharedRecord(tasks=tasks, seen=seen, backbone=backbone, init=init, files=files)
 
@@ -51,40 +51,40 @@ def make_shared_record(
 def make_pretraining_record(
     config: RunConfig, data: PretrainingData, backbone: BackboneRecord
 ) -> PretrainingRecord:
-    """Makes the record of a run that pre-trains a prompt on a corpus."""
+    """Returns the record of a run that pre-trains a prompt on a corpus."""
     init, files = read_init(config), hash_start_files(config)
     return PretrainingRecord(**vars(data), backbone=backbone, init=init, files=files)
 
 
 def read_init(config: RunConfig) -> OriginMetadata | None:
-    """Reads which exports the trainable parameters are initialized from."""
+    """Returns which exports the trainable parameters are initialised from."""
     origins = [read_origin(path) for path, _ in inherited(config)]
     return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
 
 
 def hash_start_files(config: RunConfig) -> dict[str, str]:
-    """Hashes the files of soft tokens that a prompt is initialized from. Returns by path."""
+    """Returns hashes of the soft-token files that a prompt is initialised from, by path."""
     return {path: _sha256(rows_of_file(path)[0]) for path in start_files(config)}
 
 
 def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathLike) -> None:
-    """Raises InputError where an export or a file that a run started from is another one now."""
+    """Raises InputError if an export or file that a run was initialised from has changed."""
     init, files = read_init(config), hash_start_files(config)
     if _digests(record.init) != _digests(init):
         raise InputError(
-            f"{workdir} started from {init and init.path}, which holds another export now; "
-            "restore that, or train again in another workdir"
+            f"{workdir} was initialised from {init and init.path}, which is another export now; "
+            "restore it, or train again in another workdir"
         )
     for path, digest in record.files.items():
         if files.get(path) != digest:
             raise InputError(
-                f"{workdir} started from {path}, which holds other soft tokens now; restore that, "
-                "or train again in another workdir"
+                f"{workdir} was initialised from {path}, whose soft tokens have changed; restore "
+                "it, or train again in another workdir"
             )
 
 
 def _digests(init: OriginMetadata | None) -> list[tuple[str, str | None]]:
-    """Lists the exports by path and digest."""
+    """Returns the exports by path and digest."""
     return [(each.path, each.sha256) for each in (init, *init.more)] if init else []
 
 
@@ -93,7 +93,7 @@ def _sha256(array: np.ndarray) -> str:
 
 
 def check_repeated(workdir: str | os.PathLike, record: RunRecord) -> None:
-    """Raises InputError where a folder's run learned from anything else than `record`."""
+    """Raises InputError if the run in a workdir was trained on anything else than `record`."""
     saved = read_record(workdir, type(record))
     if saved is not None:
         check_backbone(saved, record.backbone.fingerprint, workdir, record.identity)
@@ -103,22 +103,22 @@ def check_repeated(workdir: str | os.PathLike, record: RunRecord) -> None:
 def check_backbone(
     record: RunRecord, fingerprint: str, workdir: str | os.PathLike, identity: Mapping[str, str]
 ) -> None:
-    """Raises InputError where a run goes on with another backbone than its record names.
+    """Raises InputError if a run would continue with a different backbone than in its record.
 
-    `identity` is what it is beside its weights, see `identity_of`; {} where that is not known.
+    `identity` describes the backbone without its weights, see `identity_of`; {} if unknown.
     """
     learned = record.backbone.fingerprint
     if learned != fingerprint:
         raise InputError(
-            f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
-            f"{fingerprint[:12]}; give the same backbone or another workdir"
+            f"{workdir} was trained with weights {learned[:12]}, but backbone.path has "
+            f"{fingerprint[:12]}; use the same backbone or another workdir"
         )
-    cure = "give the same backbone or another workdir"
+    cure = "use the same backbone or another workdir"
     check_identity(record.identity, identity, f"{workdir} was trained with", cure)
 
 
 def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:
-    """Says which splits are not those that a run was trained and scored on."""
+    """Returns messages for splits that differ from those of the run."""
     lines = []
     for name, now in data.splits.items():
         saved = record.splits.get(name)
@@ -131,43 +131,43 @@ def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:
 def check_start(
     config: RunConfig, record: TaskData, data: TaskData, workdir: str | os.PathLike
 ) -> None:
-    """Raises InputError where a frozen prompt would start from another text than the run's did.
+    """Raises InputError if a frozen prompt would be initialised from different text.
 
-    Its numbers are in no checkpoint: they are made again from the training split.
+    It is not in the checkpoints, but initialised again from the training split.
     """
     saved, now = record.splits.get("train"), data.splits["train"]
     if "task" in starts_of(config) and saved is not None and saved.digest != now.digest:
         raise InputError(
-            f"{workdir} has a frozen prompt that started from its training split "
-            f"(prompt.start=task): {saved.examples} examples, which are not the "
-            f"{now.examples} of now; restore them or train again in another workdir"
+            f"{workdir} has a frozen prompt that was initialised from its training split "
+            f"(prompt.start=task) of {saved.examples} examples, which differ from the "
+            f"{now.examples} examples now; restore them or train again in another workdir"
         )
 
 
 def check_shown(record: TaskData, data: TaskData, workdir: str | os.PathLike) -> None:
-    """Raises InputError where demonstrations would not be those that a run was trained with."""
+    """Raises InputError if demonstrations would differ from those of the training."""
     saved, now = record.splits.get("train"), data.splits["train"]
     if saved is not None and saved.digest != now.digest:
         raise InputError(
             f"{workdir} shows demonstrations from its training split: {saved.examples} "
-            f"examples, which are not the {now.examples} of now; restore them or train again in "
+            f"examples, which differ from the {now.examples} now; restore them or train again in "
             "another workdir"
         )
     marks = [part.sentence_encoder[:12] for part in (record, data)]
     if marks[0] != marks[1]:
         raise InputError(
-            f"{workdir} compared sentences with weights {marks[0]}, demos.encoder holds "
-            f"{marks[1]}; give the same encoder or another workdir"
+            f"{workdir} compared sentences with weights {marks[0]}, but demos.encoder has "
+            f"{marks[1]}; use the same encoder or another workdir"
         )
 
 
 def read_trained(
     workdir: str, config: RunConfig, free: tuple[str, ...], kind: type[Record]
 ) -> tuple[Record, int]:
-    """Reads what a run of a config learned from and the step of its best numbers.
+    """Returns the record of a run and the step of its best parameters.
 
-    Raises InputError for a folder that is of another config or untrained, and where the best
-    numbers are not there any more.
+    Raises InputError for a workdir that is untrained or has a different config, and if the best
+    parameters are missing.
     """
     check_workdir(workdir, config.to_dict(), free)
     checkpoints, result = Checkpoints(workdir), read_result(workdir)
@@ -179,8 +179,8 @@ def read_trained(
     step = checkpoints.find_best(None if result is None else result.best_step)
     if known is not None and known["step"] > step:
         raise InputError(
-            f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
-            "are not there any more; train again in another workdir"
+            f"{workdir} was best at step {known['step']} up to step {saved}, but the parameters "
+            "of that step are missing; train again in another workdir"
         )
     if record is None:
         raise InputError(f"{workdir} has no record.json; train again in another workdir")

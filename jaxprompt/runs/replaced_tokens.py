@@ -32,7 +32,7 @@ class Pair:
     discriminator: Model
 
     def forward(self, params: Params, batch: Batch, *, head: str, deterministic=True, key=None):
-        """Fills the masks (Scored), or tells which tokens were replaced (Detected)."""
+        """Predicts masked tokens (Scored), or which tokens were replaced (Detected)."""
         model, backbone = self.discriminator, params["backbone"]
         if head == "generator":
             model, backbone = self.generator, tie(params["generator"], backbone)
@@ -41,14 +41,14 @@ class Pair:
 
 
 def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:
-    """Makes the pair of two encoders. Raises InputError where their embeddings are not alike."""
+    """Returns the pair of two encoders. Raises InputError if their embeddings differ in shape."""
     names = ("vocab", "embed", "positions", "types", "offset")
     for name in names:
         own, other = (getattr(x.cfg, name) for x in (generator, discriminator))
         if own != other:
             raise InputError(
                 f"generator and discriminator share their embeddings, but {name} is {own} and "
-                f"{other}; take a generator of the discriminator's sizes"
+                f"{other}; use a generator with the sizes of the discriminator"
             )
     model = lambda backbone, head: Model(
         backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False
@@ -59,14 +59,14 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
 
 
 def untie(generator: Params) -> Params:
-    """Leaves out what a generator's parameters share with the discriminator's."""
+    """Returns the generator's parameters without those shared with the discriminator."""
     own = {name: x for name, x in generator.get("embed", {}).items() if name == "project"}
     rest = {name: part for name, part in generator.items() if name != "embed"}
     return rest | {"embed": own} if own else rest
 
 
 def tie(generator: Params, backbone: Params) -> Params:
-    """Inverts `untie`: puts the discriminator's embeddings in. Nothing is copied."""
+    """Inverts `untie`: inserts the discriminator's embeddings, without a copy."""
     shared = {name: x for name, x in backbone["embed"].items() if name != "project"}
     return {**generator, "embed": {**shared, **generator.get("embed", {})}}
 
@@ -74,15 +74,15 @@ def tie(generator: Params, backbone: Params) -> Params:
 def generator_config(
     hf: Mapping[str, object], *, width: float = 0.25, layers: float = 1.0
 ) -> dict[str, object]:
-    """Sizes a generator by shares of its discriminator's config. -> an ELECTRA config
+    """Returns an ELECTRA config of a generator, scaled from that of its discriminator.
 
-    The paper's are a width of 1/4 to 1/2 and all layers (section 3.2, table 6); a head is 64 wide.
+    The paper uses 1/4 to 1/2 of the width and all layers (section 3.2, table 6); head_dim is 64.
     """
     for name, share in {"width": width, "layers": layers}.items():
         if not 0 < share <= 1:
             raise InputError(
-                f"the generator's {name} is {share} of the discriminator's, which must be above 0 "
-                "and at most 1; the paper's is 0.25 to 0.5 in width"
+                f"the generator's {name} is {share} of the discriminator's, but must be above 0 "
+                "and at most 1; use e.g. 0.25 to 0.5 of the width, as in the paper"
             )
     hidden = max(round(read_size(hf, "hidden_size") * width), 1)
     most = max(hidden // HEAD_WIDTH, 1)
@@ -101,9 +101,9 @@ def generator_config(
 
 
 def replace(batch: Batch, scored: Scored) -> Batch:
-    """Puts what was drawn in the places of the targets, and asks of each token if it is replaced.
+    """Replaces target tokens by sampled ones, and labels each token as replaced or not.
 
-    Where the original was drawn the token counts as original.
+    A sampled token that equals the original counts as original.
     """
     assert batch.targets is not None and scored.drawn is not None
     tokens = batch.encoder
@@ -120,9 +120,9 @@ def replace(batch: Batch, scored: Scored) -> Batch:
 
 
 def make_objectives(weight: float = 50.0) -> list[Objective]:
-    """Makes the terms of the loss, L_MLM + weight * L_Disc (section 2).
+    """Returns the terms of the loss, L_MLM + weight * L_Disc (section 2).
 
-    The discriminator reads what the generator drew; no gradient goes through the draw.
+    The discriminator reads tokens sampled by the generator; sampling has no gradient.
     """
     return [
         Objective("generator", on_targets, head="generator", sums=count_hits, then=replace),

@@ -1,4 +1,4 @@
-"""A trained run, read from its folder."""
+"""Restores a trained run from its directory."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord, Tas
 
 
 class Trained(NamedTuple):
-    """A run's best numbers, with all that scores with them."""
+    """The best parameters of a run, with everything needed to score with them."""
 
     placement: Placement
     scorer: Scorer
@@ -45,17 +45,17 @@ class Trained(NamedTuple):
 
 
 def is_zero_shot(config: RunConfig) -> bool:
-    """Tells whether a config has nothing to train."""
+    """Returns whether a config has nothing to train."""
     return not method_of(config).LEARNS and not config.trainable and head_of(config).READS_WORDS
 
 
 def restore(
     config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING
 ) -> Trained:
-    """Reads the best prompt of a workdir and the `wanted` splits.
+    """Restores the best prompt of a workdir and loads the `wanted` splits.
 
-    Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for a workdir that is
-    untrained or of another config, and for a backbone of other weights.
+    If nothing trains (zero-shot), no checkpoint is read. Raises InputError for a workdir that is
+    untrained or has a different config, and for a backbone with different weights.
     """
     check_config(config)
     check_tunes(config)

@@ -1,4 +1,4 @@
-"""What every run does around its training: its folder, its other processes, its result."""
+"""Common parts of all runs: workdir, other processes, result."""
 
 import abc
 import hashlib
@@ -42,7 +42,7 @@ J = TypeVar("J", bound=Job)
 
 
 class Work(abc.ABC, Generic[Record, P, J]):
-    """A kind of run: its stages, in the order in which `carry_out` takes them."""
+    """A kind of run: its stages, in the order in which `carry_out` calls them."""
 
     DONE: ClassVar[str]  # the participle of what it does: "trained"
     RECORD: type[Record]
@@ -52,35 +52,35 @@ class Work(abc.ABC, Generic[Record, P, J]):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raises InputError for all that is wrong whatever the data and the backbone."""
+        """Raises InputError for an invalid config, before data and backbone are read."""
 
     @abc.abstractmethod
     def prepare(self, saved: Record | None, started: int | None) -> P:
-        """Reads data and backbone: everything that a config can get wrong.
+        """Loads data and backbone, and checks everything that depends on them.
 
-        `saved` is the record of the folder, `started` the step of its newest checkpoint; None where
+        `saved` is the record of the workdir, `started` the step of its newest checkpoint; None if
         there is none.
         """
 
     @abc.abstractmethod
     def build(self, prepared: P) -> J:
-        """Makes what trains."""
+        """Makes the job that trains."""
 
     @abc.abstractmethod
     def lines(self, prepared: P, job: J, where: str) -> Iterable[str]:
-        """Says what was read and what trains; `where` from which step."""
+        """Returns log lines: what was read and what trains; `where` says from which step."""
 
     @abc.abstractmethod
     def finish(self, prepared: P, job: J, ended: Ended) -> RunResult:
-        """Makes the result, and what else a run leaves."""
+        """Makes the result, and writes the other outputs of a run."""
 
 
 def make_state(
     config: RunConfig, prepared: Prepared, trainable: Flat
 ) -> tuple[optax.GradientTransformation, TrainState]:
-    """Makes the optimizer of a run and its state before the first step.
+    """Returns the optimizer of a run and its initial state.
 
-    The arrays of `trainable` are donated: only their shapes can be read afterwards.
+    The arrays of `trainable` are donated: afterwards only their shapes can be read.
     """
     tx = build_optimizer(config, trainable, prepared.milestones, prepared.steps_per_epoch)
     key = rng.key_for(config.seed, "dropout", config.rng)
@@ -90,7 +90,7 @@ def make_state(
 def open_corpus(
     config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str, started: int | None
 ) -> Corpus:
-    """Opens the indexed text of a config; indexes it where that was not done yet."""
+    """Opens the indexed corpus of a config; indexes it if needed."""
     corpus = read_corpus(config, tokenizer, vocab, workdir)
     if started is None:
         signals.note("before the first step; the indexed corpus is kept")
@@ -98,10 +98,10 @@ def open_corpus(
 
 
 def carry_out(work: Work[Record, P, J]) -> RunResult | None:
-    """Runs a config in its workdir, from where it stands. -> its result, None where a signal cut it
+    """Starts or resumes a run in its workdir. Returns its result, None if a signal stopped it.
 
-    A finished run gives the result that it has. Raises InputError where the folder is another
-    run's, or in use, and where the run would learn from anything else than it did.
+    A finished run returns its saved result. Raises InputError if the workdir belongs to another run
+    or is in use, and if the run would train on different data than before.
     """
     config, workdir = work.config, work.workdir
     work.check()
@@ -129,7 +129,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         # Only now is the folder written: what is refused above leaves it as it was.
         run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)
-        where = "from the start" if started is None else f"resumed at step {started}"
+        where = "starting at step 0" if started is None else f"resumed at step {started}"
         ended = one_run.drive(prepared, job, workdir, started, work.lines(prepared, job, where))
         if ended is None:
             return None
@@ -140,18 +140,18 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
             try:
                 pictures.draw_curves(workdir, title)
             except InputError as error:  # a full disk, say: the run is finished all the same
-                print(escape(f"{pictures.CURVES} is not drawn: {error}"), file=sys.stderr)
+                print(escape(f"{pictures.CURVES} was not drawn: {error}"), file=sys.stderr)
         return result
 
 
 def agree_on(record: RunRecord) -> None:
-    """Raises InputError, the same on every process, where they read different things."""
+    """Raises the same InputError on every process if they have read different data."""
     digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
     processes.agree({f"the {name}": digest(part) for name, part in record.to_json().items()})
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """Lists what the processes of a run must have in common before they read anything."""
+    """Returns what the processes of a run must agree on before they read anything."""
     shown = {
         name: str(value) for name, value in config.leaves().items() if not name.startswith(_PLACES)
     }

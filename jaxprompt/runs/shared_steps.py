@@ -1,4 +1,4 @@
-"""Steps of several tasks that train one prompt: each batch is of one task, and of its head."""
+"""Steps of several tasks that train one prompt: each batch belongs to one task and its head."""
 
 import dataclasses
 import zlib
@@ -22,7 +22,7 @@ from jaxprompt.types import Batch, Tokens
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TaskBatch:
-    """A batch of one of several tasks, which is known when its step is compiled."""
+    """A batch of one of several tasks; the task is static when the step is compiled."""
 
     batch: Batch
     task: str = dataclasses.field(metadata={"static": True})
@@ -36,11 +36,11 @@ class TaskBatch:
 def make_shared_step(
     steps: Mapping[str, TrainStep],
 ) -> Callable[[TrainState, Flat, TaskBatch], tuple[TrainState, Metrics]]:
-    """Makes (state, frozen, TaskBatch) -> (state, metrics) of the train step of each task.
+    """Returns (state, frozen, TaskBatch) -> (state, metrics), with one train step per task.
 
-    A step leaves the heads of other tasks as they are, with what the optimizer holds of them, its
-    count of their steps too: a gradient of zero would still move them by their momentum. Schedules
-    go on for all. The optimizer must have a group for each head.
+    A step changes neither the heads of other tasks nor their optimizer state, including its step
+    count: with a zero gradient their momentum would still move them. Schedules advance for all. The
+    optimizer must have a group for each head.
     """
     goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | RateState)
 
@@ -65,7 +65,7 @@ def make_shared_step(
 
 
 class TaskMix(NamedTuple):
-    """How often each of several tasks is trained on."""
+    """How often each of several tasks is sampled."""
 
     shares: dict[str, float]  # of the batches, by task
     mean_batch: float  # examples
@@ -73,11 +73,11 @@ class TaskMix(NamedTuple):
 
 
 def mix_tasks(sizes: Mapping[str, int], rows: Mapping[str, int], temperature: float) -> TaskMix:
-    """Mixes tasks by the number of their examples: n of them have a share of n^(1 / temperature).
+    """Mixes tasks by size: a task with n examples is sampled in proportion to n^(1 / temperature).
 
     Args:
-      sizes: examples, by task.
-      rows: examples of a batch, by task.
+      sizes: number of examples by task.
+      rows: number of examples of a batch by task.
       temperature: above 0.
     """
     # Of the logarithm: a power of 1 / 0.01 would be infinite.
@@ -90,15 +90,15 @@ def mix_tasks(sizes: Mapping[str, int], rows: Mapping[str, int], temperature: fl
 
 
 class TaskBatches(Iterator[TaskBatch]):
-    """Batches of several tasks, drawn by their shares.
+    """Batches of several tasks, sampled by their shares.
 
-    Which task a batch is of depends on the seed and the number of the batch alone.
+    The task of a batch depends only on the seed and the number of the batch.
     """
 
     def __init__(
         self, streams: Mapping[str, BatchStream], shares: Mapping[str, float], *, seed: int
     ):
-        """Starts at batch 0. `streams` give each task's batches."""
+        """Starts at batch 0. `streams` are the batches of each task."""
         self._streams, self._names, self._shares = streams, list(streams), shares
         self._seed, self._at = (seed, zlib.crc32(b"tasks")), 0
 
@@ -121,12 +121,12 @@ class TaskBatches(Iterator[TaskBatch]):
         }  # fmt: skip
 
     def set_state(self, state: Mapping[str, object]) -> None:
-        """Goes to a saved position; raises InputError where the tasks or shares are others."""
+        """Restores a saved position; raises InputError if the tasks or shares differ."""
         shares = self.get_state()["shares"]
         if state["shares"] != shares:
             raise InputError(
-                f"the saved position has the tasks {state['shares']}, this run has {shares}; "
-                "resume with the same shared.tasks and data, or take another workdir"
+                f"the saved position has the tasks {state['shares']}, but this run has {shares}; "
+                "resume with the same shared.tasks and data, or use another workdir"
             )
         self._at = cast(int, state["at"])
         positions = cast(Mapping[str, Mapping[str, object]], state["streams"])

@@ -1,4 +1,4 @@
-"""A run that learns a task from its examples."""
+"""A run that trains on the examples of a task."""
 
 import dataclasses
 import functools
@@ -43,13 +43,13 @@ from jaxprompt.tree import Flat
 
 
 def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> RunResult | None:
-    """Tunes by a config in a workdir. -> the result, see `running.carry_out`"""
+    """Runs `train` in a workdir. Returns the result, see `running.carry_out`."""
     return carry_out(Tuning(config, workdir, given))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskInputs:
-    """The examples of a run, read and encoded; of the backbone no weights."""
+    """The examples of a run, loaded and encoded; without backbone weights."""
 
     scorer: Scorer
     splits: dict[str, Split]
@@ -63,7 +63,7 @@ def read_inputs(
     config: RunConfig, placement: Placement, backbone: Backbone,
     rows: Mapping[str, Rows] | None = None,
 ) -> TaskInputs:  # fmt: skip
-    """Reads and encodes the splits of a config; `rows` by split take the place of its files."""
+    """Loads and encodes the splits of a config; `rows` by split replace its files."""
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
     scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
     count = len(splits["train"].rows)
@@ -80,7 +80,7 @@ def read_inputs(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedTask(Prepared[TaskRecord]):
-    """The examples of a task, and the backbone that learns it."""
+    """The examples of a task, and the backbone."""
 
     backbone: Backbone
     loaded: Loaded
@@ -89,14 +89,14 @@ class PreparedTask(Prepared[TaskRecord]):
     notes: tuple[str, ...]  # of the reading of examples
 
     def without_weights(self) -> Self:
-        """Returns it without the backbone as it was read."""
+        """Returns a copy without the loaded weights of the backbone."""
         return dataclasses.replace(self, loaded=self.loaded._replace(params={}))
 
 
 def prepare_run(
     config: RunConfig, inputs: TaskInputs, placement: Placement, backbone: Backbone, loaded: Loaded
 ) -> PreparedTask:
-    """Puts what a run reads and the weights of its backbone together."""
+    """Combines the inputs of a run and its backbone weights."""
     data = dataclasses.replace(inputs.data, seen=inputs.scorer.model.prompt.seen)
     backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
     return PreparedTask(
@@ -115,7 +115,7 @@ def prepare_run(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskJob(Job):
-    """A job that learns a task."""
+    """A job that trains on a task."""
 
     weights: Weights  # before the first step
     cache: FeatureCache
@@ -123,7 +123,7 @@ class TaskJob(Job):
 
 
 class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
-    """Trains on the train split, chooses on dev, and scores test once."""
+    """Trains on the train split, selects on dev, and evaluates on test once."""
 
     DONE, RECORD = "trained", TaskRecord
 
@@ -136,7 +136,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         check_config(self.config)
 
     def prepare(self, saved: TaskRecord | None, started: int | None) -> PreparedTask:
-        """Reads and encodes the splits, and reads the backbone."""
+        """Loads and encodes the splits, and loads the backbone."""
         # `check_repeated` compares the records, once this run's own is made.
         del saved, started
         config = self.config
@@ -151,7 +151,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         return prepare_run(config, inputs, placement, backbone, loaded)
 
     def build(self, prepared: PreparedTask) -> TaskJob:
-        """Draws what is fresh, and plans which states are kept."""
+        """Initialises new parameters, and plans which hidden states are cached."""
         config, scorer, splits = self.config, prepared.scorer, prepared.splits
         placement = prepared.placement
         counts = count_tokens(
@@ -176,16 +176,17 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         )
 
     def lines(self, prepared: PreparedTask, job: TaskJob, where: str) -> Iterator[str]:
-        """Says what was read, what trains, and what is fresh."""
+        """Yields log lines: what was read, what trains, and what is randomly initialised."""
         config, scorer, (trainable, frozen, report) = self.config, prepared.scorer, job.weights
         family = prepared.backbone.family
         yield f"backbone {config.backbone.path} ({family}), weights {report.fingerprint[:12]}"
         yield f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}"
         if report.unused:
-            yield f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}"
+            shown = ", ".join(report.unused[:5])
+            yield f"  unused tensors in the checkpoint: {len(report.unused)}, e.g. {shown}"
         if report.requantized:
             quantize = config.backbone.quantize
-            yield f"  {report.requantized} matrices have other codes in the file than {quantize}'s"
+            yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
         yield from tell_init(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
         yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
@@ -194,14 +195,14 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         yield tree.overview(trainable, frozen)
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
         if fresh and config.train.init_head:
-            yield f"head from {config.prompt.get('init')}: {', '.join(fresh)}"
+            yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"
         elif fresh:
-            yield f"fresh, not in the checkpoint: {', '.join(fresh)}"
+            yield f"randomly initialised: {', '.join(fresh)}"
         yield f"{prepared.milestones.total} steps, {where}"
         yield from tell_kernel(config, prepared.placement, prepared.backbone)
 
     def finish(self, prepared: PreparedTask, job: TaskJob, ended: Ended) -> RunResult:
-        """Scores test once, with the best numbers."""
+        """Evaluates on test once, with the best parameters."""
         config, trained = self.config, tree.count(job.weights.trainable)
         progress, best, scorer = ended.progress, ended.best, prepared.scorer
         has_test = config.train.test and "test" in prepared.splits
@@ -218,6 +219,6 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
 
 
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:
-    """Makes the training batches, with the states of their rows where they are kept."""
+    """Returns the training batches, with cached states if there are any."""
     batches = train_batches(config, scorer, train)
     return Feed(batches, lambda: cache.give(train, next(batches)))

@@ -1,4 +1,4 @@
-"""What a config would train on, found without training: its data is read, weights are not."""
+"""Checks a config with its data, without loading weights or training."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ from jaxprompt.types import Batch
 
 
 def validate(config: RunConfig) -> Iterator[str]:
-    """Checks a tuning config with its data and its backbone. Yields what a run would say of them.
+    """Checks a tuning config with its data and its backbone. Yields the log lines of a run.
 
-    Raises InputError for what a run would refuse before it reads weights.
+    Raises InputError for everything that a run refuses before it loads weights.
     """
     if multitask.is_shared(config):
         yield from _validate_shared(config)
@@ -77,7 +77,7 @@ def _validate_shared(config: RunConfig) -> Iterator[str]:
 def _shapes(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None
 ) -> tuple[tree.Flat, tree.Flat]:
-    """Makes shapes of what trains and of what does not; refuses what a prompt cannot start from."""
+    """Returns shapes of the trainable and frozen parameters. Raises InputError for a wrong init."""
     leaves = backbone_shapes(scorer.model.backbone, config.backbone.quantize)
     shapes = tree.unflatten(leaves)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
@@ -103,11 +103,11 @@ def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]
 
 def _tell_plan(plan: Milestones, longest: Batch) -> str:
     rows, length = longest.encoder.ids.shape
-    return f"{plan.total} steps of up to {rows} x {length} tokens, dev every {plan.evaluate} steps"
+    return f"{plan.total} steps of up to {rows} x {length} tokens, evaluated every {plan.evaluate}"
 
 
 def spell(scorer: Scorer, encoded: Encoded) -> str:
-    """Writes an encoded example as its tokens; a soft token is [soft]."""
+    """Returns an encoded example as its tokens; a soft token is [soft]."""
     names = scorer.tokenizer.convert_ids_to_tokens(list(map(int, encoded.ids)))
     return " ".join(
         "[soft]" if slot >= 0 else name for name, slot in zip(names, encoded.slot, strict=True)

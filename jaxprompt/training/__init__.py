@@ -1,1 +1,1 @@
-"""Steps, the loop of a run, what it measures, and the folder that it writes."""
+"""Training: steps, the training loop, evaluation, checkpoints and the run directory."""

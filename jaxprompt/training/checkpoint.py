@@ -1,7 +1,7 @@
-"""Reads what a run has saved: its state, its best parameters and where it stood.
+"""Reads checkpoints: the state of a run, its best parameters and its position.
 
-`checkpoint_writer` saves them, `checkpoint_folders` says where they lie. Several processes call
-every function together: each reads its part of divided arrays, process 0 decides.
+`checkpoint_writer` saves them, `checkpoint_folders` defines their paths. Several processes call
+every function together: each reads its part of sharded arrays, process 0 decides.
 """
 
 import os
@@ -29,48 +29,48 @@ MIN_PART = 1 << 20  # bytes that a device writes at least of an array that all d
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, which reading does not change.
+    """The checkpoints of one workdir, read-only.
 
-    A run that trains there meanwhile may delete a step while it is read; where none is named, the
-    newest is read then.
+    A run that trains there may delete a step while it is read; if no step was requested, the newest
+    one is read instead.
     """
 
     def __init__(self, workdir: str | os.PathLike):
-        """Looks at `<workdir>/checkpoints`, which need not be there."""
+        """Opens `<workdir>/checkpoints`, which need not exist."""
         self._folder = folder_of(workdir)
 
     def latest(self) -> int | None:
-        """Returns the newest step with a state, None when there is none."""
+        """Returns the newest step with a state, None if there is none."""
         return max(agreed_steps(self._folder, STATE), default=None)
 
     def best(self) -> int | None:
-        """Returns the newest step with best parameters, None when there is none."""
+        """Returns the newest step with best parameters, None if there is none."""
         return max(agreed_steps(self._folder, BEST), default=None)
 
     def steps(self) -> list[int]:
-        """Lists the steps whose trained parameters are there, in order."""
+        """Returns the steps with saved trainable parameters, in order."""
         items = (STATE, BEST)
         return sorted({step for item in items for step in agreed_steps(self._folder, item)})
 
     def restore(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
-        """Reads (state, position) of `step`, the newest by default, bit for bit.
+        """Restores (state, position) of `step`, the newest by default, bit for bit.
 
-        `template` is a tree of arrays or jax.ShapeDtypeStruct; names, shapes and dtypes must be
-        those saved, and a leaf that has a sharding is read into it.
-        Raises InputError for a checkpoint that is absent, damaged or of another model.
+        `template` is a tree of arrays or jax.ShapeDtypeStruct; names, shapes and dtypes must match
+        the checkpoint, and a leaf with a sharding is restored into it.
+        Raises InputError for a checkpoint that is missing, damaged or of another model.
         """
         return self._read(STATE, step, lambda path: _restore(path, STATE, template))
 
     def position(self) -> dict:
-        """Reads the newest position alone; errors as in `restore`."""
+        """Reads only the newest position; errors as in `restore`."""
         return self._read(STATE, None, _restore_position)
 
     def restore_best(
         self, template: Tree, step: int | None = None, *, or_newer: bool = False
     ) -> tuple[Tree, dict]:
-        """Reads the best parameters as of `step`, the newest by default, and their dev result.
+        """Restores the best parameters up to `step`, by default the newest, and their dev result.
 
-        With `or_newer` better ones may have taken their place since. Errors as in `restore`.
+        With `or_newer` better ones of a later step are accepted. Errors as in `restore`.
         """
         if or_newer and step is not None and (self.best() or 0) >= step:
             step = None
@@ -78,7 +78,7 @@ class Checkpoints:
         return best, position["best"]
 
     def restore_trainable(self, template: Tree, step: int) -> Tree:
-        """Reads the trained parameters of one of `steps`, and no optimizer state.
+        """Restores the trainable parameters of one of `steps`, without optimizer state.
 
         Errors as in `restore`.
         """
@@ -89,14 +89,14 @@ class Checkpoints:
         return self._read(STATE, step, read)[0]
 
     def find_best(self, step: int | None = None) -> int:
-        """Returns the step of the best parameters as of `step`, of the newest by default.
+        """Returns the step of the best parameters up to `step`, by default the newest.
 
-        Raises InputError where they are absent or damaged.
+        Raises InputError if they are missing or damaged.
         """
         return self._read(BEST, step, lambda path: int(path.name))
 
     def _read(self, item: str, step: int | None, read: Callable[[Path], Result]) -> Result:
-        """Reads an item of a step, the newest by default."""
+        """Reads one item of a step, the newest by default."""
         while True:
             newest = max(agreed_steps(self._folder, item), default=None)
             try:
@@ -109,7 +109,7 @@ class Checkpoints:
 
 
 def handlers() -> dict[str, ocp.CheckpointHandler]:
-    """Makes what reads and writes the items of a step."""
+    """Returns orbax handlers for the items of a step."""
     # Orbax divides replicated arrays among the devices for writing, and each slice is a program to
     # compile: not worth it for small ones.
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_PART)
@@ -122,13 +122,13 @@ def handlers() -> dict[str, ocp.CheckpointHandler]:
 
 
 def flat(tree: Tree) -> dict[str, Any]:
-    """Names the leaves of a tree as they are saved."""
+    """Returns the leaves of a tree by the names under which they are saved."""
     leaves, _ = tree_flatten_with_path(tree)
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Gives an array's shape, and where it lives."""
+    """Returns the shape, dtype and sharding of an array."""
     sharding = getattr(leaf, "sharding", None)
     # Without a sharding orbax takes the saved one, of devices that may not be here.
     if sharding is None:
@@ -142,7 +142,7 @@ def _restore_position(path: Path) -> dict:
 
 
 def _restore(path: Path, item: str, template: Tree, part: str = "") -> tuple[Tree, dict]:
-    """Reads an item of a step, or the `part` of it whose names begin so, and the position."""
+    """Restores one item of a step, or the part whose names start with `part`, and the position."""
     wanted = {part + name: abstract(leaf) for name, leaf in flat(template).items()}
     handler: Any = handlers()[item]
     with ocp.Checkpointer(handler) as checkpointer:
@@ -170,6 +170,6 @@ def _check_same(path: Path, saved: dict, wanted: dict) -> None:
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise InputError(
-            f"checkpoint {path} is of another model or optimizer: {differing[0]}{more}; "
-            "use the config it was saved with, or another workdir"
+            f"checkpoint {path} belongs to a different model or optimizer: {differing[0]}{more}; "
+            "use the config that it was saved with, or another workdir"
         )

@@ -1,12 +1,12 @@
-"""The folders of checkpoints: what is complete, what is damaged, what killed saves left behind.
+"""Checkpoint folders: which are complete or damaged, and cleaning up after interrupted saves.
 
-    <workdir>/checkpoints/<step>/state/           what a run goes on from
-    <workdir>/checkpoints/<step>/best/            what trained, at its best so far, where it changed
-    <workdir>/checkpoints/<step>/position/        where the run stood, as JSON
+    <workdir>/checkpoints/<step>/state/           what a run resumes from
+    <workdir>/checkpoints/<step>/best/            trained parameters, if they are the best so far
+    <workdir>/checkpoints/<step>/position/        position of the run, as JSON
     <workdir>/checkpoints/<step>/checksums.json   of the files of all three
 
-A folder named by a bare number is complete. All functions that ask other processes are called by
-every process together.
+A folder named by a bare number is complete. Functions that communicate with other
+processes are called by every process together.
 """
 
 import json
@@ -37,7 +37,7 @@ def folder_of(workdir: str | os.PathLike) -> Path:
 
 
 def steps_of(folder: Path, item: str = STATE) -> list[int]:
-    """Lists the complete steps of a folder that have an item, in order."""
+    """Returns the complete steps of a folder that have an item, in order."""
     if not folder.is_dir():
         return []
     steps = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
@@ -51,16 +51,16 @@ def _has(path: Path, item: str) -> bool:
 
 
 def agreed_steps(folder: Path, item: str = STATE) -> list[int]:
-    """Lists the complete steps that process 0 sees."""
+    """Returns the complete steps that process 0 sees."""
     # A folder that was just written may look older to another host.
     return json.loads(processes.gather(json.dumps(steps_of(folder, item)))[0])
 
 
 def outdated(states: Iterable[int], bests: Iterable[int], keep: int) -> set[int]:
-    """Returns the steps that are not needed besides the newest `keep` states.
+    """Returns the steps to delete when the newest `keep` states are kept.
 
-    A run that resumes from a state ends with the best of that time, and a best that is newer than
-    the states is of a state to come.
+    Every kept state needs the best parameters of its time to resume, and best parameters that are
+    newer than all states belong to the next state.
     """
     states, bests = sorted(states), sorted(bests)
     best_of = lambda step: max((best for best in bests if best <= step), default=None)
@@ -69,7 +69,7 @@ def outdated(states: Iterable[int], bests: Iterable[int], keep: int) -> set[int]
 
 
 def rewind(folder: Path, step: int, keep: int) -> None:
-    """Removes what was saved after `step`, what is outdated, and what killed saves left behind."""
+    """Removes checkpoints after `step`, outdated ones, and the rest of interrupted saves."""
     remove_left_behind(folder)
     states, bests = ({s for s in steps_of(folder, x) if s <= step} for x in (STATE, BEST))
     kept = (states | bests) - outdated(states, bests, keep)
@@ -81,7 +81,7 @@ def rewind(folder: Path, step: int, keep: int) -> None:
 
 
 def remove_left_behind(folder: Path) -> None:
-    """Removes what saves left behind that were killed or have failed."""
+    """Removes what interrupted or failed saves left behind."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _LEFT_BEHIND.fullmatch(path.name):
             if path.is_dir():
@@ -91,7 +91,7 @@ def remove_left_behind(folder: Path) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """Raises InputError where several processes do not share a folder."""
+    """Raises InputError if several processes do not share a folder."""
     if jax.process_count() == 1:
         return
     make_folder(folder)
@@ -116,24 +116,24 @@ def _check_seen(path: Path) -> None:
 
 
 def seal(path: Path) -> None:
-    """Adds the checksums to what is written of a step. Raises InputError, OSError."""
+    """Adds checksums to a written step. Raises InputError or OSError."""
     sums = folder_checksums(path)
     # Orbax changes its own notes of a step once more when it gives the step its name.
     write_atomic(path / SEAL, json.dumps({name: x for name, x in sums.items() if "/" in name}))
 
 
 def find(folder: Path, item: str, step: int | None) -> Path:
-    """Finds the checkpoint of `step` that has an item, the newest by default.
+    """Returns the checkpoint of `step` with an item, the newest by default.
 
-    Raises InputError where it is absent or damaged.
+    Raises InputError if it is missing or damaged.
     """
     steps = agreed_steps(folder, item)
     if not steps or (step is not None and step not in steps):
-        there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
+        there = f"saved steps: {', '.join(map(str, steps))}" if steps else "nothing is saved"
         kind = "best parameters" if item == BEST else "checkpoint"
         what = "no checkpoint" if step is None else f"no {kind} of step {step}"
         is_lost = step is not None and item == BEST  # a state or a result says it was there
-        first = "train first, until dev is scored, or give another workdir"
+        first = "train first, until dev is evaluated, or give another workdir"
         raise InputError(f"{what} in {folder} ({there}); {_anew(folder) if is_lost else first}")
     path = folder / str(steps[-1] if step is None else step)
     # Every process reads a part, so each of them has to see the folder.
@@ -149,12 +149,14 @@ def _check_whole(path: Path, item: str, older: list[int]) -> None:
         # Of these and no more: a state is larger than its best.
         files = [name for name in sealed if name.startswith((f"{item}/", f"{POSITION}/"))]
         bad = [name for name in files if sealed[name] != _checksum(path / name)]
-        reason = f"{bad[0]} is missing, cut or changed" if bad else ""
+        reason = f"{bad[0]} is missing, truncated or changed" if bad else ""
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        cure = f"delete it to go on from step {older[-1]}" if older else _anew(path.parent)
-        raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); {cure}")
+        cure = f"delete it to resume from step {older[-1]}" if older else _anew(path.parent)
+        raise InputError(
+            f"checkpoint {path} is damaged or belongs to another run ({reason}); {cure}"
+        )
 
 
 def _checksum(path: Path) -> int | None:
@@ -162,6 +164,6 @@ def _checksum(path: Path) -> int | None:
 
 
 def _anew(folder: Path) -> str:
-    """Says how to start again where nothing can be gone on from."""
+    """Returns what to do if there is no state to resume from."""
     # With the checkpoints alone a result would stay, and the run pass for finished.
-    return f"delete {folder.parent} to train from the start"
+    return f"delete {folder.parent} to train again"

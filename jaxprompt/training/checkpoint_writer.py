@@ -1,12 +1,12 @@
-"""Saves what a run trains, in the background while its next steps run.
+"""Saves checkpoints in the background while the next steps run.
 
-orbax's CheckpointManager writes a step beside its place; the checksums of its files are added, and
-it gets its name. A save returns once the arrays are copied and the disk has room for them; what
-fails later is raised by `settle`, which every save calls first.
+orbax's CheckpointManager writes a step to a temporary folder; the checksums of its files are added,
+and the folder is renamed. A save returns once the arrays are copied and the disk has room for them;
+later errors are raised by `settle`, which every save calls first.
 
-Several processes call every function together: each writes its part of divided arrays, process 0
-does the rest. In the background they meet at barriers of JAX's coordinator alone, since
-collectives of devices would mix with those of the steps.
+Several processes call every function together: each writes its part of sharded arrays, process 0
+does the rest. In the background they synchronise only at barriers of JAX's coordinator, because
+device collectives would interfere with those of the steps.
 """
 
 import asyncio
@@ -48,20 +48,20 @@ _WRITERS = itertools.count()
 
 
 class CheckpointWriter:
-    """Saves the checkpoints of one workdir; a context manager that waits for the last of them.
+    """Saves the checkpoints of one workdir; a context manager that waits for the last save.
 
-    Every kept state keeps the best parameters of its time, so a run that resumes from it misses
-    nothing.
+    The best parameters up to each kept state are kept too, so a run that resumes from that state
+    loses nothing.
     """
 
     def __init__(self, workdir: str | os.PathLike, step: int, keep: int = 2):
-        """Removes what was saved after `step` (-1: all) and what killed saves left behind.
+        """Removes checkpoints after `step` (-1: all) and what interrupted saves left behind.
 
-        Keeps the newest `keep` states when saving. Raises InputError where the folder cannot be
-        written, and where several processes do not share it.
+        Keeps the newest `keep` states when saving. Raises InputError if the folder is not writable,
+        and if several processes do not share it.
         """
         if keep < 1:
-            raise InputError(f"{keep=} checkpoints leave nothing to resume from; keep 1 or more")
+            raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = folder_of(workdir)
         processes.on_first(lambda: make_folder(self._folder))
@@ -90,14 +90,14 @@ class CheckpointWriter:
         self._manager = _Manager(self._folder, options=options, handler_registry=registry)
 
     def __enter__(self) -> Self:
-        """Saves in a block."""
+        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
-        """Settles. A block that fails waits too, and raises its own error."""
+        """Waits for all saves; an error of the block takes precedence."""
         del kind, traceback
         try:
             self.settle()
@@ -114,17 +114,17 @@ class CheckpointWriter:
     ) -> None:  # fmt: skip
         """Saves trees of arrays and a JSON-able dict as a new step.
 
-        Returns once they are copied, so that the arrays may be donated.
+        Returns once the arrays are copied, so that they may be donated.
 
         Args:
-          step: that was not saved before.
-          position: where the run stands. Its "best" is the dev result of the best parameters.
-          state: what a run goes on from; None where the best parameters alone are saved.
-          best: the best parameters so far, where they are of this step.
-          on_complete: is called when the step is complete, in another thread or by `settle`.
+          step: a step that was not saved before.
+          position: position of the run. Its "best" is the dev result of the best parameters.
+          state: state to resume from; None to save only the best parameters.
+          best: trained parameters, if this step is the best so far.
+          on_complete: called when the step is complete, in another thread or by `settle`.
 
         Raises:
-          InputError: the disk refuses, now or the save before. Earlier steps are untouched.
+          InputError: writing failed, now or in the previous save. Earlier steps are unchanged.
         """
         # First: two copies of a state might be more than the memory holds.
         self.settle()
@@ -142,9 +142,9 @@ class CheckpointWriter:
         self._do(lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True))
 
     def settle(self) -> None:
-        """Waits until all that was saved is complete.
+        """Waits until all saves are complete.
 
-        Raises InputError, once and on every process, where the disk refused a part of it.
+        Raises InputError, once and on every process, if writing failed.
         """
         self._do(self._manager.wait_until_finished)
         if not processes.is_first():  # process 0 has called it at the time
@@ -163,7 +163,7 @@ class CheckpointWriter:
 
 
 class _Writing:
-    """The save that goes on in the background, by what it calls and how it fails."""
+    """The current background save: its path, callback and failure."""
 
     def __init__(self) -> None:
         self.name = f"checkpoints{next(_WRITERS)}"
@@ -173,12 +173,12 @@ class _Writing:
         self._meetings: collections.Counter[str] = collections.Counter()
 
     def begin(self, path: Path, on_complete: Callable[[], None] = lambda: None) -> None:
-        """Goes to another step."""
+        """Starts the save of another step."""
         self.path, self.on_complete = path, on_complete
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Makes an error of writing one that is raised on every process."""
+        """Turns a write error into an error that is raised on every process."""
         try:
             yield
         except Exception as error:
@@ -189,9 +189,9 @@ class _Writing:
             self.failure = self.failure or text
 
     def meet(self, *, key: str, timeout_ms: int) -> None:
-        """Waits for the other processes. Where any of them failed to write, all fail here.
+        """Waits for the other processes. If any of them failed to write, all raise InputError.
 
-        If that one went on alone instead, the others would wait for it.
+        Otherwise the others would wait for it.
         """
         if jax.process_count() == 1:
             return
@@ -203,7 +203,7 @@ class _Writing:
 
 
 class _Manager(ocp.CheckpointManager):
-    """A manager that leaves signals to the loop, and JAX's service for them alone."""
+    """A CheckpointManager that leaves preemption signals to the training loop."""
 
     def reached_preemption(self, step: int) -> bool:
         """Returns False."""
@@ -212,20 +212,20 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Needed(ocp.checkpoint_managers.PreservationPolicy):
-    """Keeps the newest states, and the best parameters of their times."""
+    """Keeps the newest states, and the best parameters up to each of them."""
 
     def __init__(self, steps: Mapping[str, set[int]], keep: int):
         self._steps, self._keep = steps, keep
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Tells of each checkpoint whether it stays."""
+        """Returns for each checkpoint whether it is kept."""
         del context
         old = outdated(self._steps[STATE], self._steps[BEST], self._keep)
         return [checkpoint.step not in old for checkpoint in checkpoints]
 
 
 class _GuardedHandler(ocp.AsyncCheckpointHandler):
-    """Writes an item as another handler does, and guards it."""
+    """Wraps a handler so that its write errors reach every process."""
 
     def __init__(self, handler: Any, writing: _Writing):
         self._handler, self._writing = handler, writing
@@ -253,7 +253,7 @@ class _GuardedHandler(ocp.AsyncCheckpointHandler):
 
 
 class _GuardedFuture:
-    """A part of a save that goes on in the background, for `_GuardedHandler`."""
+    """A background write of `_GuardedHandler`."""
 
     def __init__(self, future: Any, writing: _Writing):
         self._future, self._writing = future, writing
@@ -267,10 +267,10 @@ class _GuardedFuture:
 
 
 def _sealed_path(writing: _Writing) -> type:
-    """Makes the class of the places where steps and their items are written."""
+    """Returns the temporary-path class for steps and their items."""
 
     class SealedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
-        """A place that gets its name at the end; a step's checksums are added before."""
+        """A temporary path; the checksums of a step are added before it is renamed."""
 
         async def finalize(self) -> None:
             if writing.failure:
@@ -287,7 +287,7 @@ def _sealed_path(writing: _Writing) -> type:
 
 
 def _describe(path: Path, error: Exception) -> Exception:
-    """Returns an InputError where the disk refused to write at `path`, other errors as they are."""
+    """Returns an InputError for a failed write to `path`, other errors unchanged."""
     # tensorstore reports a failed write as a ValueError that quotes the system's code.
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
         error = OSError(int(code[1]), os.strerror(int(code[1])))

@@ -1,4 +1,4 @@
-"""Scores or texts of a whole split, in the split's own order."""
+"""Scores or generated texts of a whole split, in the order of its examples."""
 
 import contextlib
 from collections import deque
@@ -29,7 +29,7 @@ _EARLY = {"true": True, "false": False, "never": "never"}
 
 
 class Pass(NamedTuple):
-    """A step with the numbers of one pass over a split."""
+    """An evaluation step with its parameters, for one pass over a split."""
 
     run: jax.stages.Wrapped  # -> which example each row is, what was computed of it
     place: Callable[[Batch], Batch]
@@ -38,12 +38,12 @@ class Pass(NamedTuple):
     known: set[tuple[int, ...]]  # shapes of tokens that `run` is compiled for
 
     def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Tells which example each row is, -1 = none, and what was computed of it."""
+        """Returns the example index of each row (-1 = padding), and its result."""
         self.known.add(batch.encoder.ids.shape)
         return self.run(*self.given, self.place(batch), *self.begun)
 
     def compile(self, batch: Batch) -> None:
-        """Compiles what batches of this shape run."""
+        """Compiles the step for batches of this shape."""
         self.run.lower(*self.given, self.place(batch), *self.begun).compile()
 
 
@@ -55,10 +55,10 @@ def place_step(
     placement: Placement, step: Callable[..., jax.Array],
     begin: Callable[[Flat, Flat], Any] | None = None,
 ) -> Step:  # fmt: skip
-    """Compiles a step for batches of which every process has its part.
+    """Compiles a step for batches that are distributed over the processes.
 
-    `step` takes (trainable, frozen, batch), and what `begin` made of the first two, once for all
-    batches of a pass. Every process gets the results of all rows.
+    `step` takes (trainable, frozen, batch) and the result of `begin(trainable, frozen)`, which is
+    computed once for all batches of a pass. Every process gets the results of all rows.
     """
 
     def whole(trainable: Flat, frozen: Flat, batch: Batch, *begun: Any):
@@ -78,19 +78,19 @@ def place_step(
 
 @shared
 def scoring_step(placement: Placement, model: Model) -> Step:
-    """Compiles the scores of the classes, once for all equal models of a process."""
+    """Compiles the class scores, once for all equal models of a process."""
     return place_step(placement, make_eval_step(model), begin_pass(model))
 
 
 def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
-    """Makes (trainable, frozen) -> what all rows begin with; None where they share nothing."""
+    """Returns a function (trainable, frozen) -> shared prefix of all rows; None without one."""
     if model.front is None:
         return None
     return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
 
 
 def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
-    """Yields results late, so that the device works on the next `count` while one is copied."""
+    """Delays results, so that the device computes the next `count` while one is copied."""
     waiting: deque[_T] = deque()
     for result in found:
         waiting.append(result)
@@ -101,10 +101,10 @@ def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
 
 @contextlib.contextmanager
 def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
-    """Compiles the shapes of a pass side by side, while the first of its batches run. -> `score`
+    """Compiles the shapes of a pass in parallel while its first batches run. Yields `score`.
 
-    Batches that are no EvalBatches are compiled as they come, and so are those of several
-    processes, whose compilers may wait for each other.
+    With several processes, whose compilers may wait for each other, and with batches that are not
+    EvalBatches, shapes are compiled one after another.
     """
     firsts = getattr(batches, "firsts", None)
     if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
@@ -133,7 +133,7 @@ def predict_scores(
     batches: Iterable[Batch],
     size: int,
 ) -> np.ndarray:
-    """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
+    """Returns the scores of a split, float32 [size, C] or [size, M, C], row i = unit i."""
     scores, score = None, step(trainable, frozen)
     with compiling(score, batches) as run:
         for index, value in ahead(map(run, batches)):
@@ -151,7 +151,7 @@ def make_answering(
     head: Kind, placement: Placement, model: Model, generation: GenerateConfig,
     tokenizer: Tokenizer, layout: Layout,
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
-    """Makes (trainable, frozen, batches, units) -> scores or texts, compiled once a shape."""
+    """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
         step = make_writer(placement, generation, model, layout)
         fits = partial(check_room, model, max_new=generation.max_new)
@@ -162,14 +162,14 @@ def make_answering(
 def make_writer(
     placement: Placement, generation: GenerateConfig, model: Model, layout: Layout
 ) -> Step:
-    """Compiles the writing of texts. -> [B, max_new]"""
+    """Compiles text generation, ids [B, max_new]."""
     return place_step(placement, make_writing(generation, model, layout), begin_pass(model))
 
 
 def make_writing(
     generation: GenerateConfig, model: Model, layout: Layout
 ) -> Callable[..., jax.Array]:
-    """Makes the step that `make_writer` compiles."""
+    """Returns the generation step that `make_writer` compiles."""
     settings = {
         **generation.to_dict(),
         "early_stopping": _EARLY[generation.early_stopping],
@@ -183,9 +183,9 @@ def write_texts(
     step, tokenizer, ends, trainable, frozen, batches, size: int, *,
     check: Callable[[Batch], None] = lambda batch: None,
 ) -> list[str]:  # fmt: skip
-    """Writes a text for every example of a split, in its order, without its end. -> [size]
+    """Generates a text for every example of a split. Returns [size], without end tokens.
 
-    `check` raises InputError for a batch behind which there is no room.
+    `check` raises InputError for a batch without room for generated tokens.
     """
     texts, write = [""] * size, step(trainable, frozen)
     with compiling(write, batches) as run:

@@ -1,9 +1,9 @@
-"""What a run tells: metrics.jsonl, the tracker beside it, and progress on stderr.
+"""Logs of a run: metrics.jsonl, an optional tracker, and progress on stderr.
 
 A line of metrics.jsonl is one JSON object, {"step": 100, "loss": 0.25, "time": {"seconds": 3.1}}.
 Numbers are written so that they read back exactly; NaN and the infinities, which JSON lacks, are
-the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock values stand under
-"time" and nowhere else: without that key the lines of two equal runs are equal.
+the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock values are only under
+"time": without that key the lines of two equal runs are equal.
 """
 
 import os
@@ -21,7 +21,7 @@ from jaxprompt.training.trackers import open_tracker
 
 
 class RunLog:
-    """The log of one run in a workdir. One process writes, the others pass `enabled=False`."""
+    """The log of one run in a workdir. One process writes; the others pass `enabled=False`."""
 
     def __init__(
         self,
@@ -35,9 +35,17 @@ class RunLog:
     ):
         """Opens the log.
 
-        `terminal` chooses one updating line (True) or plain lines (False), one per evaluation and
-        one after `every` seconds without a line; by default stderr decides. `total` is the number
-        of steps, for the time left. Raises InputError for a tracker that cannot be opened.
+        Args:
+          workdir: directory of the run.
+          tracker: name of a tracker, see `trackers`.
+          terminal: True for a progress bar, False for plain lines, one per evaluation and one after
+            `every` seconds without a line. By default True if stderr is a terminal.
+          enabled: whether this process writes.
+          total: number of steps, for the time left.
+          every: seconds between plain lines.
+
+        Raises:
+          InputError: the tracker cannot be opened.
         """
         folder = make_folder(workdir)
         self._path = folder / "metrics.jsonl"
@@ -59,9 +67,9 @@ class RunLog:
         self._tracker = open_tracker(tracker, folder, enabled=enabled)
 
     def resume(self, step: int) -> None:
-        """Drops the records after `step` (-1: all) and a torn last line; the next one follows.
+        """Drops the records after `step` (-1: all) and an incomplete last line.
 
-        Call it before the first write. Raises InputError for a broken line elsewhere.
+        Call it before the first write. Raises InputError for any other invalid line.
         """
         self._tracker.resume(step)
         if not self._enabled or not self._path.exists():
@@ -74,8 +82,8 @@ class RunLog:
                     kept.append(line + b"\n")
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
-                    f"{self._path}:{number} is no record of a run ({error}); "
-                    "mend or delete the file, or take another workdir"
+                    f"{self._path}:{number} is not a valid log record ({error}); "
+                    "fix or delete the file, or use another workdir"
                 ) from error
         write_atomic(self._path, b"".join(kept))
 
@@ -96,7 +104,7 @@ class RunLog:
         self.show(**{name: record[name] for name in ("dev", "loss", "lr") if name in record})
 
     def show(self, **values: Any) -> None:
-        """Takes newest values into the progress; a new dev is worth a line."""
+        """Updates the values that the progress shows; prints a line for a new dev score."""
         for name, value in values.items():
             if isinstance(value, dict) and name == "lr":
                 value = " ".join(f"{part} {rate:.4g}" for part, rate in value.items())
@@ -107,9 +115,9 @@ class RunLog:
             self._tell()
 
     def progress(self, step: int) -> None:
-        """Notes a step; shown are the newest that is done, the speed, the time left, the values.
+        """Updates the progress: newest finished step, speed, time left and values.
 
-        A step before the newest one is of another run, whose rate counts anew.
+        A step before the newest one belongs to another run, which restarts the measured speed.
         """
         done = step if self.done is None else self.done()
         if done is None or not self._enabled:
@@ -127,7 +135,7 @@ class RunLog:
             self._update_bar(step)
 
     def say(self, text: str) -> None:
-        """Prints a line on stderr, above the progress line where there is one."""
+        """Prints a line to stderr, above the progress bar if there is one."""
         if not self._enabled:
             return
         if self._bar is not None:
@@ -136,7 +144,7 @@ class RunLog:
             print(escape(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Closes the tracker and ends the progress line. Raises InputError for a full disk."""
+        """Closes the tracker and the progress bar. Raises InputError on a full disk."""
         self._closed.set()
         if self._beat is not None:
             self._beat.join()
@@ -153,7 +161,7 @@ class RunLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes the log; an error of the block is not masked by one of the closing."""
+        """Closes the log; an error of the block takes precedence."""
         try:
             self.close()
         except InputError:
@@ -182,13 +190,14 @@ class RunLog:
             if wait <= 0:
                 ended, line = self._ended, None
                 if ended is not None:
-                    line = f"scoring after step {self._total}, for {_since(ended)}"
+                    line = f"evaluating after step {self._total} ({_since(ended)})"
                 self._tell(line)
                 wait = self._every
 
     def _line(self, step: int) -> str:
         if self._started is None:
-            return f"before the first step of {self._total}, for {_since(self._opened)}"
+            waited = _since(self._opened)
+            return f"still preparing or compiling the first of {self._total} steps ({waited})"
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
         seconds = (self._ended or time.monotonic()) - self._started
         if step > self._first and seconds > 0:
@@ -206,9 +215,9 @@ def _since(moment: float) -> str:
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Reads the records of a run, [] where there are none yet; a torn last line is left out.
+    """Reads the log records of a run, [] if there are none yet; skips an incomplete last line.
 
-    Raises InputError for a line that is no record.
+    Raises InputError for any other invalid line.
     """
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
@@ -220,14 +229,14 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
             record["step"] + 0  # a number, of an object
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path}:{number} is no record of a run ({error}); mend or delete the file"
+                f"{path}:{number} is not a valid log record ({error}); fix or delete the file"
             ) from error
         records.append(record)
     return records
 
 
 def _is_terminal() -> bool:
-    """Tells whether stderr is a terminal that has room for a line."""
+    """Returns whether stderr is a terminal with a size."""
     try:
         size = os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # no file, or one that is no terminal

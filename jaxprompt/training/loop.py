@@ -1,4 +1,4 @@
-"""The loop of a run, or of several at once: it trains, looks at dev, keeps the best and saves."""
+"""The training loop of one run, or of several as one program: train, evaluate and save."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ _AHEAD = 8
 
 
 class Due(NamedTuple):
-    """What follows a step."""
+    """What to do after a step."""
 
     last: bool
     logs: bool
@@ -32,7 +32,7 @@ class Milestones(NamedTuple):
     save: int
 
     def due(self, step: int, log_steps: int) -> Due:
-        """Tells what follows a step; the last one is logged and evaluated in any case."""
+        """Returns what to do after a step; the last one is always logged and evaluated."""
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
         saves = self.save > 0 and step % self.save == 0
@@ -40,37 +40,36 @@ class Milestones(NamedTuple):
 
 
 class LookAhead:
-    """What the device has counted of its steps, read where a step is logged, scored or saved.
+    """Step metrics on the device, read only when a step is logged, evaluated or saved.
 
-    Nothing else is read of the device, so that the host makes what the next steps need while these
-    run.
+    Nothing else is read from the device, so that the host prepares the next batches meanwhile.
     """
 
     def __init__(self) -> None:
-        """Begins without a step."""
+        """Starts without any step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
         self.done: int | None = None  # the newest step that the device is known to have ended
 
     def add(self, step: int, measured: dict[str, Any]) -> None:
-        """Takes a step that the device was given; waits for the one _AHEAD before it."""
+        """Adds a dispatched step; waits for the step _AHEAD before it."""
         self._unread.append((step, measured["streak"], measured["skipped"]))
         jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
         newest = self._unread[-_AHEAD - 1 :]
         self.done = max((number for number, x, _ in newest if x.is_ready()), default=self.done)
 
     def wait(self) -> None:
-        """Waits for all steps taken."""
+        """Waits for all dispatched steps."""
         jax.block_until_ready(self._unread)
 
     def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
-        """Waits for the newest step. -> the counts of all since the last call, its metrics"""
+        """Waits for the newest step. Returns the counts since the last call, and its metrics."""
         counts, metrics = jax.device_get((self._unread, measured))
         self.done, self._unread = counts[-1][0], []
         return counts, metrics
 
 
 class StepBatch(Protocol):
-    """What a step takes: a tree of arrays with the input of its rows."""
+    """Input of a step: a tree of arrays with the tokens of its rows."""
 
     @property
     def encoder(self) -> Tokens:
@@ -78,20 +77,20 @@ class StepBatch(Protocol):
 
 
 class Runs(Protocol):
-    """What the loop trains: one run, or several as one program."""
+    """Interface of what the loop trains: one run, or several as one program."""
 
     plan: Milestones
     log_steps: int
     step: int  # the newest that was taken
 
     def live(self) -> bool:
-        """Returns whether any run goes on."""
+        """Returns whether any run continues."""
 
     def take(self) -> Any:
         """Returns the next batch, a StepBatch on the host; several runs stack theirs."""
 
     def is_new(self, batch: Any) -> bool:
-        """Returns whether the step is yet to be compiled for the shapes of a batch."""
+        """Returns whether the step must still be compiled for the shapes of a batch."""
 
     def take_step(self, batch: Any) -> dict[str, Any]:
         """Takes a step. Returns its metrics, which may not be computed yet."""
@@ -100,42 +99,42 @@ class Runs(Protocol):
         """Logs the newest step.
 
         Args:
-          metrics: of the step, on the host.
-          taken: the steps since the last record or pause, and their seconds.
-          seconds: since the start of the runs.
+          metrics: metrics of the step, on the host.
+          taken: number of steps since the last record or pause, and their seconds.
+          seconds: seconds since the start of the runs.
         """
 
     def end_broken(self, counts: list[tuple[int, Any, Any]], seconds: float) -> None:
-        """Ends runs with too many steps in a row that were not finite.
+        """Ends runs with too many steps in a row whose loss or gradient was not finite.
 
         Args:
-          counts: step, streak and skipped steps of all steps since the last call.
-          seconds: since the start of the runs.
+          counts: (step, streak, skipped) of all steps since the last call.
+          seconds: seconds since the start of the runs.
         """
 
     def evaluate(self, seconds: float) -> bool:
-        """Scores dev, and ends runs that are done. Returns whether a best is to be saved."""
+        """Evaluates on dev, and ends finished runs. Returns whether to save new best parameters."""
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
-        """Saves the newest step in the background: what to go on from, a best of this step."""
+        """Saves the newest step in the background: `state` to resume from, `best` parameters."""
 
     def settle(self) -> None:
-        """Waits until all that was saved is on disk."""
+        """Waits until all saves are on disk."""
 
     def stop_signal(self) -> int:
-        """Returns the signal that asks for a stop, 0 where none does."""
+        """Returns the signal that requests a stop, 0 if there is none."""
 
 
 def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
-    """Takes steps until every run is done.
+    """Trains until every run is done.
 
     Args:
-      runs: stand at the step that they go on from.
-      log: of them all.
-      seconds: that they took up to there.
+      runs: runs at the step that they continue from.
+      log: log of all runs.
+      seconds: seconds that they took before.
 
     Returns:
-      The seconds that they took in all. None where a signal ended them early; they are saved then.
+      The total seconds. None if a signal stopped the runs, which are then saved.
     """
     plan, first, ahead = runs.plan, runs.step, LookAhead()
     clock = time.monotonic() - seconds
@@ -146,7 +145,7 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
         batch = runs.take()
         is_new = runs.is_new(batch)
         if is_new:
-            log.say(f"compiling the step for {_shape_of(batch)}")
+            log.say(f"compiling the training step for {_shape_of(batch)}")
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
         stops_at_once = runs.step == first and jax.process_count() == 1
         with signals.at_once() if stops_at_once else contextlib.nullcontext():
@@ -172,14 +171,14 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
             pause = runs.step, time.monotonic()
         if number:
             runs.settle()
-            saved = f"at step {runs.step}; saved, the same command resumes"
+            saved = f"at step {runs.step}; saved, run the same command again to resume"
             log.say(signals.stopped(number, saved))
             return None
     return elapsed()
 
 
 def count_runs(count: int) -> str:
-    """Writes a number of runs, as in "2 runs"."""
+    """Formats a number of runs, e.g. "2 runs"."""
     return "1 run" if count == 1 else f"{count} runs"
 
 

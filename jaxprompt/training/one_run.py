@@ -1,4 +1,4 @@
-"""One run: what it trains, from its newest checkpoint to its best numbers."""
+"""One training run, from its newest checkpoint to its best parameters."""
 
 import contextlib
 import dataclasses
@@ -29,20 +29,20 @@ from jaxprompt.tree import Flat
 
 
 class Batches(Protocol):
-    """Batches that go on where a saved run stood."""
+    """Batches that can continue from a saved position."""
 
     def get_state(self) -> Mapping[str, object]:
         """Returns the position, to be saved as JSON."""
 
     def set_state(self, state: Mapping[str, object]) -> None:
-        """Goes to a saved position."""
+        """Restores a saved position."""
 
     def close(self) -> None:
-        """Stops what makes batches ahead."""
+        """Stops prefetching."""
 
 
 class Feed(NamedTuple):
-    """A run's training batches, and what is written of its steps."""
+    """The training batches of a run, and how to describe its steps in the log."""
 
     batches: Batches
     take: Callable[[], Any]  # returns the next of them, a StepBatch on the host
@@ -51,7 +51,7 @@ class Feed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Prepared(Generic[Record]):
-    """What a run learns from, read and checked. Of its folder nothing is changed yet."""
+    """The loaded and checked inputs of a run. Its directory is not changed yet."""
 
     placement: Placement
     steps_per_epoch: int
@@ -60,13 +60,13 @@ class Prepared(Generic[Record]):
     record: Record
 
     def without_weights(self) -> Self:
-        """Returns it without the weights that its job copied: they need not stay in memory."""
+        """Returns a copy without the weights that its job has copied, to free memory."""
         return self
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Job:
-    """What a run trains, and by what it is scored."""
+    """What a run trains, and how it is evaluated."""
 
     step: Callable[..., tuple[TrainState, Metrics]]  # (state, frozen, batch) -> (state, metrics)
     state: TrainState  # before the first step
@@ -80,7 +80,7 @@ class Job:
 
 
 class Ended(NamedTuple):
-    """How a run ended."""
+    """The outcome of a run."""
 
     progress: Progress
     best: Evaluation  # that was chosen
@@ -89,7 +89,7 @@ class Ended(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a run goes on from."""
+    """The state that a run starts or resumes from."""
 
     feed: Feed
     state: TrainState
@@ -105,7 +105,7 @@ class OneRun:
         self, prepared: Prepared, job: Job, start: Start, checkpoints: CheckpointWriter,
         log: RunLog, profiler: Profiler, stop_signal: Callable[[], int],
     ):  # fmt: skip
-        """Stands where the run goes on from; `stop_signal` gives the signal that asks to stop."""
+        """Starts at `start`; `stop_signal` returns the signal that requests a stop."""
         self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
         self._feed, self.state, self.progress, self.step, _ = start
         self._job, self._checkpoints, self._log, self._profiler = job, checkpoints, log, profiler
@@ -128,7 +128,7 @@ class OneRun:
         self._unchecked: list[tuple[int, int, int]] = []  # counts of the last steps
 
     def live(self) -> bool:
-        """Returns whether it goes on."""
+        """Returns whether the run continues."""
         return not self.progress.done
 
     def take(self) -> StepBatch:
@@ -136,7 +136,7 @@ class OneRun:
         return self._feed.take()
 
     def is_new(self, batch: StepBatch) -> bool:
-        """Returns whether no batch of these shapes, and of this task, was there before."""
+        """Returns whether this is the first batch with these shapes and this task."""
         leaves, form = jax.tree.flatten(batch)
         shapes = (form, *map(np.shape, leaves))
         is_new = shapes not in self._shapes
@@ -170,9 +170,9 @@ class OneRun:
         write_step(self._log, self.step, metrics, self._feed.describe, taken, seconds)
 
     def end_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
-        """Raises InputError after too many steps in a row that were not finite; it is saved then.
+        """Saves and raises InputError after too many non-finite steps in a row.
 
-        Of the last step dev is scored first: the same command then completes the run.
+        After the last step dev is evaluated first, so that the same command completes the run.
         """
         if self.step == self.plan.total:
             self._unchecked = counts
@@ -182,7 +182,7 @@ class OneRun:
             self._raise_broken(counts)
 
     def evaluate(self, seconds: float) -> bool:
-        """Scores dev. Returns whether that is better than before."""
+        """Evaluates on dev. Returns whether the result is better than before."""
         job, step = self._job, self.step
         dev = job.measure(self.state.trainable)
         self._log.write(step, dev=dev, time={"seconds": seconds})
@@ -191,7 +191,7 @@ class OneRun:
         )
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
-        """Saves the newest step in the background: its state, its parameters as the best."""
+        """Saves the newest step in the background: its state, its parameters as the best ones."""
         position = self.progress.to_json() | {
             "data": self._feed.batches.get_state(),
             "seconds": seconds,
@@ -204,15 +204,15 @@ class OneRun:
         )  # fmt: skip
 
     def settle(self) -> None:
-        """Waits until all that was saved is on disk."""
+        """Waits until all saves are on disk."""
         self._checkpoints.settle()
 
     def stop_signal(self) -> int:
-        """Returns the signal that asks for a stop, 0 where none does."""
+        """Returns the signal that requests a stop, 0 if there is none."""
         return self._stop_signal() if self._is_alone else self._stop
 
     def end(self, seconds: float) -> Ended:
-        """Reads the best numbers. Raises InputError as `end_broken`."""
+        """Restores the best parameters. Raises InputError as `end_broken` does."""
         self.settle()
         if self._is_broken(self._unchecked):
             self._raise_broken(self._unchecked)
@@ -232,15 +232,15 @@ class OneRun:
     def _raise_broken(self, counts: list[tuple[int, int, int]]) -> None:
         step, streak, skipped = max(counts, key=lambda one: one[1])
         message = tell_broken(int(streak), step, int(skipped))
-        raise InputError(f"{message}. The last good state is saved")
+        raise InputError(f"{message}. The last finite state is saved")
 
 
 def drive(
     prepared: Prepared, job: Job, workdir: str, started: int | None, lines: Iterable[str]
 ) -> Ended | None:
-    """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
+    """Trains a job from its newest checkpoint to its end. Returns None if a signal stopped it.
 
-    `started` is the checkpoint's step, None = from the start; `lines` say what begins.
+    `started` is the step of the checkpoint, None without one; `lines` are logged at the start.
     """
     settings, feed = prepared.settings, job.feed()
     start = take_up(job.state, feed, workdir)
@@ -264,16 +264,16 @@ def drive(
             seconds = loop.train(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
-        signals.note("after the last step; it is saved, and the same command completes the run")
+        signals.note("after the last step; saved, run the same command again to finish")
         # One that came during the last step, on any process.
         signals.check(max(map(int, processes.gather(str(stop_signal())))))
     return ended
 
 
 def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
-    """Goes to the newest checkpoint of a run, or to its start, the `state`.
+    """Restores the newest checkpoint of a run; without one the run starts from `state`.
 
-    Raises InputError for a checkpoint that is damaged, or of another model.
+    Raises InputError for a checkpoint that is damaged or of another model.
     """
     checkpoints = Checkpoints(workdir)
     progress, seconds = Progress(), 0.0
@@ -293,7 +293,7 @@ def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
 
 
 def saved_at(step: int | None) -> str:
-    """Says of a run that a signal ends what it saved; None where it has no checkpoint."""
+    """Returns what a stopped run has saved, for the log; None = it has no checkpoint."""
     if step is None:
         return "before the first step; nothing was saved"
-    return f"with step {step} saved; the same command resumes"
+    return f"with step {step} saved; run the same command again to resume"

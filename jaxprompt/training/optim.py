@@ -1,4 +1,4 @@
-"""Schedules, and optax chains whose numbers stay in the state, so that runs can be vmapped."""
+"""Schedules, and optax chains with hyperparameters in the state, so that runs can be vmapped."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,24 +20,24 @@ OPTIMIZERS = ("adamw", "adafactor")
 def rates_by_part(
     parts: Collection[str], lr: float, own: Mapping[str, float | None]
 ) -> dict[str, float]:
-    """Gives each part of the model that trains its learning rate: its own one, or `lr`.
+    """Returns the learning rate of each trainable part: lr_<part> if set, else `lr`.
 
-    Raises InputError for the rate of a part that does not train.
+    Raises InputError for the learning rate of a part that does not train.
     """
     for part, rate in own.items():
         if rate is not None and part not in parts:
             raise InputError(
-                f"optim.lr_{part}={rate}, and nothing of the {part} trains; leave it out, or let "
-                f"config.trainable name {part}/.*"
+                f"optim.lr_{part}={rate}, but no parameter of the {part} trains; leave it out, or "
+                f"add {part}/.* to config.trainable"
             )
     return {part: lr if (rate := own.get(part)) is None else rate for part in sorted(parts)}
 
 
 def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedule:
-    """Makes the factor on the learning rate as a function of the step.
+    """Returns the factor on the learning rate as a function of the step.
 
-    constant; linear: to 0 at `total`; warmup_linear, cosine: up over the warmup, then to 0 at
-    `total`, along a line or half a cosine; exponential: gamma ** (step // epoch); inverse_sqrt:
+    constant; linear: to 0 at `total`; warmup_linear, cosine: linear warmup, then to 0 at
+    `total`, linearly or along half a cosine; exponential: gamma ** (step // epoch); inverse_sqrt:
     1 / sqrt(max(step + 1, warmup)) (Raffel et al. 2020, section 3.1.2). Raises InputError for a
     warmup that is longer than the run.
     """
@@ -52,7 +52,7 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
         return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
     if not 0 <= warmup < total:
         raise InputError(
-            f"optim.schedule.warmup_steps={warmup} must be below the run's {total} steps"
+            f"optim.schedule.warmup_steps={warmup} must be less than the {total} steps of the run"
         )
     # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
     up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
@@ -63,22 +63,22 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
 
 
 def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict[str, bool]]:
-    """Marks the flat names that weight decay falls on: those that no pattern matches."""
+    """Returns a mask of the flat names with weight decay: those that no pattern matches."""
     patterns = [re.compile(pattern) for pattern in no_decay]
     return lambda flat: {name: not any(p.fullmatch(name) for p in patterns) for name in flat}
 
 
 def check_no_decay(patterns: Sequence[str], usual: Sequence[str], trained: Iterable[str]) -> None:
-    """Raises InputError for a pattern, other than the usual ones, that spares nothing trained."""
+    """Raises InputError for an unusual pattern that matches no trainable parameter."""
     names = list(trained)
     for pattern in patterns:
         if pattern not in usual and not any(re.fullmatch(pattern, name) for name in names):
             near = nearest(pattern.replace(".*", ""), names)
-            raise InputError(f"optim.no_decay: {pattern!r} matches nothing that trains; {near}")
+            raise InputError(f"optim.no_decay: {pattern!r} matches no trainable parameter; {near}")
 
 
 def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
-    """AdamW: the decay is scaled by the rate (Loshchilov & Hutter 2019)."""
+    """AdamW: the decay is scaled by the learning rate (Loshchilov & Hutter 2019)."""
 
     def make(lr, weight_decay):
         return optax.chain(
@@ -95,8 +95,8 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
 def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     """Adafactor with absolute decay (Shazeer & Stern 2018).
 
-    As prompts are tuned: unfactored and unscaled (Lester et al. 2021, section 3). Scaled, as T5 was
-    trained: factored, with rates relative to each matrix (algorithms 4 and 5, section 8).
+    For prompt tuning: unfactored and unscaled (Lester et al. 2021, section 3). `scaled` as T5 was
+    trained: factored, with learning rates relative to each matrix (algorithms 4 and 5, section 8).
     """
     rms = optax.scale_by_factored_rms(factored=scaled, decay_rate=decay_rate)
     # Update clipping with d = 1 (section 6).
@@ -120,7 +120,7 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
 
 
 class RateState(NamedTuple):
-    """What `learning_rates` finds in the state of an optimizer."""
+    """The learning rate in an optimizer state, read by `learning_rates`."""
 
     # int32 scalar, updates
     count: jnp.ndarray  # type: ignore[assignment]  # optax's name, and the leaf's in checkpoints
@@ -128,7 +128,7 @@ class RateState(NamedTuple):
 
 
 def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
-    """Keeps the learning rate of an update in the state, for the log; changes nothing."""
+    """Stores the learning rate of an update in the state for the log; changes no update."""
 
     def init(_):
         return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
@@ -153,13 +153,13 @@ def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
 
 
 def shown_rate(rates: Mapping[str, float]) -> float | dict[str, float]:
-    """Returns one learning rate where all parts have the same, else that of each part."""
+    """Returns one learning rate if all parts have the same, else one per part."""
     found = {part: float(rate) for part, rate in rates.items()}
     return next(iter(found.values())) if len(set(found.values())) == 1 else found
 
 
 def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies a transformation to every leaf by itself, and to every layer of a stack of them."""
+    """Applies a transformation to every leaf separately, and to every layer of a stacked leaf."""
 
     def apply(function, name: str):
         part, path = name.split("/", 1)
@@ -204,11 +204,11 @@ def make_optimizer(
     decay_rate: float = 0.8,
     scaled: bool = False,
 ) -> optax.GradientTransformation:
-    """Makes the chain: clip by the global norm, then one optimizer a part with its own rate.
+    """Returns an optax chain: clip by global norm, then one optimizer per part.
 
     `rates` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
-    ("head/topics"), to its learning rate, which a `scaled` Adafactor takes as a share of each
-    matrix's root mean square. Rates and weight decay are leaves of the state. Raises InputError for
+    ("head/topics"), to its learning rate; a `scaled` Adafactor multiplies it by each matrix's
+    root mean square. Learning rates and weight decay are leaves of the state. Raises InputError for
     an unknown name.
     """
     mask = decay_mask(no_decay)

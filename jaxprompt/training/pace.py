@@ -1,4 +1,4 @@
-"""Progress of long counted work: a line every few seconds."""
+"""Progress lines for long tasks, one every few seconds."""
 
 import time
 from collections.abc import Callable
@@ -7,18 +7,18 @@ PAUSE = 10.0  # seconds between two reports
 
 
 class Pace:
-    """Reports how much of counted work is done, how fast, and the time left."""
+    """Reports how much work is done, the speed, and the time left."""
 
     def __init__(
         self, say: Callable[[str], None], doing: str, total: int, unit: str, done: int = 0
     ):
-        """`done` of `total` were done before, and do not count in the rate."""
+        """`done` of `total` were done before and do not count for the speed."""
         self._say, self._doing, self._total, self._unit = say, doing, total, unit
         self._first = self._done = done
         self._start = self._said = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Counts `count` more; reports where the last report is over `PAUSE` seconds old."""
+        """Adds `count`; reports if the last report is more than `PAUSE` seconds old."""
         self._done += count
         now = time.monotonic()
         if now - self._said <= PAUSE or self._done == self._first:
@@ -34,6 +34,6 @@ class Pace:
 
 
 def clock(seconds: float) -> str:
-    """Writes a time as minutes and seconds, as in 2:05."""
+    """Formats seconds as minutes and seconds, e.g. 2:05."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes}:{left:02d}"

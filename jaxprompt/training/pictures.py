@@ -1,4 +1,4 @@
-"""Pictures of runs: curves.png of one, a chart of several. They need matplotlib, an extra."""
+"""Plots of runs: curves.png of one run, a chart of several. They need matplotlib, an extra."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def can_draw() -> bool:
-    """Tells whether matplotlib is installed."""
+    """Returns whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def need_matplotlib(flag: str) -> None:
-    """Raises InputError where it is not."""
+    """Raises InputError if matplotlib is not installed."""
     if not can_draw():
-        raise InputError(f"{flag} draws with matplotlib, which is missing; pip install matplotlib")
+        raise InputError(f"{flag} needs matplotlib; pip install matplotlib")
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
-    """Reads the curves of a run off metrics.jsonl. -> by name, (step, value) of finite values"""
+    """Reads the curves of metrics.jsonl: by name, (step, value) of finite values."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(workdir):
         values = {"loss": record["loss"]} if "loss" in record else {}
@@ -42,9 +42,9 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> Path:
-    """Draws the loss and the dev score of a run over its steps. -> `path`, or WORKDIR/curves.png
+    """Plots loss and dev score of a run. Returns `path`, by default WORKDIR/curves.png.
 
-    The step that a finished run chose is marked: by its own measure, which may be low at its best.
+    The best step of a finished run is marked; its metric may be one where lower is better.
     """
     from matplotlib.figure import Figure
 
@@ -71,9 +71,9 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
 
 
 def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
-    """Draws the mean test score (dev where there is no test) of each row, with error bars.
+    """Plots the mean test score (dev without a test split) of each row, with error bars.
 
-    The bars are the population standard deviation over the runs of a row, and its points the runs.
+    Bars are the population standard deviation over the runs of a row; points are the runs.
     """
     from matplotlib.figure import Figure
 
@@ -83,7 +83,7 @@ def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
     of_all = lambda split: all(getattr(result, split) is not None for result in every)
     split = next(filter(of_all, ("test", "dev", "held_out")), None)
     if split is None:
-        raise InputError("--plot: the runs have no score in common; give runs of one kind")
+        raise InputError("--plot: the runs have no score in common; give runs with the same metric")
     metric = next(iter(getattr(every[0], split)))
     figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
     axis = figure.subplots()
@@ -101,12 +101,12 @@ def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Writes a figure. Raises InputError for a format that is unknown, or a disk that refuses."""
+    """Saves a figure. Raises InputError for an unknown format or a failed write."""
     try:
         # Without the time of its making: equal runs give equal bytes.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     except (OSError, ValueError) as error:  # the second for a format that is unknown
         if isinstance(error, OSError):
             raise write_error(path, error) from error
-        raise InputError(f"{path}: {error}; name it .png, .svg or .pdf") from error
+        raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error
     return path

@@ -1,4 +1,4 @@
-"""A trace of a few steps, and what in them takes the time."""
+"""Traces a few steps, and tabulates the slowest operations."""
 
 import contextlib
 import glob
@@ -19,7 +19,7 @@ _AROUND = ("while", "call", "conditional", "async-start", "async-done")
 
 
 class Kind(NamedTuple):
-    """All operations of a trace that are named alike but for their number."""
+    """All operations of a trace with the same name, without its number."""
 
     name: str
     times: int
@@ -28,16 +28,16 @@ class Kind(NamedTuple):
 
 
 class Profiler:
-    """Traces steps of a run into WORKDIR/profile, which TensorBoard opens; 0 steps = none."""
+    """Traces steps of a run to WORKDIR/profile, for TensorBoard; 0 steps = no trace."""
 
     def __init__(self, workdir: str, steps: int, begun: int):
-        """`begun` is the step that the run goes on from."""
+        """`begun` is the step that the run starts or resumes from."""
         self._folder = os.path.join(workdir, FOLDER)
         self._first, self._steps = begun + WARM, steps
         self._is_on = False
 
     def before(self, step: int) -> None:
-        """Begins the trace where its first step comes next."""
+        """Starts the trace before its first step."""
         if self._steps and step == self._first:
             # One trace a run: the table would sum up those of earlier tries too.
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -45,10 +45,10 @@ class Profiler:
             self._is_on = True
 
     def after(self, step: int, state: Any, last: bool) -> list[str]:
-        """Ends the trace behind its last step. -> lines of its table, [] before that"""
+        """Stops the trace after its last step. Returns the lines of its table, else []."""
         if self._steps and last and step <= self._first:
             taken = step - self._first + WARM
-            return [f"no trace: it begins behind {WARM} steps, and this run took {taken}"]
+            return [f"no trace: tracing starts after {WARM} steps, and this run took {taken}"]
         if not self._is_on or not (last or step == self._first + self._steps):
             return []
         jax.block_until_ready(state)
@@ -57,7 +57,7 @@ class Profiler:
         return tell(read_kinds(self._folder), taken, self._folder)
 
     def close(self) -> None:
-        """Ends a trace that a stop has cut."""
+        """Stops a trace that was interrupted."""
         if self._is_on:
             self._is_on = False
             jax.profiler.stop_trace()
@@ -65,7 +65,7 @@ class Profiler:
 
 @contextlib.contextmanager
 def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
-    """Makes a profiler whose trace ends with the block."""
+    """Yields a profiler; its trace stops with the block."""
     profiler = Profiler(workdir, steps, begun)
     try:
         yield profiler
@@ -74,7 +74,7 @@ def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
 
 
 def read_kinds(folder: str) -> list[Kind]:
-    """Sums up the operations of the newest trace in a folder by kind, longest first."""
+    """Sums the operations of the newest trace in a folder by kind, slowest first."""
     found = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
     counts: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
@@ -96,15 +96,15 @@ def read_kinds(folder: str) -> list[Kind]:
 
 
 def kind_of(name: str) -> str:
-    """Drops the number of an operation. "%fusion.12 = f32[8]{0} fusion(...)" -> "fusion" """
+    """Removes the number of an operation. "%fusion.12 = f32[8]{0} fusion(...)" -> "fusion" """
     return re.sub(r"([.:]\d+|\.clone)+$", "", name.partition(" = ")[0].lstrip("%"))
 
 
 def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
-    """Writes the table of a trace of so many steps, a line each."""
-    lines = [f"trace of {steps} steps in {folder}; TensorBoard and ui.perfetto.dev open it"]
+    """Returns the table of a trace of `steps` steps as lines."""
+    lines = [f"trace of {steps} steps in {folder}; open it with TensorBoard or ui.perfetto.dev"]
     if not kinds:
-        return [*lines, "it holds no operations of this device"]
+        return [*lines, "the trace has no operations of this device"]
     width = max(len(kind.name) for kind in kinds[:TOP])
     lines.append(f"  {'operation':{width}}  times a step  ms a step  share")
     for kind in kinds[:TOP]:

@@ -1,4 +1,4 @@
-"""How far a run is and how well it does: the same for a run alone and for one of many."""
+"""Progress of a run and its best evaluation, for single runs and grids."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ Describe = Callable[[Metrics, int, float], Metrics]
 
 
 def rank(value: float) -> float:
-    """Orders what is to be high: NaN is below all else."""
+    """Returns a sort key for scores; NaN is lowest."""
     return -math.inf if math.isnan(value) else value
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The scores of a step. Those of the best one are saved with its parameters, as JSON."""
+    """The scores of a step. Those of the best step are saved with its parameters, as JSON."""
 
     step: int
     value: float  # that is to be high
@@ -30,7 +30,7 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run stands. All of it is saved with a checkpoint, as JSON."""
+    """Progress of a run, saved with a checkpoint as JSON."""
 
     best: Evaluation | None = None
     since: int = 0  # evaluations without gain
@@ -41,21 +41,22 @@ class Progress:
 
     @classmethod
     def from_json(cls, saved: dict) -> Self:
-        """Makes it of a saved position, which may have more fields."""
+        """Makes a Progress from a saved position, which may have more fields."""
         fields = {field.name: saved[field.name] for field in dataclasses.fields(cls)}
         best = fields.pop("best")
         return cls(None if best is None else Evaluation(**best), **fields)
 
     def to_json(self) -> dict[str, object]:
-        """Returns the values by field."""
+        """Returns the fields as a dict."""
         return fields_to_plain(self)
 
     def note_dev(
         self, step: int, value: float, dev: Mapping[str, float], *, last: bool, patience: int
     ) -> bool:
-        """Compares an evaluation with the best one. -> whether it is better; a tie is not
+        """Adds an evaluation. Returns whether it is better than the best one; a tie is not.
 
-        The run is done at its last step, or after `patience` evaluations without gain (0 = never).
+        The run is done after its last step, or after `patience` evaluations without improvement
+        (0 = never).
         """
         # Strictly better: of equal evaluations the earliest stands, so a longer run changes
         # nothing.
@@ -74,7 +75,7 @@ def write_step(
 ) -> None:  # fmt: skip
     """Writes the metrics of a step to a run's log.
 
-    `taken` are the steps since the last record or pause, and their seconds.
+    `taken` is the number of steps since the last record or pause, and their seconds.
     """
     found["lr"] = shown_rate(found["lr"])
     said = describe(found, *taken)

@@ -1,9 +1,9 @@
-"""What a run's folder says of itself: its config, what it learned from, its result, its lock.
+"""Files of a run directory: its config, its data record, its result and its lock.
 
-    <workdir>/lock         held by the process that trains here, and released when it dies
-    <workdir>/config.json  the resolved config that the folder belongs to
-    <workdir>/record.json  what the run learned from: task, label names, digests, backbone
-    <workdir>/result.json  the scores; a folder that has it is finished
+    <workdir>/lock         locked by the process that trains here, released when it dies
+    <workdir>/config.json  resolved config of the run
+    <workdir>/record.json  what the run was trained on: task, label names, digests, backbone
+    <workdir>/result.json  the scores; a run that has it is finished
 
 Several processes share the folder and call every function together: process 0 writes and decides.
 """
@@ -50,11 +50,11 @@ _BREAKING = ("[", "*", "?", "\\", "gs:/")
 
 @contextlib.contextmanager
 def lock(workdir: str | os.PathLike) -> Iterator[None]:
-    """Makes a folder and holds its lock for a block, so that one run at a time writes there.
+    """Creates a run directory and holds its lock, so that only one run at a time writes there.
 
-    The system releases the lock when the process dies, however it dies, also on a file system that
-    several hosts share. Where the file system has no locks, this is said and the run goes on.
-    Raises InputError that names the process which holds the lock.
+    The system releases the lock when the process dies for any reason, also on a file system shared
+    by several hosts. Without locks in the file system a warning is printed. Raises InputError with
+    the process that holds the lock.
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
@@ -66,7 +66,7 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
 def _hold(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = acquire(path, folder, "take another workdir")
+    held = acquire(path, folder, "use another workdir")
     try:
         yield
     finally:
@@ -85,9 +85,9 @@ def _hold(folder: Path) -> Iterator[None]:
 def guard_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> None:
-    """Binds `workdir` to a resolved config: written as config.json first, compared later.
+    """Binds `workdir` to a resolved config: writes config.json, or compares with it.
 
-    Arguments and errors as in `check_workdir`; also InputError when the folder cannot be written.
+    Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
     old_text = check_workdir(workdir, resolved, free)
@@ -102,12 +102,11 @@ def guard_workdir(
 def check_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> str | None:
-    """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
+    """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
 
-    `free` lists the dotted fields (or blocks of fields) that may change between runs.
-    Raises InputError naming the fields that differ, for a path that orbax cannot write to, and for
-    a folder that holds what a run writes but no config.json; any other folder without one fits
-    every config.
+    `free` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with the
+    fields that differ, for a path that orbax cannot write to, and for a folder with files of a run
+    but no config.json. Any other folder without one is accepted.
     """
     _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
@@ -116,7 +115,7 @@ def check_workdir(
         saved = _leaves(parse_json(old_text)) if old_text is not None else {}
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} is no readable config ({error}); restore it, or take another workdir"
+            f"{path} is not a readable config ({error}); restore it, or use another workdir"
         ) from error
     if old_text is None:
         _check_new(Path(workdir))
@@ -124,23 +123,23 @@ def check_workdir(
     # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
     if not saved.keys() & given.keys():
-        raise InputError(f"{path} is no config of a run; take another workdir")
+        raise InputError(f"{path} is not the config of a run; use another workdir")
     is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
     if differing := _differences(saved, given, "given", is_free):
         raise InputError(
-            f"{workdir} holds a run of another config: {differing}; "
-            "give the saved values, or take another workdir"
+            f"{workdir} contains a run with a different config: {differing}; "
+            "use the saved values, or another workdir"
         )
     return old_text
 
 
 def _check_path(path: str) -> None:
-    """Raises InputError for a path below which orbax and tensorstore save elsewhere than here."""
+    """Raises InputError for a path that orbax or tensorstore would misread."""
     breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
     if breaking:
         raise InputError(
-            f"{path} has {breaking[0]} in it, and checkpoints cannot be saved there: orbax or "
-            "tensorstore reads it as a pattern, a separator or a URL; take another workdir"
+            f"{path} contains {breaking[0]}, so checkpoints cannot be saved there: orbax or "
+            "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
 
 
@@ -148,8 +147,8 @@ def _check_new(folder: Path) -> None:
     # A run writes config.json before these, so without it they are not a run's.
     if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
         raise InputError(
-            f"{folder} holds {foreign[0]} but no {CONFIG}, so it is no run's folder; take another "
-            "workdir"
+            f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
+            "another workdir"
         )
 
 
@@ -157,16 +156,16 @@ def _check_new(folder: Path) -> None:
 
 
 def write_record(workdir: str | os.PathLike, record: RunRecord) -> None:
-    """Writes what a run learns from, as plain JSON."""
+    """Writes the record of a run as JSON."""
     if processes.is_first():
         text = json.dumps(add_checksum(record.to_json()), indent=2)
         write_atomic(Path(workdir) / RECORD, text + "\n")
 
 
 def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None:
-    """Reads what a run learned from, None where there is no record yet.
+    """Reads the record of a run, None if there is none yet.
 
-    Raises InputError for one that was cut or changed since it was written, or is of another kind
+    Raises InputError for a record that was changed after it was written, or belongs to another kind
     of run.
     """
     path = Path(workdir) / RECORD
@@ -175,30 +174,29 @@ def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None
         return None
     if not pop_checksum(values):
         raise InputError(
-            f"{path} is not as the run wrote it, or of another version of jaxprompt; "
-            f"{RunRecord.FIX}"
+            f"{path} was changed, or written by another version of jaxprompt; {RunRecord.FIX}"
         )
     record = record_from_json(values, path)
     if not isinstance(record, kind):
-        raise InputError(f"{path} is of another kind of run; {RunRecord.FIX}")
+        raise InputError(f"{path} belongs to another kind of run; {RunRecord.FIX}")
     return record
 
 
 def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
-    """Raises InputError where `workdir` has checkpoints of the run in `folder`, but no record.
+    """Raises InputError if `folder`, whose checkpoints are in `workdir`, has no record.
 
-    Without one the run would go on with any other data.
+    Without a record the run could resume with different data.
     """
     path = Path(folder) / RECORD
     if not path.exists():
         raise InputError(
-            f"{workdir} has checkpoints and no {path}, which says what they learned from; "
+            f"{workdir} has checkpoints but no {path}, which says what they were trained on; "
             "restore it, or train again in another workdir"
         )
 
 
 def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
-    """Raises InputError naming what a run would learn from that differs from its record."""
+    """Raises InputError if a run would train on different data than its record says."""
     saved = read_record(workdir, type(record))
     if saved is None:
         if steps_of(folder_of(workdir)):
@@ -206,8 +204,8 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
         return
     if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
         raise InputError(
-            f"{workdir} holds a run that learned from something else: {differing}; restore that, "
-            "or take another workdir"
+            f"{workdir} contains a run that was trained on different data: {differing}; restore "
+            "that data, or use another workdir"
         )
 
 
@@ -215,28 +213,28 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
 
 
 def write_result(workdir: str | os.PathLike, result: RunResult) -> None:
-    """Writes what `read_result` finds: from then on the run is finished."""
+    """Writes the result of a run, which is then finished."""
     if processes.is_first():
         write_atomic(Path(workdir) / RESULT, dumps(result.to_json(), indent=2) + "\n")
-    signals.note("after all was saved")
+    signals.note("after everything was saved")
 
 
 def read_result(workdir: str | os.PathLike) -> RunResult | None:
-    """Reads a result, None where there is none. Raises InputError for a damaged one."""
+    """Reads the result of a run, None if there is none. Raises InputError for a damaged one."""
     path = Path(workdir) / RESULT
     values = _read_object(path, f"or {RunResult.FIX}")
     return None if values is None else RunResult.from_json(values, path)
 
 
 def _read_object(path: Path, cure: str) -> dict[str, object] | None:
-    return read_json(path, f"the file as the run wrote it; {cure}") if path.exists() else None
+    return read_json(path, f"the unchanged file of the run; {cure}") if path.exists() else None
 
 
 # -- comparison -----------------------------------------------------------------------------------
 
 
 def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
-    """Names the first leaves that differ, "" where none does."""
+    """Lists the first leaves that differ, "" if none does."""
     names = sorted(name for name in saved.keys() | other.keys() if not is_free(name))
     show = lambda values, name: repr(values[name]) if name in values else "nothing"
     differing = [
@@ -249,7 +247,7 @@ def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda na
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:
-    """Lists the leaves of nested objects by dotted name."""
+    """Returns the leaves of nested objects by dotted name."""
     if not isinstance(tree, dict) or (name and not tree):
         return {name: tree}
     prefix = name + "." if name else ""

@@ -1,4 +1,4 @@
-"""record.json of a run: what it learned from, by which it is compared when it is repeated."""
+"""record.json: what a run was trained on, compared when the run is repeated."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class BackboneRecord(Document):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskData(Document):
-    """A task, and the examples of it that a run learned from and was scored on."""
+    """A task, and the examples that a run was trained and evaluated on."""
 
     task: Task
     choices: int  # the most that an example has
@@ -41,7 +41,7 @@ class SharedTask(TaskData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusInfo(Document):
-    """The text of a pre-training task, as the metadata of its prompt describes it."""
+    """The corpus of a pre-training task, as in the metadata of its prompt."""
 
     task: str
     patterns: str
@@ -67,7 +67,7 @@ class PretrainingData(Document):
 
 
 class RunRecord(Document):
-    """What a run learned from, of one of the kinds below."""
+    """What a run was trained on; base class of the records below."""
 
     FIX = "restore it, or train again in another workdir"
 
@@ -77,7 +77,7 @@ class RunRecord(Document):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskRecord(TaskData, RunRecord):
-    """Of a run that learns a task."""
+    """Record of a run that trains on a task."""
 
     backbone: BackboneRecord
     init: OriginMetadata | None = None
@@ -86,7 +86,7 @@ class TaskRecord(TaskData, RunRecord):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedRecord(RunRecord):
-    """Of a run in which several tasks share a prompt."""
+    """Record of a run in which several tasks share a prompt."""
 
     tasks: Mapping[str, SharedTask]
     seen: str = ""  # in the examples of all tasks
@@ -96,13 +96,13 @@ class SharedRecord(RunRecord):
 
     @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # a field of other kinds
-        """That of the backbone, which every task states."""
+        """Identity of the backbone, which every task records."""
         return next(iter(self.tasks.values())).identity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingRecord(PretrainingData, RunRecord):
-    """Of a run that pre-trains a prompt on a corpus."""
+    """Record of a run that pre-trains a prompt on a corpus."""
 
     backbone: BackboneRecord
     init: OriginMetadata | None = None
@@ -111,7 +111,7 @@ class PretrainingRecord(PretrainingData, RunRecord):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptationRecord(RunRecord):
-    """Of a run that continues a backbone's pre-training."""
+    """Record of a run that continues the pre-training of a backbone."""
 
     corpus: Mapping[str, object]
     store: Mapping[str, int]
@@ -128,8 +128,8 @@ _KINDS: dict[str, type[RunRecord]] = {  # by a field that only they have, or tho
 
 
 def record_from_json(values: Mapping[str, object], path: Path) -> RunRecord:
-    """Makes a record of the kind that its fields show. Raises InputError as `from_json` does."""
+    """Returns the record whose kind its fields determine. Raises InputError as `from_json` does."""
     kind = next((kind for field, kind in _KINDS.items() if field in values), None)
     if kind is None:
-        raise InputError(f"{path} is no record of a run; {RunRecord.FIX}")
+        raise InputError(f"{path} is not the record of a run; {RunRecord.FIX}")
     return kind.from_json(values, path)

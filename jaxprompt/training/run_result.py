@@ -1,4 +1,4 @@
-"""result.json of a run: its scores and what it took to reach them."""
+"""result.json: scores, steps and time of a run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Scores = Mapping[str, float]  # by metric, that of the task first
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult(Document):
-    """What a finished run reports. A run has `dev`, or `held_out` where it learns from a corpus."""
+    """Result of a finished run. It has `dev`, or `held_out` for a run on a corpus."""
 
     FIX = "delete it and train again"
 
@@ -31,5 +31,5 @@ class RunResult(Document):
 
     @property
     def selection(self) -> Scores:
-        """The scores by which the best step was chosen; empty where nothing was chosen."""
+        """The scores by which the best step was chosen; empty if there was no choice."""
         return self.dev or self.held_out or {}

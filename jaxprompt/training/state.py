@@ -1,4 +1,4 @@
-"""What a run trains and carries from step to step; frozen weights stay outside."""
+"""Training state of a run; frozen weights are not part of it."""
 
 import functools
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class TrainState(NamedTuple):
 
 
 def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    """Starts a run."""
+    """Returns the initial state of a run."""
     zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
     # Plain numbers, so that checkpoints hold nothing but ordinary arrays.
     numbers = jax.random.key_data(key)
@@ -34,10 +34,10 @@ def place_state(
     placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array,
     *, donate: bool = False,
 ) -> TrainState:  # fmt: skip
-    """Starts a run on a mesh: what belongs to a parameter lives where it does.
+    """Returns the initial state on a mesh; optimizer state is sharded like its parameters.
 
-    With `donate` the arrays of `trainable`, which must live there, are donated: only their shapes
-    can be read afterwards.
+    With `donate` the arrays of `trainable`, which must be on the mesh, are donated: afterwards only
+    their shapes can be read.
     """
     make = functools.partial(make_state, tx=tx, key=key)
     # Shapes first: where a leaf lives must be known before any is made.

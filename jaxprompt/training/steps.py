@@ -1,4 +1,4 @@
-"""Train and eval steps: factories of pure functions; no host callbacks, no closed-over rates."""
+"""Factories of train and eval steps: pure functions without host callbacks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -20,17 +20,17 @@ TrainStep = Callable[[TrainState, Flat, Batch], tuple[TrainState, dict[str, Any]
 
 
 class StepModel(Protocol):
-    """What a step runs: a Model, or a pair of them that takes its place."""
+    """Interface of the model of a step: a Model or a Pair."""
 
     def forward(
         self, params: Params, batch: Batch, *, head: str, deterministic: bool,
         key: jax.Array | None,
     ) -> Any:  # fmt: skip
-        """Scores a batch by one of its heads."""
+        """Returns the scores of one head for a batch."""
 
 
 class _Term(NamedTuple):
-    """What an objective gives for a batch, or for the parts of one, summed."""
+    """Result of an objective, summed over a batch or its parts."""
 
     total: jax.Array  # of the losses
     n: jax.Array  # what they are divided by
@@ -38,7 +38,7 @@ class _Term(NamedTuple):
 
 
 def _evaluate(model: StepModel, params, batch: Batch, objective: Objective, key, *, deterministic):
-    """Gives an objective's sum, and (normaliser, other sums, the batch of those after it)."""
+    """Returns the sum of an objective, and (normaliser, other sums, batch for later objectives)."""
     seen = objective.view(batch, rng.for_name(key, "view")) if objective.view else batch
     scores = model.forward(params, seen, head=objective.head, deterministic=deterministic, key=key)
     given = scores, seen.labels, seen.weights
@@ -54,14 +54,13 @@ def make_train_step(
     *,
     accumulate: int = 1,
 ) -> TrainStep:
-    """Makes (state, frozen, batch) -> (state, metrics).
+    """Returns a train step (state, frozen, batch) -> (state, metrics).
 
-    Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
-    parts and adds their sums, so the result is that of the whole batch, but for what is random:
-    each part has a key of its own, by which dropout and fluency's masks are others. A step whose
-    loss or gradient is not finite changes nothing but the counters. metrics["sums"] holds, by
-    name, what objectives count, metrics["lr"] the learning rate by part where `tx` is of
-    `make_optimizer`.
+    Gradients are taken only over `state.trainable`. `accumulate` splits the batch into that many
+    parts and adds their sums, so the result is that of the whole batch except for randomness: each
+    part has its own key for dropout and the masks of fluency. A step with a non-finite loss or
+    gradient changes only the counters. metrics["sums"] has the sums of objectives by name,
+    metrics["lr"] the learning rate by part if `tx` comes from `make_optimizer`.
     """
 
     compute_terms = _make_terms(model, objectives)
@@ -94,7 +93,7 @@ def make_train_step(
 
 
 def _make_terms(model: StepModel, objectives: Sequence[Objective]):
-    """Makes (trainable, frozen, batch, key) -> (term, other sums) of every objective, two lists."""
+    """Returns (trainable, frozen, batch, key) -> (terms, other sums) of all objectives."""
 
     def total(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
         params = merge(trainable, frozen)
@@ -119,7 +118,7 @@ def _make_terms(model: StepModel, objectives: Sequence[Objective]):
 
 
 def _accumulated(compute_terms, num_terms: int, num_parts: int):
-    """Makes `compute_terms` add the sums of the parts that it cuts a batch into."""
+    """Wraps `compute_terms` to add up the parts of a batch."""
 
     def accumulate(trainable: Flat, frozen: Flat, batch: Batch, key):
         size = batch.index.shape[0] // num_parts  # examples of a part
@@ -145,7 +144,7 @@ def _accumulated(compute_terms, num_terms: int, num_parts: int):
 
 
 def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], trainable: Flat):
-    """Divides terms by their normalisers and adds them by their weights. -> loss, gradient"""
+    """Divides terms by their normalisers and adds them weighted. Returns (loss, gradient)."""
     # Divided here and not in each part: parts may have counted different numbers of labels.
     loss: jax.Array | float = 0.0
     grads = jax.tree.map(jnp.zeros_like, trainable)
@@ -158,7 +157,7 @@ def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], train
 
 
 def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> TrainState:
-    """Counts a step, and applies its updates where it is `finite`."""
+    """Counts a step, and applies its updates if it is `finite`."""
     moved = (optax.apply_updates(state.trainable, updates), opt_state)
     # A choice and no branch: under vmap, as in a grid, one run may be finite and another not.
     keep = lambda new, old: jnp.where(finite, new, old)
@@ -176,24 +175,24 @@ def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> Tra
 
 
 def tell_broken(streak: int, step: int, skipped: int) -> str:
-    """Says after `streak` steps in a row that were not finite what to change.
+    """Returns the error message after `streak` non-finite steps in a row.
 
-    `step` is the newest of them, `skipped` how many of all steps up to it were not finite.
+    `step` is the newest of them, `skipped` the number of all non-finite steps so far.
     """
     if skipped >= step:  # nothing has moved yet
         return (
-            f"the first {step} steps were not finite, whatever the learning rate; set "
-            "backbone.dtype=float32, or backbone.rescale=100 for a T5, and see what the prompt "
-            "starts from"
+            f"the first {step} steps had a non-finite loss or gradient, so the learning rate is "
+            "not the cause; set backbone.dtype=float32, or backbone.rescale=100 for a T5, and "
+            "check how the prompt is initialised"
         )
     return (
-        f"{streak} steps in a row were not finite, up to step {step}; lower optim.lr or set "
-        "optim.clip, and start in another workdir"
+        f"{streak} steps in a row had a non-finite loss or gradient, up to step {step}; lower "
+        "optim.lr or set optim.clip, and start in another workdir"
     )
 
 
 def with_flags(step):
-    """Makes (state, frozen, batch, flags) -> (state, metrics, the highest of the flags)."""
+    """Returns (state, frozen, batch, flags) -> (state, metrics, maximum of the flags)."""
 
     def flagged(state: TrainState, frozen: Flat, batch: Batch, flags: jax.Array):
         return *step(state, frozen, batch), flags.max()
@@ -202,10 +201,10 @@ def with_flags(step):
 
 
 def make_generate_step(model: Model, **settings: Any):
-    """Makes (trainable, frozen, batch) -> ids [B, max_new] of the texts that the model writes.
+    """Returns (trainable, frozen, batch) -> generated ids [B, max_new].
 
-    The last argument is that of `make_eval_step`'s. Before a batch is given to it `check_room`
-    looks at it: a step that is compiled does not know how long the rows are.
+    The optional last argument is that of `make_eval_step`. Call `check_room` on a batch first: a
+    compiled step does not know the lengths of its rows.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
@@ -216,9 +215,9 @@ def make_generate_step(model: Model, **settings: Any):
 
 
 def make_eval_step(model: Model, head: str = "main"):
-    """Makes (trainable, frozen, batch) -> scores [B, C], without dropout.
+    """Returns (trainable, frozen, batch) -> scores [B, C], without dropout.
 
-    The last argument is what `Model.run_front` gave for these numbers, if anything.
+    The optional last argument is the result of `Model.run_front` for these parameters.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
@@ -228,9 +227,9 @@ def make_eval_step(model: Model, head: str = "main"):
 
 
 def make_count_step(model: StepModel, objectives: Sequence[Objective]):
-    """Makes (trainable, frozen, batch, key) -> {objective: {"loss", "n", ...}}, without dropout.
+    """Returns (trainable, frozen, batch, key) -> {objective: {"loss", "n", ...}}, without dropout.
 
-    These are sums: those of several batches add up. The key is for what objectives draw.
+    These are sums, which add up over batches. The key is for random objectives.
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, key) -> dict[str, dict[str, Any]]:

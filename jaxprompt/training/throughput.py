@@ -1,4 +1,4 @@
-"""What the steps of pre-training say besides their loss: scores, and how fast they are."""
+"""Scores and throughput of pre-training steps."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,17 +12,17 @@ from jaxprompt.types import Batch
 
 
 class Meter:
-    """Counts what a run takes, and tells scores and speed of its steps.
+    """Measures the scores and throughput of the steps of a run.
 
-    `flops` are those that the model asks for in one step, on all devices together: what a backward
-    pass computes again is not among them.
+    `flops` are the model FLOPs of one step on all devices together, without recomputation in the
+    backward pass.
     """
 
     def __init__(
         self, batches: Iterator[Batch], score: Callable[[dict], dict[str, float]], flops: float,
         dtype: str, placement: Placement,
     ):  # fmt: skip
-        """Starts before the first batch."""
+        """Starts counting before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._taken = 0, 0
         self._shares, self._devices = placement.share()[1], placement.mesh.size
@@ -30,18 +30,17 @@ class Meter:
         self._peak = known.peak(dtype) if known else None
 
     def take(self) -> Batch:
-        """Gives the next batch."""
+        """Returns the next batch."""
         batch = next(self._batches)
         self._tokens += sum(int(x.mask.sum()) for x in (batch.encoder, batch.decoder) if x)
         self._taken += 1
         return batch
 
     def describe(self, measured: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
-        """Makes the record of a step that came after `steps` steps in `seconds`, itself included.
+        """Returns the log record of a step, the last of `steps` steps in `seconds`.
 
-        "scores" are of the step's batch. Under "time", all a second: steps, tokens that all hosts
-        read and wrote, padding aside, and a device's TFLOP; mfu is their share of its peak, where
-        that is known.
+        "scores" are those of the batch. "time" has, per second: steps, non-padding tokens of all
+        hosts, and TFLOPs per device; mfu is the share of its peak FLOP/s, if that is known.
         """
         said = {name: value for name, value in measured.items() if name != "sums"}
         said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))

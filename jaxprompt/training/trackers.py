@@ -1,7 +1,7 @@
-"""Where a run's numbers go besides metrics.jsonl: TensorBoard event files, wandb, trackio.
+"""Experiment trackers besides metrics.jsonl: TensorBoard event files, wandb, trackio.
 
-Nested values get one name, "dev/accuracy"; what is not a number stays in metrics.jsonl. A package
-is imported only where its tracker is asked for.
+Nested values get one name, "dev/accuracy"; values that are not numbers are only in metrics.jsonl.
+A package is imported only if its tracker is used.
 """
 
 import abc
@@ -27,7 +27,7 @@ PROJECT = "jaxprompt"  # that runs stand under, unless WANDB_PROJECT names anoth
 
 
 class Tracker:
-    """Takes the numbers of one run. This one, `none`, writes nothing."""
+    """Logs the numbers of one run. This base class, `none`, writes nothing."""
 
     PACKAGE = ""  # that it needs
 
@@ -35,16 +35,16 @@ class Tracker:
         """Opens the tracker of the run in `workdir`."""
 
     def resume(self, step: int) -> None:
-        """Says that the run goes on after `step`, -1 = from its start; before the first write."""
+        """Continues after `step` (-1 = from the start); call it before the first write."""
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes the numbers of a step, nested as in metrics.jsonl. Raises InputError."""
 
     def flush(self) -> None:
-        """Brings what was written to where readers see it. Raises InputError."""
+        """Flushes written numbers. Raises InputError."""
 
     def close(self) -> None:
-        """Ends the writing. Raises InputError."""
+        """Closes the tracker. Raises InputError."""
 
 
 class TensorBoard(Tracker):
@@ -53,17 +53,17 @@ class TensorBoard(Tracker):
     PACKAGE = "tensorboardX"
 
     def __init__(self, workdir: Path):
-        """Opens nothing yet: the first write makes the file."""
+        """Opens nothing yet: the first write creates the file."""
         self._folder = workdir / "tensorboard"
         self._first = 0  # step that this session starts with
         self._writer: Any = None  # tensorboardX's RecordWriter, once something is written
 
     def resume(self, step: int) -> None:
-        """Lets the session start after `step`."""
+        """Starts the session after `step`."""
         self._first = step + 1
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a scalar for each number. Raises InputError for a full disk."""
+        """Writes a scalar for each number. Raises InputError on a full disk."""
         # Not by tensorboardX's SummaryWriter: its thread meets a full disk, and only prints that.
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
@@ -86,13 +86,13 @@ class TensorBoard(Tracker):
                 self._writer.write(event.SerializeToString())
 
     def flush(self) -> None:
-        """Writes out what the file's buffer holds. Raises InputError for a full disk."""
+        """Flushes the buffer of the file. Raises InputError on a full disk."""
         if self._writer is not None:
             with self._errors():
                 self._writer.flush()
 
     def close(self) -> None:
-        """Closes the event file. Raises InputError for a full disk."""
+        """Closes the event file. Raises InputError on a full disk."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with self._errors():
@@ -107,19 +107,19 @@ class TensorBoard(Tracker):
 
 
 class _Service(Tracker, abc.ABC):
-    """A package, of the tracker's own name, whose `init` gives a run with `log` and `finish`."""
+    """A package named like its tracker, whose `init` returns a run with `log` and `finish`."""
 
-    CURE = "mend that"
+    CURE = "fix this"
 
     def __init__(self, workdir: Path):
-        """Opens the run of this workdir, or goes on with it. Raises InputError."""
+        """Opens or resumes the run of this workdir. Raises InputError."""
         package, path = _load(self.PACKAGE), workdir.resolve()
         with self._errors():
             self._run = self._open(package, path, _identity(path))
 
     @abc.abstractmethod
     def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
-        """Opens the run; `own` is a name that no other run has."""
+        """Opens the run; `own` is a unique name."""
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs the numbers of a step."""
@@ -127,7 +127,7 @@ class _Service(Tracker, abc.ABC):
             self._run.log(flat_numbers(values), step=step)
 
     def close(self) -> None:
-        """Finishes the run; what is not sent yet is sent first."""
+        """Finishes the run after sending what is pending."""
         with self._errors():
             self._run.finish()
 
@@ -141,12 +141,12 @@ class _Service(Tracker, abc.ABC):
             said = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
                 f"train.tracker={self.PACKAGE}: {said[:300].rstrip('.')}; {self.CURE}, or resume "
-                "the run without it: train.tracker=none"
+                "the run with train.tracker=none"
             ) from error
 
 
 class Wandb(_Service):
-    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT and the like hold as ever."""
+    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT and the like apply."""
 
     PACKAGE = "wandb"
     CURE = "log in with `wandb login`, set WANDB_MODE=offline"
@@ -160,7 +160,7 @@ class Wandb(_Service):
 
 
 class Trackio(_Service):
-    """A run of trackio, which keeps it on this machine unless its environment says otherwise."""
+    """A run of trackio, stored on this machine unless its environment variables say otherwise."""
 
     PACKAGE = "trackio"
 
@@ -172,10 +172,10 @@ class Trackio(_Service):
 
 
 def _identity(workdir: Path) -> str:
-    """Reads the name by which a service knows a run; it is made at random, and kept in the folder.
+    """Returns the random run id of a service, which is stored in the folder.
 
-    So a command that resumes goes on with the run it began. A folder that was deleted and made
-    again is another run, and so is that of the same path on another machine.
+    So a resumed command continues the same run. A folder that was deleted and created again is
+    another run, and so is the same path on another machine.
     """
     path = workdir / _IDENTITY
     name = path.read_text().strip() if path.exists() else ""
@@ -192,9 +192,9 @@ TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "non
 
 
 def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
-    """Opens a tracker by its name; one that is not `enabled` writes nothing.
+    """Opens a tracker by name; if it is not `enabled`, it writes nothing.
 
-    Raises InputError for a missing package, on every process alike.
+    Raises InputError for a missing package, on every process.
     """
     made = TRACKERS[choose("train.tracker", name, TRACKERS)]
     if made.PACKAGE:
@@ -203,7 +203,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Picks the numbers of nested values. -> {"dev/accuracy": 0.5}"""
+    """Returns the numbers of nested values by name, e.g. {"dev/accuracy": 0.5}."""
     found: dict[str, float] = {}
     for name, value in values.items():
         value = value.tolist() if hasattr(value, "tolist") else value
@@ -215,7 +215,7 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
 
 
 def _load(name: str) -> ModuleType:
-    """Imports the package of a tracker. Raises InputError where it is missing."""
+    """Imports the package of a tracker. Raises InputError if it is missing."""
     package = TRACKERS[name].PACKAGE
     try:
         module = importlib.import_module(package)
@@ -231,7 +231,7 @@ def _load(name: str) -> ModuleType:
 
 
 def _open_events(folder: Path, first: int) -> Any:
-    """Opens an event file, named so that TensorBoard finds it, and behind those that are there."""
+    """Opens an event file with a name that TensorBoard reads after existing ones."""
     from tensorboardX.record_writer import RecordWriter
 
     # It reads them in the order of their names, and this clock may be behind that of the last one.

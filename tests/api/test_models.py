@@ -251,7 +251,7 @@ def test_a_prompt_goes_to_peft_and_scores_there(model, trained, folder, texts, t
     """By the lines of the README.md that stands beside the adapter."""
     for _ in range(2):  # over its own files it may write again
         jp.save_prompt(trained.prompt, tmp_path / "peft", "peft")
-    with refused("holds config.json, which no export of an adapter has left there"):
+    with refused("contains config.json, which is not part of this export of an adapter"):
         jp.save_prompt(trained.prompt, folder, "peft")
     lines = (tmp_path / "peft" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names = {}
@@ -417,14 +417,14 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
     for call, told in (
         (lambda: jp.attach(backbone, trained.prompt, batch="4"), "batch='4' must be a number"),
         (lambda: jp.train(backbone, *rows, task=5), "task=5 is a int; give the name of a task"),
-        (lambda: jp.train(backbone, *rows, workdir=5), "workdir 5 is a int; give a text or a Path"),
+        (lambda: jp.train(backbone, *rows, workdir=5), "workdir 5 is a int; give a str or a Path"),
         (lambda: jp.train(backbone, *rows, workdir=""), "workdir is empty; give a folder, or None"),
         (lambda: jp.load_backbone("x", mesh=5), "mesh=5 must be two whole numbers"),
         (lambda: jp.load_backbone("x", mesh="11"), "mesh='11' must be two whole numbers"),
         (lambda: jp.save_prompt(None, tmp_path / "x"), "prompt=None is a NoneType; give what"),
         (lambda: jp.save_prompt(model, tmp_path / "x"), "is a PromptedModel; give what train"),
-        (lambda: jp.save_prompt(trained.prompt, 5), "path 5 is a int; give a text or a Path"),
-        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "holds a NUL character"),
+        (lambda: jp.save_prompt(trained.prompt, 5), "path 5 is a int; give a str or a Path"),
+        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "contains a NUL character"),
         (
             lambda: jp.save_prompt(trained.prompt, tmp_path / "x", "peft", backbone="x"),
             "backbone='x'",

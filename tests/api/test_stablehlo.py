@@ -379,7 +379,7 @@ def test_files_of_others_stay(models, tmp_path):
     folder.mkdir()
     (folder / "run.py").write_text("# mine")
     (folder / "scorer.json").write_text("{}")
-    with refused("holds run.py, which no --stablehlo export has left there; delete it, or give"):
+    with refused("contains run.py, which is not part of this --stablehlo export"):
         write_stablehlo(model, folder)
     assert (folder / "run.py").read_text() == "# mine" and len(list(folder.iterdir())) == 2
     own = tmp_path / "own"

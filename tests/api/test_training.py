@@ -89,7 +89,7 @@ def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
     assert equal(first.prompt.tensors, again.prompt.tensors)
     assert first.history == again.history and again.workdir == tmp_path / "run"
     changed = [*rows[0][:-1], {"text": "another hammer", "label": "tool"}]
-    with pytest.raises(jp.InputError, match="learned from something else"):
+    with pytest.raises(jp.InputError, match="was trained on different data"):
         jp.train(backbone, changed, rows[1], **run)
     with pytest.raises(jp.InputError, match="another config.*optim.lr"):
         jp.train(backbone, *rows, **run, lr=0.5)
@@ -162,7 +162,7 @@ def test_ctrl_c_says_what_is_kept(backbone, rows, small, tmp_path, monkeypatch, 
     told = f"the same call resumes {folder}" if keeps else "nothing is kept without a workdir"
     with pytest.raises(KeyboardInterrupt, match=f"^stopped; {told}$"):
         jp.train(backbone, *rows[:2], workdir=folder, **small)
-    assert ("nothing is kept" if not keeps else "saved, the same") in capsys.readouterr().err
+    assert ("nothing is saved" if not keeps else "saved, run the same") in capsys.readouterr().err
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
 
 BAD = [
     ("{", "small.json is not valid JSON"),
-    ("[1]", "small.json holds a list, not an object"),
+    ("[1]", "small.json contains a list, not an object"),
     (dict(model_type="opt"), "small.json holds a model of type 'opt'; backbone.family knows"),
     (dict(model_type=None), "small.json: the config has no model_type; write one into it: albert"),
     (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),

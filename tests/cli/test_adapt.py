@@ -229,10 +229,10 @@ def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, c
     monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
     assert code == 0 and out == ""
-    said = [line for line in err.splitlines() if line.startswith("fresh, not in the checkpoint")]
-    assert said == ([f"fresh, not in the checkpoint: {FRESH[name]}"] if name in FRESH else [])
+    said = [line for line in err.splitlines() if line.startswith("randomly initialised")]
+    assert said == ([f"randomly initialised: {FRESH[name]}"] if name in FRESH else [])
     assert "60 documents, " in err and f" rows of {LENGTH}, " in err
-    assert f"{CASES[name].objective}: {STEPS} steps, from the start" in err
+    assert f"{CASES[name].objective}: {STEPS} steps, starting at step 0" in err
 
 
 @pytest.mark.long
@@ -251,7 +251,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
     )  # fmt: skip
     words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
     code, out, err = jaxprompt(capsys, *words)
-    assert code == 0 and "fresh, not in the checkpoint: mlm" in err
+    assert code == 0 and "randomly initialised: mlm" in err
     assert "1 documents were skipped, the first: " in err and "bad.txt: not UTF-8" in err
     assert len((tmp_path / "run/examples.txt").read_text().split("\n\n")) == 1 + 3
     first = losses(tmp_path / "run")[0]

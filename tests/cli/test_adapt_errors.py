@@ -55,23 +55,27 @@ def test_what_must_be_given(adapt):
     )
     assert adapt(backbone__path="").startswith("backbone.path is empty; give a folder with weights")
     line = adapt(corpus__held_out=0)
-    assert line == "corpus.held_out=0 leaves no document to score; give a share above 0"
+    assert line == "corpus.held_out=0 leaves no document to evaluate on; use a share above 0"
     assert "unknown option objective.name='mln'; nearest: mlm" in adapt(objective__name="mln")
     line = adapt(optim__smoothing=0.1)
-    assert line.startswith("optim.smoothing=0.1 does nothing in adapt, which learns from running")
-    assert "cache.where=host does nothing in adapt" in adapt(cache__where="host")
+    assert line.startswith("optim.smoothing=0.1 has no effect in adapt, which trains on running")
+    assert "cache.where=host has no effect in adapt" in adapt(cache__where="host")
     assert "corpus.on_error='ignore' is unknown" in adapt(corpus__on_error="ignore")
 
 
 @pytest.mark.parametrize(
     "objective, backbone, words",
     [
-        ("clm", "bert", "objective.name=clm is not for a bert; take mlm, rtd"),
-        ("mlm", "gpt2", "objective.name=mlm is not for a gpt2; take clm"),
-        ("mlm", "t5-v1.1", "objective.name=mlm is not for a t5; take prefix_lm, span_corruption"),
-        ("span_corruption", "bert", "objective.name=span_corruption is not for a bert; take mlm"),
+        ("clm", "bert", "objective.name=clm does not work with a bert; use mlm, rtd"),
+        ("mlm", "gpt2", "objective.name=mlm does not work with a gpt2; use clm"),
+        ("mlm", "t5-v1.1", "objective.name=mlm does not work with a t5; use prefix_lm, span"),
+        (
+            "span_corruption",
+            "bert",
+            "objective.name=span_corruption does not work with a bert; use mlm",
+        ),
         ("rtd", "roberta-trunk", "holds a roberta; replaced-token detection takes an ELECTRA or a"),
-        ("rtd", "gpt2", "objective.name=rtd is not for a gpt2; take clm"),
+        ("rtd", "gpt2", "objective.name=rtd does not work with a gpt2; use clm"),
     ],
 )
 def test_an_objective_that_the_backbone_has_no_head_for(adapt, objective, backbone, words):
@@ -87,10 +91,12 @@ def test_a_drawn_backbone_without_the_head(adapt, kind, family):
 
 
 def test_rows_that_the_backbone_cannot_read(adapt):
-    assert "data.max_len=80 is over the 66 positions of" in adapt(data__max_len=80)
+    assert "data.max_len=80 exceeds the 66 positions of" in adapt(data__max_len=80)
     line = adapt("mlm", "roberta-trunk", data__max_len=66)  # its first position is the third
-    assert "data.max_len=66 is over the 64 positions of" in line
-    assert "data.max_len=2 leaves no room besides 2 special tokens; use 3" in adapt(data__max_len=2)
+    assert "data.max_len=66 exceeds the 64 positions of" in line
+    assert "data.max_len=2 leaves no room beside 2 special tokens; raise it to 3" in adapt(
+        data__max_len=2
+    )
 
 
 def test_what_a_mesh_cannot_take(adapt):

@@ -64,7 +64,9 @@ def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, caps
         patch.setattr(*terminate_at(STOPPED))
         code, out, err = jaxprompt(capsys, *words)
     assert code == 0 and out == "" and f"{STEPS} steps, resumed at step {KILLED}" in err
-    assert f"stopped by SIGTERM at step {STOPPED}; saved, the same command resumes" in err
+    assert (
+        f"stopped by SIGTERM at step {STOPPED}; saved, run the same command again to resume" in err
+    )
     assert_not_ended(workdir)
     code, out, err = jaxprompt(capsys, *words)
     assert code == 0 and f"{STEPS} steps, resumed at step {STOPPED}" in err

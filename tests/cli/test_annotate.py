@@ -210,7 +210,9 @@ def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeyp
     monkeypatch.setattr(AnnotationWriter, "append", append_then_signal)
     code, out, err = jaxprompt(capsys, *words(annotated[0], tmp_path / "labels"))
     assert code == 130 and out == ""
-    kept = f"{16 * BATCH} of {UNITS} units annotated; they are kept, the same command goes on"
+    kept = (
+        f"{16 * BATCH} of {UNITS} units annotated and saved; run the same command again to continue"
+    )
     assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
 
 
@@ -295,21 +297,21 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
         ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one per "
          "class (bad, fair, good); set ppt.thresholds"),
         (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
-         "task custom writes texts, and labels are classes; take a task with classes"),
+         "task custom writes texts, but annotate needs classes; use a task with classes"),
         ({"task__labels": ""}, "task custom does not say which of its classes is the worst; give "
          "task.labels, from the worst to the best"),
         ({"task__labels": "bad,good", "ppt__thresholds": "0.5,0.5"}, "the annotator has 2 classes "
          "(bad, good), but ppt.task=cls has 5 label words; use a task of 5 classes, from the wo"),
-        ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, and "
-         "units of a corpus stand as they are; write {text} alone"),
+        ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, but "
+         "annotate inserts the text unchanged; write {text} alone"),
         (dict(demos__per_class=1, head__name="verbalizer", task__template="{text} [mask]",
               task__words="terrible,bad,maybe,good,great"),
-         "a classifier of units shows no demonstrations; set demos.per_class=0"),
-        ({"task__choices": "a,b"}, "task custom has choices, and labels are classes"),
-        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, and a unit of a corpus is one"),
+         "annotate does not support demonstrations; set demos.per_class=0"),
+        ({"task__choices": "a,b"}, "task custom has choices, but annotate needs classes"),
+        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, but a unit of a corpus is one"),
         ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),
-        ({"runs__seeds": "1,2"}, "config.runs stands for several runs, annotate does one; empty"),
-        ({"head__pooler": "cls"}, "holds a run of another config: head.pooler (saved 'trained', g"),
+        ({"runs__seeds": "1,2"}, "config.runs defines several runs, but annotate takes one; empty"),
+        ({"head__pooler": "cls"}, "a different config: head.pooler (saved 'trained', g"),
     ):  # fmt: skip
         assert said in annotate(**changes), changes
     line = refused("annotate", f"--config={ANNOTATOR}", f"--workdir={tmp_path}")
@@ -369,4 +371,4 @@ def test_a_full_disk(refused, annotated, words, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(AnnotationWriter, "__init__", full)
         line = refused(*words(*place), started=True)
-    assert f"cannot write {tmp_path / 'labels'}: No space left on device; mend that" in line
+    assert f"cannot write {tmp_path / 'labels'}: No space left on device; fix this" in line

@@ -40,7 +40,10 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     parts = f"prefix(length=3,init='{first / 'export'}')+soft(length=2,start=labels)"
     c = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*", **SHORT)
     result, workdir, told = train_and_export(capsys, tmp_path, c)
-    assert f"prompt from {first / 'export'}" in told and result["trained"] == 2 * 32 + 32 * 3 + 3
+    assert (
+        f"prompt initialised from {first / 'export'}" in told
+        and result["trained"] == 2 * 32 + 32 * 3 + 3
+    )
     held, before = (load_file(own / "export/prompt.safetensors") for own in (workdir, first))
     for name in ("prompt/k", "prompt/v"):
         np.testing.assert_array_equal(held[name], before[name])
@@ -60,7 +63,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     shutil.rmtree(first / "export")
     shutil.copytree(again / "export", first / "export")
     code, _, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
-    assert code == 2 and "which holds another export now; restore that" in err
+    assert code == 2 and "which is another export now; restore it" in err
 
 
 @pytest.mark.long
@@ -156,7 +159,7 @@ def test_a_part_of_another_length_is_cut_or_repeated(trained, backbone, data, tm
         folder.mkdir()
         c = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*")
         _, workdir, err = train_and_export(capsys, folder, c)
-        assert f"prompt from {trained / 'export'}, its 4 tokens {told}" in err
+        assert f"prompt initialised from {trained / 'export'}, its 4 tokens {told}" in err
         held = load_file(workdir / "export/prompt.safetensors")
         for name in ("prompt/k", "prompt/v"):
             expected = np.concatenate([before[name]] * 2, axis=1)[:, :length]
@@ -176,8 +179,8 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
     (tmp_path / "mean").mkdir()
     c = make_config(backbone, data, "soft", **own)
     _, workdir, err = train_and_export(capsys, tmp_path / "mean", c)
-    assert f"prompt from {folders[0]}, its 3 tokens repeated to 4" in err
-    assert f"prompt from {folders[1]}\n" in err
+    assert f"prompt initialised from {folders[0]}, its 3 tokens repeated to 4" in err
+    assert f"prompt initialised from {folders[1]}\n" in err
     first, second, held = (
         load_file(own / "prompt.safetensors")["prompt/slots"]
         for own in (*folders, workdir / "export")
@@ -195,7 +198,7 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
     )  # fmt: skip
     (tmp_path / "named").mkdir()
     _, workdir, err = train_and_export(capsys, tmp_path / "named", c)
-    assert f"prompt from {named}\n" in err
+    assert f"prompt initialised from {named}\n" in err
     shutil.rmtree(named)
     assert jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[0] == 0
     c = c.replace({"prompt.init": f"{init.path},/no/where"})

@@ -400,7 +400,10 @@ def test_other_training_examples_or_fields_are_refused(exported, refused, tmp_pa
         assert "data.seed" in refused(*command, "--config.data.seed=5", started=True)
     other = write_rows(tmp_path / "train.jsonl", read_lines(own / "train.jsonl")[::-1])
     line = refused(*words, f"--config.data.files.train={other}", started=True)
-    assert "shows demonstrations from its training split: 12 examples, which are not the 12" in line
+    assert (
+        "shows demonstrations from its training split: 12 examples, which differ from the 12"
+        in line
+    )
     assert "demos.samples" in refused(*words, "--config.demos.samples=2", started=True)
 
 

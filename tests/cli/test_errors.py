@@ -337,8 +337,8 @@ def test_a_lost_process_is_told(count, monkeypatch, capsys):
         and not out
         and err
         == (
-            "jaxprompt train: another process of this run was lost, see what it said "
-            f"({said}); the same command on all hosts resumes\n"
+            "jaxprompt train: another process of this run was lost, see its output "
+            f"({said}); run the same command again on all hosts to resume\n"
         )
     )
 
@@ -388,7 +388,10 @@ def test_out_of_memory(refuse, said, backbone, data, tmp_path, monkeypatch, caps
     assert code == 2 and out == "" and "Traceback" not in err
     assert line.startswith(f"jaxprompt train: {said}")
     assert "lower data.batch (now 16), data.eval_batch (now 64), data.max_len (now 24), " in line
-    assert "raise optim.accumulate (now 1), set backbone.remat=full. To see how much this" in line
+    assert (
+        "raise optim.accumulate (now 1), set backbone.remat=full. To estimate the memory of this"
+        in line
+    )
     plan = shlex.split(line.partition(" config needs: ")[2])
     assert plan[:4] == ["python", "-m", "jaxprompt", "plan"] and plan[4] == f"--config={BASE}"
     assert plan[5:] == words
@@ -401,7 +404,7 @@ def test_out_of_memory_in_a_grid_and_in_predict(backbone, data, monkeypatch, cap
     words = flags(tiny_fields(backbone, data) | {"runs.seeds": "1,2"})
     monkeypatch.setattr("jaxprompt.cli.train.main", refuse)
     code, _, err = jaxprompt(capsys, "train", f"--config={BASE}", *words)
-    assert code == 2 and "std::bad_alloc; lower runs.size (now 0): how many train at once" in err
+    assert code == 2 and "std::bad_alloc; lower runs.size (now 0): runs that train at once" in err
     assert "runs.seeds" not in err
     monkeypatch.setattr("jaxprompt.cli.predict.main", refuse)
     code, _, err = jaxprompt(capsys, "predict", "--workdir=x")
@@ -429,4 +432,6 @@ def test_a_platform_that_this_machine_lacks(monkeypatch, capsys):
     monkeypatch.setattr("jaxprompt.cli.train.main", of_jax["backends"])
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     code, _, err = jaxprompt(capsys, "train", f"--config={BASE}")
-    assert code == 2 and "cannot start its devices: none of JAX_PLATFORMS=cuda is there; " in err
+    assert (
+        code == 2 and "cannot start its devices: no device of JAX_PLATFORMS=cuda was found; " in err
+    )

@@ -31,7 +31,7 @@ def test_a_workdir_of_another_config(refused, no_reading, run, command):
     no_reading()
     before = files(run)
     line = refused(*again(run, command, "--config.seed=7"))
-    assert f"{run} holds a run of another config: seed (saved 0, given 7)" in line
+    assert f"{run} contains a run with a different config: seed (saved 0, given 7)" in line
     assert "another workdir" in line
     (run / "result.json").unlink()
     line = refused(*again(run, command, "--config.head.pooler=mean"))
@@ -57,8 +57,8 @@ def test_a_best_that_is_damaged(refused, no_reading, run, command):
     spoil.write_bytes(spoil.read_bytes()[:-10])
     before = files(run)
     line = refused(*again(run, command))
-    assert f"checkpoint {folder} is damaged or foreign" in line
-    assert f"delete {run} to train from the start" in line
+    assert f"checkpoint {folder} is damaged or belongs to another run" in line
+    assert f"delete {run} to train again" in line
     assert files(run) == before
 
 
@@ -70,8 +70,8 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
     spoil.write_bytes(whole[:-10])
     before = files(run)
     line = refused(*again(run, "train"))
-    assert f"checkpoint {newest} is damaged or foreign" in line
-    assert f"delete {run} to train from the start" in line
+    assert f"checkpoint {newest} is damaged or belongs to another run" in line
+    assert f"delete {run} to train again" in line
     assert files(run) == before
 
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_model(refused, run):
     before = files(run)
     for command in ("train", "evaluate", "export"):
         line = refused(*again(run, command))
-        assert "is of another model or optimizer" in line and "use the config it was" in line
+        assert "belongs to a different model or optimizer" in line and "use the config" in line
         assert files(run) == before
 
 
@@ -97,7 +97,7 @@ def test_other_backbone_weights(refused, run, other_backbone, command):
     words = again(run, command, f"--config.backbone.path={other_backbone}")
     before = {k: v for k, v in files(run).items() if k != "config.json"}
     line = refused(*words)
-    assert f"{run} was trained on weights" in line and "give the same backbone" in line
+    assert f"{run} was trained with weights" in line and "use the same backbone" in line
     assert {k: v for k, v in files(run).items() if k != "config.json"} == before
 
 
@@ -249,7 +249,7 @@ def test_an_output_that_would_replace_the_input(predict, no_reading, tmp_path):
     link.symlink_to(given)
     for output in (given, link):
         line = predict(f"--input={given}", f"--output={output}", "--on-error=skip")
-        assert f"--output={output} is --input={given}, whose rows would be lost" in line
+        assert f"--output={output} would overwrite --input={given}" in line
     several = [f"--input={given}", f"--output={given}", "--column=text"]
     assert f"--output={given} is --input={given}" in predict(*several)
     assert given.read_text() == "text\nthe cat\n" and link.is_symlink()
@@ -260,12 +260,12 @@ def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, tmp
     no_reading()
     for words in (["--text=the cat"], ["--column=text", "--input=/no/in.jsonl"]):
         line = predict(*words, f"--output={tmp_path / 'no/out.jsonl'}")
-        assert f"{tmp_path / 'no'} does not exist; make the folder, or name another" in line
-        assert f"{tmp_path} is a folder; name a file" in predict(*words, f"--output={tmp_path}")
+        assert f"{tmp_path / 'no'} does not exist; create it, or give another" in line
+        assert f"{tmp_path} is a folder; give a file" in predict(*words, f"--output={tmp_path}")
         line = predict(*words, f"--output={tmp_path / 'out.csv'}")
-        assert "JSON lines are written, and not .csv; name it out.jsonl" in line
+        assert "JSON lines are written, not .csv; call it out.jsonl" in line
     line = refused(*again(run, "evaluate", f"--output={tmp_path / 'no/out.jsonl'}"))
-    assert f"{tmp_path / 'no'} does not exist; make the folder, or name another" in line
+    assert f"{tmp_path / 'no'} does not exist; create it, or give another" in line
     assert not (tmp_path / "no").exists()
 
 
@@ -280,7 +280,7 @@ def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run
     own = write_rows(tmp_path / "own.jsonl", [{"text": "cat", "label": "beast"}])
     words = [f"--config.data.files.dev={own}", f"--output={own}"]
     line = refused(*again(run, "evaluate", *words))
-    assert f"--output={own} is data.files.dev={own}, whose rows would be lost" in line
+    assert f"--output={own} would overwrite data.files.dev={own}" in line
 
 
 def test_input_rows_without_the_field(predict, tmp_path):

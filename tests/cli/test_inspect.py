@@ -281,7 +281,7 @@ def test_matplotlib_is_an_extra(runs, refused, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.pictures.can_draw", lambda: False)
     workdir, _ = runs("bert verbalizer")
     line = refused("inspect", f"--workdir={workdir}")
-    assert "draws with matplotlib, which is missing; pip install matplotlib" in line
+    assert "needs matplotlib; pip install matplotlib" in line
 
 
 # -- the page in a browser ------------------------------------------------------------------------

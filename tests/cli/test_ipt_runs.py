@@ -130,7 +130,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     """Its rows stay where they are: the export names the other, and holds what it trained."""
     own = fields | {"prompt.pretrained": str(topics / "export")}
     _, workdir, told = run(backbone, data, tmp_path / "a", capsys, **own, **{"optim.lr": 1e-6})
-    assert f"prompt from {topics / 'export'}\n" in told
+    assert f"prompt initialised from {topics / 'export'}\n" in told
     first, held = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
     record = json.loads((workdir / "record.json").read_text())
     seen = len(unpack_ids(record["seen"])) if "seen" in record else 0
@@ -156,7 +156,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     other = json.loads((copy / "prompt.json").read_text())
     assert other["sha256"] == card["init"]["sha256"]
     code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
-    assert code == 2 and "holds another export now" in err
+    assert code == 2 and "which is another export now" in err
 
 
 @pytest.mark.long

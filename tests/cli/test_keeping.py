@@ -179,14 +179,14 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
     assert out == "" and "stopped by SIGTERM at step 2" in err and "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
-    assert "resumed at step 2" in err and "(an earlier run's: train, dev)" in err
+    assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
     assert timeless(json.loads(out)) == timeless(whole)
     losses = [
         [line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line]
         for name in ("run", "off")
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert "(an earlier run's: train, dev)" in train("seed", seed=3)[1]
+    assert "(reused from an earlier run: train, dev)" in train("seed", seed=3)[1]
     assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
 
 
@@ -202,24 +202,24 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
     def line(**changes):
         return refused("train", f"--config={config(**changes)}", f"--workdir={tmp_path / 'new'}")
 
-    kept = f"{tmp_path / 'kept'} keeps states of something else: "
+    kept = f"{tmp_path / 'kept'} has states cached for a different setup: "
     assert line(cache__dtype="bfloat16").startswith(
-        kept + "cache.dtype (kept 'float32', now 'bfloat16'); take another cache.folder"
+        kept + "cache.dtype (cached 'float32', now 'bfloat16'); use another cache.folder"
     )
-    assert "the backbone's weights (kept '" in line(backbone__path=other_backbone)
-    assert "the first positions (kept '4 and 0', now '5 and 0')" in line(prompt__length=5)
+    assert "the backbone's weights (cached '" in line(backbone__path=other_backbone)
+    assert "the first positions (cached '4 and 0', now '5 and 0')" in line(prompt__length=5)
     # The weights are the same: what config.json says of the layers is not.
     mended = shutil.copytree(run_config["backbone"]["path"], tmp_path / "mended")
     hf = json.loads((mended / "config.json").read_text())
     (mended / "config.json").write_text(json.dumps(hf | {"layer_norm_eps": 1e-3}))
-    assert "the backbone's layers (kept '" in line(backbone__path=mended)
+    assert "the backbone's layers (cached '" in line(backbone__path=mended)
     (tmp_path / "rows").mkdir()
     for name in ("train", "dev", "test"):
         text = (data / f"{name}.jsonl").read_text()
         (tmp_path / "rows" / f"{name}.jsonl").write_text(text.replace("very", "quite"))
-    assert "the data (kept '48 examples, CRC " in line(data__source=tmp_path / "rows")
+    assert "the data (cached '48 examples, CRC " in line(data__source=tmp_path / "rows")
     changed = {"task.template": "{text} ."}
-    assert "the template (kept '{text}', now '{text} .')" in line(**changed)
+    assert "the template (cached '{text}', now '{text} .')" in line(**changed)
     states = tmp_path / "kept/dev.states"
     states.write_bytes(states.read_bytes()[:-4])
     assert "dev.states is damaged; delete" in line()
@@ -231,18 +231,18 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
 REFUSED = {
     "dropout": (
         "prefix", UPPER | dict(backbone__dropout=0.1),
-        "the backbone drops at random (dropout 0.1, attention_dropout 0.1), so states differ in "
+        "the backbone has dropout (dropout 0.1, attention_dropout 0.1), so its states differ in "
         "every step; set backbone.dropout=0, or set cache.where=''",
     ),
     "config_dropout": (
         "prefix", UPPER | dict(backbone__dropout=None), "(dropout 0.1, attention_dropout 0.1)",
     ),
-    "soft": ("soft", {}, "the prompt stands in the input or in layer 1"),
-    "from_the_first": ("prefix", {}, "give a prefix to upper layers (prompt.layers)"),
-    "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the backbone's output"),
+    "soft": ("soft", {}, "the prompt is in the input or in layer 1"),
+    "from_the_first": ("prefix", {}, "use a prefix in upper layers only (prompt.layers)"),
+    "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the cached states"),
     "limit": (
         "prefix", UPPER | dict(cache__limit=1e-6),
-        "over cache.limit=1e-06; raise that, take cache.dtype=bfloat16, or set cache.where=''",
+        "cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.where=''",
     ),
     "where": ("prefix", UPPER | dict(cache__where="hots"), "cache.where='hots' is unknown"),
     "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.where=disk"),

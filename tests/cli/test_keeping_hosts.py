@@ -99,20 +99,20 @@ def test_states_are_read_again_and_those_of_other_processes_are_not(folders, dat
     found, kept, said = train(tmp_path / "two", c, 2, 1)
     assert "earlier" not in said
     assert (
-        f"{tmp_path / 'kept'} holds those of another number of processes too, which are not read: "
-        "dev.states, train.states"
+        f"{tmp_path / 'kept'} also has states cached by another number of processes, which are not "
+        "used: dev.states, train.states"
     ) in said
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "kept").glob("*-of-2.states")}
     assert len(times) == 4
     again, more, said = train(tmp_path / "again", c, 2, 1)
-    assert "(an earlier run's: train, dev)" in said and "not read" not in said
+    assert "(reused from an earlier run: train, dev)" in said and "not used" not in said
     assert times == {p: p.stat().st_mtime_ns for p in times}
     assert found == expected == again
     np.testing.assert_allclose([kept, more], [one, one], rtol=1e-6)
     # One process lacks its rows of dev: all compute that split, and no other, anew.
     (tmp_path / "kept/dev-1-of-2.json").unlink()
     _, more, said = train(tmp_path / "third", c, 2, 1)
-    assert "(an earlier run's: train)" in said
+    assert "(reused from an earlier run: train)" in said
     np.testing.assert_allclose(more, kept, rtol=1e-6)
     changed = {p.name for p, time in times.items() if p.stat().st_mtime_ns != time}
     assert changed == {"dev-0-of-2.states", "dev-1-of-2.states"}
@@ -149,4 +149,6 @@ def test_the_limit_is_that_of_each_process(folders, data, tmp_path):
     fields = STILL | UPPER | dict(cache__where="host", mesh__data=2, mesh__model=1)
     c = make_config(folders["bert"], data, "prefix", **fields | dict(cache__limit=1e-9))
     said, other = refuse(tmp_path, c)
-    assert said == other and "GiB on each of 2 processes, over cache.limit=1e-09; raise" in said
+    assert (
+        said == other and "GiB on each of 2 processes, more than cache.limit=1e-09; raise" in said
+    )

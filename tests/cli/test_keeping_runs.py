@@ -66,7 +66,7 @@ def same_ends(found, expected, rtol=1e-6):
 
 def told(err):
     """Finds the line of what is kept. -> of how many splits"""
-    (line,) = [line for line in err.splitlines() if line.startswith("kept ")]
+    (line,) = [line for line in err.splitlines() if line.startswith("cached ")]
     return int(line.partition(" of ")[2].split(" splits")[0].rpartition(" ")[2])
 
 
@@ -153,7 +153,7 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     times = [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     grid_of(folder, *args, **own | DISK)
     err = capsys.readouterr().err
-    assert "resumed at step" in err and "(an earlier run's: 3 splits)" in err
+    assert "resumed at step" in err and "(reused from an earlier run: 3 splits)" in err
     assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     same_ends(folder, whole)
     assert not (folder / "kept" / "train.states").exists()
@@ -171,9 +171,9 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
         return refused("train", f"--config={path}", f"--workdir={tmp_path / 'grid'}")
 
     said = line(cache__limit=1e-9)
-    assert said.startswith("keeping what layers 1-1 give for every token of 5 splits takes ")
+    assert said.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
     assert said.endswith(
-        "over cache.limit=1e-09; raise that, take cache.dtype=bfloat16, or set cache.where=''"
+        "cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.where=''"
     )
     room = float(said.split(" takes ")[1].split()[0])
     assert "of 5 splits" in line(cache__limit=0.9 * room)
@@ -186,8 +186,8 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
 @pytest.mark.parametrize(
     "method, changes, said",
     [
-        ("soft", {}, "the prompt stands in the input or in layer 1"),
-        ("prefix", UPPER | dict(backbone__dropout=0.1), "the backbone drops at random"),
+        ("soft", {}, "the prompt is in the input or in layer 1"),
+        ("prefix", UPPER | dict(backbone__dropout=0.1), "the backbone has dropout"),
     ],
 )
 def test_a_grid_that_can_keep_nothing_says_why(
@@ -230,10 +230,10 @@ def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):
         code, out, err = jaxprompt(capsys, "sweep", *words, *flags(fields | more))
         assert code == 0, err
         outs.append(timeless(results(tmp_path / name)))
-    said = [line.partition(":")[0] for line in err.splitlines() if line.startswith("kept ")]
+    said = [line.partition(":")[0] for line in err.splitlines() if line.startswith("cached ")]
     assert said == [
-        "kept what layers 1-1 give for every token of 3 splits",
-        "kept the backbone's output at the positions that the head reads of 3 splits",
+        "cached what layers 1-1 give for every token of 3 splits",
+        "cached the backbone's output at the positions that the head reads of 3 splits",
     ]
     assert len(list((tmp_path / "on").glob("kept/*/train.states"))) == 2
     assert err.count("2 runs at once") == 2 and len(outs[1]) == 4

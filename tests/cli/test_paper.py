@@ -124,7 +124,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     words[1] = f"--backbone={other}"
     with pytest.raises(InputError, match="2 runs failed"):
         paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
-    assert "holds a run of another config: backbone.path" in capsys.readouterr().err
+    assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -137,9 +137,9 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
 
 def test_pretraining_that_cannot_be_is_not_planned(refused):
     words = ("plan", f"--config={ROOT}/configs/ppt/nsp.py:causal", "--config.backbone.path=gpt2")
-    behind = "text behind [mask], where a gpt2 cannot read it"
+    behind = "text after [mask], which a gpt2 cannot read there"
     assert behind in refused(*words, "--config.ppt.patterns=en")
-    assert "learns the prompt alone" in refused(*words, "--config.trainable=backbone/.*")
+    assert "trains only the prompt" in refused(*words, "--config.trainable=backbone/.*")
 
 
 @pytest.mark.long
@@ -230,7 +230,7 @@ def test_what_fits_nowhere_is_said(capsys):
     "words, line",
     [
         (["--devices=8x v5"], "unknown device 'v5'; nearest: v5e, v5p"),
-        (["--devices=v5e"], 'must be COUNT x NAME, as in "8x v5e"'),
+        (["--devices=v5e"], 'must be COUNT x NAME, e.g. "8x v5e"'),
         (["--devices=1x v5e", "--limit=0"], "--limit=0 must be at least 1"),
         (["--devices=6x v5e", "--limit=1", "--config.mesh.data=4"],
          "mesh.data=4 x mesh.model=1 does not divide the 6 devices"),

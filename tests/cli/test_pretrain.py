@@ -285,7 +285,7 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
     result = run(c, str(tmp_path / "run")).to_json()
     if CASES[name].task == "cls":  # the classes are known already
         assert result["test"]["accuracy"] > 0.6
-    assert f"prompt from {origin / 'export'}" in capsys.readouterr().err
+    assert f"prompt initialised from {origin / 'export'}" in capsys.readouterr().err
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
     assert jaxprompt(capsys, "export", *place)[0] == 0
     old, new = (load_file(w / "export/prompt.safetensors") for w in (origin, tmp_path / "run"))
@@ -317,7 +317,7 @@ def test_a_llama_reads_both_texts(tmp_path_factory, tmp_path, capsys, monkeypatc
     words = words_of(tmp_path_factory, f"{task}-llama", tmp_path / "other", **changes)
     code, _, err = jaxprompt(capsys, *words)
     assert code == 2
-    assert "a llama cannot read it; set ppt.patterns=en_end, or take another backbone" in err
+    assert "a llama cannot read there; set ppt.patterns=en_end, or use another backbone" in err
 
 
 @pytest.mark.long

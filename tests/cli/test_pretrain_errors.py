@@ -60,22 +60,22 @@ def forbidden(monkeypatch):
         ({"ppt__task": "nsq"}, "ppt.task='nsq' is unknown; nearest: n"),
         ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_end, en_paper"),
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
-        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to score"),
-        ({"prompt__start": "task"}, "prompt.start=task takes words of training examples"),
-        ({"trainable": "backbone/.*"}, "pretrain learns the prompt alone; empty it"),
-        ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
-        ({"head__name": "label_rows"}, "head.name=label_rows reads no label words; set head.nam"),
-        ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
+        ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to evaluate on"),
+        ({"prompt__start": "task"}, "prompt.start=task uses words of training examples"),
+        ({"trainable": "backbone/.*"}, "pretrain trains only the prompt; empty it"),
+        ({"head__name": "linear"}, "head.name=linear does not use label words; set head.name=verb"),
+        ({"head__name": "label_rows"}, "head.name=label_rows does not use label words; set"),
+        ({"cache__where": "host"}, "cache.where=host caches states of sequences that"),
         ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options are not valid"),
         ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options are not valid"),
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
         ({"ppt__task": "cls"}, "ppt.annotations is empty; cls needs the folder that `annotate`"),
         ({"ppt__task": "cls", "ppt__annotations": "/no/where"}, "/no/where has no annotations"),
-        ({"task__words": "a,b,c"}, "task.words='a,b,c' does nothing in pretrain, whose examples"),
-        ({"task__form": "nsp"}, "task.form='nsp' does nothing in pretrain, whose examples and"),
-        ({"data__source": "rows"}, "words are those of ppt.task=nsp; leave it out"),
-        ({"data__files__dev": "d.csv"}, "data.files.dev='d.csv' does nothing in pretrain"),
-        ({"ppt__hard": True}, "ppt.hard=True does nothing in pretrain"),
+        ({"task__words": "a,b,c"}, "task.words='a,b,c' has no effect in pretrain, whose examples"),
+        ({"task__form": "nsp"}, "task.form='nsp' has no effect in pretrain, whose examples and"),
+        ({"data__source": "rows"}, "words come from ppt.task=nsp; leave it out"),
+        ({"data__files__dev": "d.csv"}, "data.files.dev='d.csv' has no effect in pretrain"),
+        ({"ppt__hard": True}, "ppt.hard=True has no effect in pretrain"),
         ({"ppt__thresholds": "0.5,1"}, "ppt.thresholds=1 must be in [0, 1)"),
         ({"train__eval_steps": 0, "train__eval_epochs": 0}, "train.eval_epochs=0; set one above 0"),
     ],
@@ -96,7 +96,7 @@ def test_no_prompt_and_no_task(start, refused, tmp_path_factory, tmp_path):
     line = refused(
         "pretrain", f"--config={config}", f"--workdir={tmp_path / 'new'}", *flags(fields)
     )
-    assert line.startswith("prompt.name=none has nothing to learn; take soft or prefix")
+    assert line.startswith("prompt.name=none has nothing to train; use soft or prefix")
 
 
 @pytest.mark.long
@@ -119,8 +119,8 @@ def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone
 
 def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
     line = start("cls-gpt2", ppt__task="nsp", ppt__patterns="en")
-    assert "ppt.task=nsp with ppt.patterns=en has text behind [mask], where a gpt2 cannot" in line
-    assert "ppt.patterns=en_paper has text behind" in start("cls-gpt2", ppt__patterns="en_paper")
+    assert "ppt.task=nsp with ppt.patterns=en has text after [mask], which a gpt2 cannot" in line
+    assert "ppt.patterns=en_paper has text after" in start("cls-gpt2", ppt__patterns="en_paper")
     line = start("cls-bert", data__max_len=70)
     assert "data.max_len=70 + 0 positions of the prompt exceed the model's 66" in line
     line = start("nss-bert", data__max_len=36)
@@ -220,7 +220,7 @@ def test_labels_that_changed_under_a_run(refused, unfinished, tmp_path_factory, 
     shutil.rmtree(tmp_path / "labels")
     annotate(tmp_path_factory, tmp_path / "labels", annotator="another")
     line = refused(*words, started=True)
-    assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
+    assert f"ppt.annotations={tmp_path / 'labels'} has different labels than the saved run" in line
 
 
 @pytest.mark.long
@@ -239,7 +239,7 @@ def test_labels_that_changed_places_under_a_run(refused, unfinished, tmp_path_fa
     writer.append(table)
     writer.seal()
     line = refused(*words, started=True)
-    assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
+    assert f"ppt.annotations={tmp_path / 'labels'} has different labels than the saved run" in line
 
 
 def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):

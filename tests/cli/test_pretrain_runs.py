@@ -140,8 +140,8 @@ def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
     )  # fmt: skip
     folder = tmp_path / "grid"
     code, out, err = jaxprompt(capsys, *command(folder, "cls-bert", **two))
-    assert code == 2 and "8 runs in 2 chunks: on a CPU those with the same batches" in err
-    assert "task cls, template ' {text} [mask]'" in err and "words no, maybe, yes" in err
+    assert code == 2 and "8 runs in 2 chunks: on a CPU only runs with the same" in err
+    assert "task cls, template ' {text} [mask]'" in err and "label words: no, maybe, yes" in err
     assert "jaxprompt pretrain: task=nss,lr=0.1,weight_decay=0.1,start=normal: template" in err
     assert "4 of 12 runs failed: task=nss,lr=0.1" in err.splitlines()[-1]
     own = dict(ppt__task="nsp", optim__lr=0.3, optim__weight_decay=0.1, prompt__start="uniform")
@@ -173,12 +173,12 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
 @pytest.mark.parametrize(
     "changes, line",
     [
-        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, the words of pre"),
-        ({"runs__starts": "normal,task"}, "prompt.start=task takes words of training examples"),
+        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, pre"),
+        ({"runs__starts": "normal,task"}, "prompt.start=task uses words of training examples"),
         ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
         ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
         ({"corpus__path": ""}, "corpus.path is empty"),
-        ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
+        ({"cache__where": "host"}, "cache.where=host caches states of sequences that"),
     ],
 )  # fmt: skip
 def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):

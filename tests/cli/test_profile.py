@@ -38,11 +38,11 @@ def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, caps
         capsys, "train", *place, "--config.train.total_steps=2", f"--workdir={tmp_path / 'short'}",
         "--profile=2",
     )  # fmt: skip
-    assert code == 0 and "no trace: it begins behind 2 steps, and this run took 2" in err
+    assert code == 0 and "no trace: tracing starts after 2 steps, and this run took 2" in err
     assert not (tmp_path / "short/profile").exists()
     # Of a grid there is no one run to trace.
     others = (place[0], f"--workdir={tmp_path / 'others'}", *place[2:])
     code, _, err = jaxprompt(capsys, "train", *others, "--profile=2", "--config.runs.lr=(0.1, 0.2)")
-    assert code == 2 and "train.profile=2 traces steps of one run" in err
+    assert code == 2 and "train.profile=2 traces one run" in err
     code, _, err = jaxprompt(capsys, "train", *others, "--profile=two")
     assert code == 2 and "train.profile" in err and err.count("\n") == 1

@@ -185,4 +185,4 @@ def test_adapt_takes_floats(whole, tmp_path, refused):
         f"--config.backbone.path={whole}", f"--config.corpus.path={tmp_path / 'a.txt'}",
         "--config.backbone.quantize=int8", "--config.data.max_len=32",
     )  # fmt: skip
-    assert "adapt trains all" in line and "backbone.quantize=none" in line
+    assert "adapt trains all weights" in line and "backbone.quantize=none" in line

@@ -183,7 +183,7 @@ def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, r
     line = refused(*again(), f"--config.backbone.path={place / 'nowhere'}")
     assert "nowhere" in line
     line = refused(*again(), f"--config.backbone.path={other_backbone}")
-    assert "run was trained on weights" in line and "give the same backbone" in line
+    assert "run was trained with weights" in line and "use the same backbone" in line
     rows = read_lines(place / "data/train.jsonl")
     write_rows(place / "data/train.jsonl", rows[:-1])
     line = refused(*again())
@@ -264,8 +264,8 @@ def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, 
     rows = read_lines(place / "data/train.jsonl")
     write_rows(place / "data/train.jsonl", rows[:-1])
     line = refused(*asked)
-    assert "frozen prompt that started from its training split" in line
-    assert "48 examples, which are not the 47 of now" in line
+    assert "frozen prompt that was initialised from its training split" in line
+    assert "48 examples, which differ from the 47" in line
     assert "data.max_len" in refused(*asked, "--config.data.max_len=12")  # would cut that text
     write_rows(place / "data/train.jsonl", rows)
     assert jaxprompt(capsys, *asked)[:2] == (0, before)
@@ -285,7 +285,7 @@ def test_a_frozen_prompt_is_made_again_from_the_same_file_alone(
     assert jaxprompt(capsys, "train", *given)[0] == 0
     assert jaxprompt(capsys, "evaluate", *given)[0] == 0
     np.save(tmp_path / "soft.npy", rows + 1)
-    told = f"started from {tmp_path / 'soft.npy'}, which holds other soft tokens now; restore that"
+    told = f"initialised from {tmp_path / 'soft.npy'}, whose soft tokens have changed; restore"
     assert told in refused("evaluate", *given) and told in refused("export", *given)
     assert f"files.{tmp_path / 'soft.npy'}" in refused("train", *given)
 

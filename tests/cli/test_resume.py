@@ -109,7 +109,9 @@ def test_a_killed_run_resumes_bit_for_bit(killed, whole, capsys):
     moment, workdir, train = killed
     assert not (workdir / "result.json").exists()
     code, out, err = jaxprompt(capsys, *train)
-    start = "from the start" if MOMENTS[moment] is None else f"resumed at step {MOMENTS[moment]}"
+    start = (
+        "starting at step 0" if MOMENTS[moment] is None else f"resumed at step {MOMENTS[moment]}"
+    )
     assert code == 0 and f"{STEPS} steps, {start}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert_same_end(workdir, whole)
@@ -144,7 +146,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
         code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}")
     assert code == {signal.SIGTERM: 0, signal.SIGINT: 130}[number] and out == ""
     name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
-    said = f"stopped by {name} at step {step}; saved, the same command resumes"
+    said = f"stopped by {name} at step {step}; saved, run the same command again to resume"
     assert err.splitlines()[-1] == said
     assert signal.getsignal(number) == before
     assert Checkpoints(tmp_path).latest() == step and not (tmp_path / "result.json").exists()

@@ -51,7 +51,7 @@ def test_a_line_per_predicate_with_its_roles(backbone, folder, tmp_path, capsys)
     c = make_config(backbone, folder, "prefix", **OWN, **{"task.markers": "a,a"})
     result, workdir, told = train_and_export(capsys, tmp_path, c)
     assert list(result["test"]) == ["role_f1", "precision", "recall", "accuracy", "entity_f1"]
-    assert "roles in train: A0 32, A1 64, C-A0 32, V 32; 2 texts are read in windows" in told
+    assert "roles in train: A0 32, A1 64, C-A0 32, V 32; 2 texts are split into windows" in told
     assert "train 32, dev 8, test 12" in told and result["dev"]["role_f1"] > 0.1
     card = json.loads((workdir / "export/prompt.json").read_text())
     assert card["template"] == "{tokens|marked} [sep] {predicate}"

@@ -113,7 +113,7 @@ def test_a_finished_grid_is_of_its_data_alone(config, grid):
     """Nothing is read of it any more, so that other data would pass for these."""
     other = config
     other = other.replace({"data.source": "elsewhere"})
-    with pytest.raises(InputError, match="a run of another config: data.source"):
+    with pytest.raises(InputError, match="a run with a different config: data.source"):
         train_grid(other, str(grid))
 
 
@@ -204,7 +204,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
         assert "stopped, saved at step 3; " in jaxprompt(capsys, "show", folder / name)[1]
     record = folder / NAMES[1] / "record.json"
     kept = record.rename(tmp_path / "kept")
-    with pytest.raises(InputError, match=f"no {record}, which says what they learned from"):
+    with pytest.raises(InputError, match=f"no {record}, which says what they were trained on"):
         train_grid(config, str(folder))
     kept.rename(record)
     assert train_grid(config, str(folder)) == 0
@@ -221,7 +221,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
         runs__lr="0,1e-2", train__patience=2,
     )  # fmt: skip
     assert train_grid(c, str(tmp_path / "grid")) == 0
-    assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
+    assert "1 of 2 runs continue, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
     assert ends == {"lr=0.0": 6, "lr=0.01": 8}
     compare(c, tmp_path / "grid")
@@ -238,12 +238,12 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
         code, out, err = jaxprompt(capsys, "train", *place)
         assert code == 2 and "| lr=0.01 | 1 |" in out
         assert "1 of 2 runs failed: lr=1e+38" in err.splitlines()[-1]
-        assert "lr=1e+38: 2 steps in a row were not finite" in err
+        assert "lr=1e+38: 2 steps in a row had a non-finite loss" in err
     broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
-    assert "2 steps in a row were not finite" in broken and "lower optim.lr" in broken
+    assert "2 steps in a row had a non-finite loss" in broken and "lower optim.lr" in broken
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
     shown = jaxprompt(capsys, "show", tmp_path / "grid" / "lr=1e+38")[1]
-    assert "failed, and its grid does not try it again: 2 steps in a row were not" in shown
+    assert "failed, and its grid does not try it again: 2 steps in a row had" in shown
 
 
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
@@ -348,9 +348,9 @@ def test_free_texts(method, own, data, tmp_path):
 
 
 CHUNKS = {
-    "config.runs.size=3 holds 3 at once": (3, [3, 1]),
-    "memory holds 1 at once": (0, [1, 1, 1, 1]),
-    "on a CPU those with the same batches train at once": (0, [2, 2]),
+    "config.runs.size=3 allows 3 at once": (3, [3, 1]),
+    "memory allows 1 at once": (0, [1, 1, 1, 1]),
+    "on a CPU only runs with the same batches train at once": (0, [2, 2]),
 }
 
 
@@ -376,7 +376,7 @@ def test_a_damaged_list_of_chunks_is_told(damage, config, tmp_path):
     folder = tmp_path / "grid"
     folder.mkdir()
     (folder / "chunks.json").write_text(damage)
-    with pytest.raises(InputError, match="chunks.json .*or delete it: the same command goes on"):
+    with pytest.raises(InputError, match="chunks.json .*or delete it and run"):
         train_grid(config, str(folder))
 
 
@@ -406,9 +406,9 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
         (
             {"runs.words": "cat,rice,saw;dog,soup,axe"},
-            "config.runs.words names words that head.name=linear does not read; take head.name=ver",
+            "config.runs.words has no effect with head.name=linear; use head.name=ver",
         ),
-        ({"runs.data_seeds": "1,2"}, "runs.data_seeds: no examples are drawn here, so that the"),
+        ({"runs.data_seeds": "1,2"}, "runs.data_seeds: no examples are sampled, so the"),
         ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
     ],
 )  # fmt: skip
@@ -457,7 +457,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
         with pytest.raises(Cut):
             train_grid(config, str(folder))
     runs = list_runs(config, str(folder))[:2]
-    with pytest.raises(errors.InputError, match="which is none of these runs"):
+    with pytest.raises(errors.InputError, match="which is not one of these runs"):
         runner.train(runs, str(folder), stop_signal=lambda: 0)
 
 

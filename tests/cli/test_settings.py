@@ -112,7 +112,7 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, m
 
     monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
     assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run"))
-    assert "curves.png is not drawn: no space left" in capsys.readouterr().err
+    assert "curves.png was not drawn: no space left" in capsys.readouterr().err
     monkeypatch.undo()
     assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new"))
     assert (tmp_path / "new" / "curves.png").stat().st_size > 1000

@@ -93,7 +93,7 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     (tmp_path / "own.json").write_text(c.to_json())
     place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
     code, out, err = jaxprompt(capsys, "train", *place)
-    assert code == 0 and f"head from {first}: head/main/" in err, err
+    assert code == 0 and f"head initialised from {first}: head/main/" in err, err
     # From prompt and head of the export: it answers as the export did.
     assert json.loads(out)["test"]["accuracy"] == result["test"]["beasts/accuracy"]
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
@@ -193,7 +193,7 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     found = [line for line in lines if line.startswith("shared task")]
     assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
     assert lines[-1] == "the config is valid" and out.count("the first example: ") == 3
-    assert out.count("tokens, dev every ") == 1 and "  head/tags/" in out
+    assert out.count("tokens, evaluated every ") == 1 and "  head/tags/" in out
     (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
     odd = config_of(backbone, folder, tmp_path / "d.json", tasks=("topics", "odd"))
     code, _, err = jaxprompt(capsys, "validate", odd)
@@ -203,8 +203,8 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, why",
     [
-        ({"cache.where": "host"}, "cache.where=host keeps states of one task"),
-        ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both given"),
+        ({"cache.where": "host"}, "cache.where=host caches states of one task"),
+        ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both set"),
         ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
         ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),
         ({"trainable": "prompt/.*,head/topics/.*"}, None),
@@ -312,7 +312,7 @@ def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_
     "tasks, own, told",
     [
         (("topics",), {}, "shared.tasks names 1 task; give 2 or more"),
-        (("topics", "../{folder}/topics"), {}, "are two tasks with one name, 'topics'"),
+        (("topics", "../{folder}/topics"), {}, "have the same task name 'topics'"),
         (("topics", "absent"), {}, "absent.json does not exist"),
         (("topics", "other"), {"optim.lr": 1}, "optim.lr is shared by all tasks; give fields of"),
         (("topics", "other"), {"task.nam": "a"}, "other.json: unknown config field 'task.nam'"),
@@ -353,7 +353,7 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
     )  # fmt: skip
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
-    assert "prompt.name=dart has an objective of its own" in line and "prompt.fluency=0" in line
+    assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line
 
 
 def test_rows_of_the_tests_have_what_they_need(folder):

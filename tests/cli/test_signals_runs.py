@@ -18,8 +18,8 @@ CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 HERE = Path(__file__).parent
 FIRST = "before the first step; nothing was saved"
-LAST = "after the last step; it is saved, and the same command completes the run"
-INDEXING = "while it indexed the corpus; nothing was saved, the same command starts again"
+LAST = "after the last step; saved, run the same command again to finish"
+INDEXING = "while indexing the corpus; the index is not saved, run the same command again"
 
 
 def test_xla_logs_no_warnings(monkeypatch, capsys):

@@ -84,7 +84,9 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert chart.read_bytes()[:4] == b"\x89PNG"
     # Results of another config are none of the sweep that is asked for.
     other = (*given, "--config.optim.b1=0.5")
-    assert "run of another config: optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other)
+    assert "run with a different config: optim.b1 (saved 0.9, given 0.5)" in refused(
+        "sweep", *other
+    )
     assert "optim.b1 (saved 0.9, given 0.5)" in refused("sweep", *other, "--table")
 
 
@@ -181,7 +183,9 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_pat
     file.write_text(CONFIG.format(root=str(ROOT)).partition("def sweep")[0] + points)
     code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
     assert code == 2 and "WRONG.npy has shape [4, 16]; this backbone takes [length, 32]" in err
-    assert "1 of 3 runs failed: soft-" in err.splitlines()[-1] and "compiling the step" in err
+    assert (
+        "1 of 3 runs failed: soft-" in err.splitlines()[-1] and "compiling the training step" in err
+    )
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2 and "| head_only | 1 |" in out
     assert not list((tmp_path / "runs").glob("*WRONG*"))
 
@@ -215,7 +219,7 @@ def test_a_finished_run_of_other_data_does_not_stop_the_others(given, data, caps
     file.write_text(head + "def sweep():\n" + point("head_only") + point("prefix"))
     code, out, err = jaxprompt(capsys, "sweep", *words, "--run")
     assert code == 2 and "1 of 2 runs failed: head_only" in err.splitlines()[-1], err
-    assert "learned from something else" in err
+    assert "was trained on different data" in err
     assert (tmp_path / "runs/prefix/result.json").exists() and "| prefix" in out
 
 

@@ -99,8 +99,8 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     found = read_examples(c)
     assert [own.references for own in found.splits["dev"]][1][0] == "a beast"
     assert found.notes == (
-        "dev: 1 of 3 questions have an answer that does not stand where its answer_start says; it "
-        "is compared by its words alone",
+        "dev: 1 of 3 questions have an answer that is not at its answer_start; "
+        "only its words are compared",
     )
     write_rows(tmp_path / "train.jsonl", rows)
     with pytest.raises(InputError, match="'a beast' does not occur in .*; 1 of 3 rows have"):
@@ -108,8 +108,8 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
     write_rows(tmp_path / "train.jsonl", rows)
     assert read_examples(c).notes[0] == (
-        "train: 1 of 3 questions have an answer that does not stand where its answer_start says; "
-        "it is taken from the nearest place in the text"
+        "train: 1 of 3 questions have an answer that is not at its answer_start; "
+        "the nearest occurrence in the text is used"
     )
 
 

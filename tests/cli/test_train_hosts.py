@@ -244,5 +244,7 @@ def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
     line = refused(*words, "--process=1")
     assert line.startswith(f"--coordinator={at} does not answer (Connection refused; tried for 0.3")
     line = refused(*words, "--process=0")
-    assert line.startswith(f"--coordinator={at}: process 1 of 2 did not come in 0.3 s; start all")
-    assert refused(*words).startswith("--process missing: --coordinator=HOST:PORT")
+    assert line.startswith(
+        f"--coordinator={at}: process 1 of 2 did not connect within 0.3 s; start all"
+    )
+    assert refused(*words).startswith("--process missing; give --coordinator=HOST:PORT")

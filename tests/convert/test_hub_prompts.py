@@ -215,7 +215,7 @@ def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
     write_model_card(tmp_path, METADATA)
     (tmp_path / "adapter_config.json").write_text("{}")
     if told == "config.json":
-        with pytest.raises(InputError, match="holds config.json"):
+        with pytest.raises(InputError, match="contains config.json"):
             check_peft_folder(tmp_path, tmp_path)
     else:
         check_peft_folder(tmp_path, tmp_path)
@@ -227,7 +227,7 @@ def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
 def test_an_adapter_stands_beside_no_prompt_of_another_export(tmp_path):
     """An adapter beside the prompt.json of another run would have two answers to what it is."""
     (tmp_path / "prompt.json").write_text("{}")
-    with pytest.raises(InputError, match="holds prompt.json, which no export of an adapter"):
+    with pytest.raises(InputError, match="contains prompt.json, which is not part"):
         check_peft_folder(tmp_path, tmp_path / "export")
 
 

@@ -344,7 +344,7 @@ def test_another_store_that_is_damaged_is_no_hindrance(folder, tiny, tmp_path):
 
 def test_a_folder_that_cannot_be_written(folder, tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write .*; mend that, or take another folder"):
+    with pytest.raises(InputError, match="cannot write .*; fix this, or use another folder"):
         index(folder, tiny, tmp_path / "file/store")
 
 
@@ -389,7 +389,7 @@ def test_full_disk(tmp_path, processes):
     _, error = process.communicate(timeout=120)
     assert process.returncode == 1
     last = error.strip().splitlines()[-1]
-    assert "InputError: cannot write" in last and "File too large; mend that" in last
+    assert "InputError: cannot write" in last and "File too large; fix this" in last
     assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
 
 

@@ -213,7 +213,7 @@ def test_it_tells_how_many_have_several_answers_none_or_windows(bert):
     rows = [row("Gansu"), row("Gansu", "Ralph"), row()]
     head, _, split = encode(bert, rows, 24)
     assert head.tell(TASK, 0, {"train": split}) == [
-        "train: 1 of 3 questions with several answers, 1 without, 3 texts are read in windows"
+        "train: 1 of 3 questions with several answers, 1 without, 3 texts are split into windows"
     ]
 
 

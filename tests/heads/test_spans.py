@@ -197,10 +197,10 @@ def test_answers_that_are_out_of_reach_are_counted(bert):
     )
     assert len(lines(128)) == 1
     told = lines(128, max_answer=4)[1]
-    assert told.startswith("train: of 3 questions 1 have an answer of more than head.max_answer=4")
-    assert "tokens, and of 0 no window holds the answer whole" in told
+    assert told.startswith("train: of 3 questions, 1 have an answer longer than head.max_answer=4")
+    assert "tokens and 0 have an answer that no window" in told
     told = lines(17, stride=0)[1]
-    assert "0 have an answer of more than head.max_answer=30 tokens, and of 2 no" in told
+    assert "0 have an answer longer than head.max_answer=30 tokens and 2 have" in told
 
 
 def test_a_span_of_two_windows_counts_once(bert):

@@ -90,12 +90,12 @@ def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypat
         compilation.keep_programs(str(open_to_all))
     compilation.keep_programs()  # no one asked for it, so the run goes on
     line = capsys.readouterr().err
-    assert "others can write there; compiled programs are not kept" in line
+    assert "others can write there; compiled programs are not cached" in line
     assert line.count("\n") == 1
     open_to_all.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     compilation.keep_programs()
-    assert "compiled programs are not kept" in capsys.readouterr().err and not told
+    assert "compiled programs are not cached" in capsys.readouterr().err and not told
 
 
 def test_programs_that_others_can_write_are_not_used(told, tmp_path, capsys):

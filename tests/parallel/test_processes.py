@@ -104,7 +104,9 @@ def test_unlike_numbers_of_devices(tmp_path):
             words = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={process}"]
             team.start([JOB, "talk", tmp_path, *words], XLA_FLAGS=flags)
         assert team.wait(60) == [2, 2]
-        said = "unlike numbers of devices: 2 on process 0, 1 on process 1; give all alike\n"
+        said = (
+            "different numbers of devices: 2 on process 0, 1 on process 1; use the same for all\n"
+        )
         assert all(team.err(i).endswith(said) for i in (0, 1))
 
 
@@ -147,7 +149,7 @@ def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
         (tmp_path / "go").touch()
         found = answers(team)
     assert found == [{"texts": ["0", "1"]}] * 2
-    said = "jaxprompt: dropped 127.0.0.1, which is no process of this run"
+    said = "jaxprompt: ignored 127.0.0.1, which is not a process of this run"
     assert team.err(0).splitlines().count(said) == len(RUBBISH) + 1
 
 
@@ -158,7 +160,7 @@ def test_one_address_is_bound():
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert processes._local(server, "127.0.0.1:7") == ""
-        said = " (the name is 127.0.0.1 here, which only this host reaches: give an address)"
+        said = " (the name resolves to 127.0.0.1, which only this host can reach: give an address)"
         assert processes._local(server, "my-host:7") == said
 
 
@@ -185,10 +187,10 @@ def start_all(*given: tuple, timeout: float = 2) -> list[str]:
 
 
 FLAGS = {
-    "no_process": (("h:1", 2, None), "--process missing: --coordinator=HOST:PORT, --processes"),
+    "no_process": (("h:1", 2, None), "--process missing; give --coordinator=HOST:PORT"),
     "process": ((None, None, 1), "--coordinator and --processes missing: "),
-    "no_port": (("host", 2, 0), "--coordinator='host' is no HOST:PORT, such as"),
-    "big_port": (("host:70000", 2, 0), "--coordinator='host:70000' is no HOST:PORT"),
+    "no_port": (("host", 2, 0), "--coordinator='host' must be"),
+    "big_port": (("host:70000", 2, 0), "--coordinator='host:70000' must be HOST:PORT"),
     "range": (("h:1", 2, 2), "--process=2 must be 0 to 1, below --processes=2"),
     "negative": (("h:1", 2, -1), "--process=-1 must be 0 to 1"),
     "none": (("h:1", 0, 0), "--processes=0 must be at least 1"),
@@ -206,7 +208,7 @@ def test_flags(case):
 
 
 def test_cluster_stands_alone():
-    with pytest.raises(InputError, match="--cluster finds --processes by itself"):
+    with pytest.raises(InputError, match="--cluster sets --processes itself"):
         processes.start(None, 2, None, cluster=True)
     for timeout in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match=f"--timeout={timeout:g} must be more than 0"):
@@ -230,7 +232,7 @@ def test_a_silent_coordinator(monkeypatch):
         at = f"127.0.0.1:{port}"
         silent, busy = start_all((at, 2, 1), (at, 2, 0), timeout=1)
     (refused,) = start_all((at, 2, 1), timeout=1)
-    cure = "tried for 1 s); start process 0 there, or mend the address or the firewall"
+    cure = "tried for 1 s); start process 0 there, or fix the address or the firewall"
     assert silent == f"--coordinator={at} does not answer (timed out; {cure}"
     assert refused == f"--coordinator={at} does not answer (Connection refused; {cure}"
     assert f"--coordinator={at}: process 0 cannot listen there (Address already in use)" in busy
@@ -247,21 +249,21 @@ def test_a_coordinator_that_is_something_else():
         threading.Thread(target=greet, daemon=True).start()
         at = f"127.0.0.1:{server.getsockname()[1]}"
         (said,) = start_all((at, 2, 1), timeout=0.8)
-    assert f"--coordinator={at} does not answer (something else is there; tried" in said
+    assert f"--coordinator={at} does not answer (another program listens there; tried" in said
 
 
 @pytest.mark.long
 def test_processes_that_do_not_come():
     at = f"127.0.0.1:{free_port()}"
     said = start_all((at, 4, 0), (at, 4, 2), timeout=4)
-    line = f"--coordinator={at}: processes 1 and 3 of 4 did not come in 4 s; start all of them, "
-    assert said == [line + "or raise --timeout"] * 2
+    line = f"--coordinator={at}: processes 1 and 3 of 4 did not connect within 4 s; start all of "
+    assert said == [line + "them, or raise --timeout"] * 2
 
 
 def test_numbers_that_do_not_fit():
     at = f"127.0.0.1:{free_port()}"
-    line = "--process=1 was given twice; number them 0 to 2"
+    line = "--process=1 was given twice; number the processes 0 to 2"
     assert start_all((at, 3, 0), (at, 3, 1), (at, 3, 1), timeout=20) == [line] * 3
     at = f"127.0.0.1:{free_port()}"
-    line = "--processes=3 on process 1, 2 on process 0; give all the same"
+    line = "--processes=3 on process 1, 2 on process 0; give the same number to all"
     assert start_all((at, 2, 0), (at, 3, 1), timeout=20) == [line] * 2

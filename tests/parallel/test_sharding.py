@@ -424,7 +424,7 @@ def test_a_process_without_a_part_of_its_own_is_refused(monkeypatch):
     own = lambda *processes: [types.SimpleNamespace(process_index=number) for number in processes]
     grid = np.array([own(0, 0, 1), own(1, 2, 2)], object)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(InputError, match="mesh.data=2 x mesh.model=3 leaves a process no part"):
+    with pytest.raises(InputError, match="mesh.data=2 x mesh.model=3 gives a process no"):
         sharding.Placement(types.SimpleNamespace(devices=grid)).share()
 
 
@@ -449,10 +449,10 @@ def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
         ((3, 1), "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
         ((-1, 3), "mesh.data=-1 x mesh.model=3 does not divide the 8 devices"),
         ((16, 1), "mesh.data=16 x mesh.model=1 does not divide the 8 devices"),
-        ((-1, 16), "does not divide the 8 devices; take sizes whose product is 8"),
+        ((-1, 16), "does not divide the 8 devices; use sizes whose product is 8"),
         ((0, 1), "mesh.data=0 must be at least 1, or -1 for the rest"),
-        ((-1, -1), "only one can be the rest"),
-        ((8, 1, 3), "mesh.data=8 must divide by mesh.slices=3"),
+        ((-1, -1), "only one of them can be -1"),
+        ((8, 1, 3), "mesh.data=8 must be a multiple of mesh.slices=3"),
     ],
 )
 def test_a_mesh_that_cannot_be(sizes, words):
@@ -468,7 +468,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
     "family, changes, sizes, words",
     [
         ("bert", {}, (1, 4, False),
-         r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; take 1 or 2$"),
+         r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; use 1 or 2$"),
         ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
          "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
@@ -494,7 +494,7 @@ def test_blocks_of_codes_that_do_not_divide():
     placement = make_placement(4, 2)
     backbone = backbone.clone(cfg=dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB)))
     check_divides(placement, backbone_shapes(backbone))
-    words = "does not divide the 3 of .*mlp/.*; take 1 or 3, or backbone.quantize=none$"
+    words = "does not divide the 3 of .*mlp/.*; use 1 or 3, or backbone.quantize=none$"
     with pytest.raises(InputError, match=f"mesh.model=2 {words}"):
         check_divides(placement, backbone_shapes(backbone, "int8"))
 
@@ -504,7 +504,7 @@ def test_a_table_that_trains_is_never_padded():
     shapes = {"backbone/embed/word/table": np.zeros((56, 16)), "prompt/table": np.zeros((3, 4))}
     check_padding(placement, shapes, 56)
     with pytest.raises(
-        InputError, match="mesh.model=4 does not divide its 54 rows; take 1 or 2 or 3, "
+        InputError, match="mesh.model=4 does not divide its 54 rows; use 1 or 2 or 3, "
     ):
         check_padding(placement, shapes, 54)
 

@@ -268,8 +268,8 @@ def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
     told = partial(_tell_layout, has_decoder=False)
     assert told(c, metadata) == [
-        "  it was pre-trained with ppt.patterns=en, and this run has en_paper",
-        "  it was pre-trained with task.eos=False, and this run has True",
+        "  it was pre-trained with ppt.patterns=en, but this run has en_paper",
+        "  it was pre-trained with task.eos=False, but this run has True",
     ]
     same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
     assert same.ppt.patterns == "en" and told(same, metadata) == []
@@ -278,8 +278,8 @@ def test_what_is_asked_otherwise_than_in_pre_training_is_told():
         told(c, dataclasses.replace(metadata, pretrained={"task": "topics"})) == []
     )  # nor by a task of PPT
     other, as_cloze = (load_config("base", [("task.form", form)]) for form in ("cls", "cloze"))
-    eos = "  it was pre-trained with task.eos=False, and this run has True"
-    form = "  it was pre-trained by nsp, and this run has task.form="
+    eos = "  it was pre-trained with task.eos=False, but this run has True"
+    form = "  it was pre-trained with ppt.task=nsp, but this run has task.form="
     assert told(other, metadata) == [f"{form}cls", eos]
     assert told(as_cloze, metadata) == [f"{form}cloze"]
     assert _tell_layout(as_cloze, metadata, has_decoder=True) == [f"{form}cloze", eos]

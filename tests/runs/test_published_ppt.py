@@ -146,7 +146,7 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     files = {f"data.files.{x}": str(tmp_path / f"{x}.jsonl") for x in ("train", "test")}
     c = c.replace({"data.source": "", "data.protocol": "balanced"} | files)
     assert origin(read_examples(c).splits["test"]) == {"test"}
-    assert any("data.test_split=dev is not read" in line for line in tell_unread(c))
+    assert any("data.test_split=dev has no effect" in line for line in tell_unread(c))
 
 
 def test_precision_is_mixed_at_11b_alone():

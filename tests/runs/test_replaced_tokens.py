@@ -374,5 +374,5 @@ def test_bad_pairs_say_what_is_wrong():
     with pytest.raises(InputError, match="layers is 0 of"):
         generator_config(CONFIG, layers=0)
     generator, _ = make_tiny("electra", vocab_size=99)
-    with pytest.raises(InputError, match="vocab is 99 and 56; take a generator"):
+    with pytest.raises(InputError, match="vocab is 99 and 56; use a generator"):
         make_pair(generator, make_backbones()[1])

@@ -131,7 +131,7 @@ def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
     state, position = checkpoints.restore(make_state(), 10)
     assert_same(state, make_state(seed=10))
     assert position == {"at": 10}
-    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*steps there: 10, 100"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 9 .*saved steps: 10, 100"):
         checkpoints.restore(make_state(), 9)
 
 
@@ -148,7 +148,7 @@ def test_trained_numbers_of_any_kept_step_are_read_without_the_optimizers(tmp_pa
         assert_same(found, make_state(seed=step).trainable)
     with pytest.raises(InputError, match="no checkpoint of step 3"):
         checkpoints.restore_trainable(make_state().trainable, 3)
-    with pytest.raises(InputError, match="another model or optimizer: trainable/prompt/table"):
+    with pytest.raises(InputError, match="a different model or optimizer: trainable/prompt/table"):
         checkpoints.restore_trainable(make_state(width=8).trainable, 4)
     assert Checkpoints(tmp_path / "none").steps() == []
 
@@ -420,7 +420,7 @@ def test_damage_to_any_file_is_found(tmp_path):
             assert set(errors) == damaged_items or (file.name == "checksums.json" and errors), file
             for item, message in errors.items():
                 assert "checkpoints/2 is damaged" in message and "\n" not in message
-                assert ("delete it to go on from step 1" in message) == (item == "state")
+                assert ("delete it to resume from step 1" in message) == (item == "state")
             (folder / file).write_bytes(data)
     assert checkpoints.restore(state)[1] == {"at": 2, "best": {}}
     shutil.rmtree(folder)
@@ -433,15 +433,17 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/5").mkdir(parents=True)
-    again = f"delete {tmp_path} to train from the start"
-    with pytest.raises(InputError, match=f"damaged or foreign .*; {again}") as error:
+    again = f"delete {tmp_path} to train again"
+    with pytest.raises(InputError, match=f"damaged or belongs to another run .*; {again}") as error:
         checkpoints.restore(state)
     one_line(error)
     (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
     with pytest.raises(InputError, match="checkpoints/5 is damaged"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/6/best").mkdir(parents=True)
-    with pytest.raises(InputError, match=f"checkpoints/6 is damaged or foreign .*; {again}"):
+    with pytest.raises(
+        InputError, match=f"checkpoints/6 is damaged or belongs to another run .*; {again}"
+    ):
         checkpoints.restore_best({}, 6)
     with pytest.raises(InputError, match=f"no best parameters of step 4 in .*; {again}"):
         checkpoints.restore_best({}, 4)
@@ -454,7 +456,7 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="saved float32.*wanted bfloat16"):
         checkpoints.restore(make_state(dtype=jnp.bfloat16))
     renamed = State(state.step, {"prompt/other": state.step}, ())
-    with pytest.raises(InputError, match="of another model or optimizer"):
+    with pytest.raises(InputError, match="to a different model or optimizer"):
         checkpoints.restore(renamed)
     with pytest.raises(InputError, match="keep=0"):
         CheckpointWriter(tmp_path, -1, keep=0)
@@ -481,7 +483,7 @@ def test_the_best_that_is_asked_for(tmp_path):
         assert checkpoints.restore_best(wider, asked, or_newer=True)[1] == {"step": 5}
     assert checkpoints.find_best() == checkpoints.find_best(5) == 5
     shutil.rmtree(tmp_path / "checkpoints/5")
-    with pytest.raises(InputError, match="no best parameters of step 5 .*steps there: 2"):
+    with pytest.raises(InputError, match="no best parameters of step 5 .*saved steps: 2"):
         checkpoints.find_best(5)
 
 

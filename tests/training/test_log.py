@@ -70,7 +70,7 @@ def test_broken_line_elsewhere_is_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for line in ('{"step": 1, ', "7", '{"loss": 1}'):
         path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
-        with pytest.raises(InputError, match=r"metrics.jsonl:2 is no record") as error:
+        with pytest.raises(InputError, match=r"metrics.jsonl:2 is not a") as error:
             RunLog(tmp_path, tracker="none").resume(2)
         assert "\n" not in str(error.value)
 
@@ -145,12 +145,12 @@ def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "_closed", SimpleNamespace(wait=wait))
     log._tell_regularly()
     assert lines == [
-        (30, "before the first step of 9, for 0:30"),
+        (30, "still preparing or compiling the first of 9 steps (0:30)"),
         (40, "step 3/9  dev 0.5"),
         (50, "step 3/9  dev 0.25"),
         (80, "step 3/9  dev 0.25"),
-        (110, "scoring after step 9, for 0:20"),
-        (140, "scoring after step 9, for 0:50"),
+        (110, "evaluating after step 9 (0:20)"),
+        (140, "evaluating after step 9 (0:50)"),
         (170, "step 1/9  dev 0.25"),
     ]
 
@@ -162,7 +162,7 @@ def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
         while not told and time.monotonic() < until:
             time.sleep(0.01)
             told = capsys.readouterr().err
-    assert told.startswith("before the first step of 9, for 0:00\n")
+    assert told.startswith("still preparing or compiling the first of 9 steps (0:00)\n")
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
@@ -245,7 +245,7 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
     for broken in ("{}", "[1]", "not JSON", '{"step": "two"}'):
         path.write_text(f'{{"step": 1}}\n{broken}\n')
-        with pytest.raises(InputError, match="metrics.jsonl:2 is no record of a run"):
+        with pytest.raises(InputError, match="metrics.jsonl:2 is not a valid log record"):
             read_metrics(tmp_path)
 
 

@@ -149,7 +149,7 @@ def test_a_pattern_that_spares_nothing_is_refused():
     """But one of those that every config has: a prompt has no bias."""
     usual, trained = get_config().optim.no_decay, ["prompt/k", "prompt/v"]
     check_no_decay((*usual, r"prompt/k"), usual, trained)
-    with pytest.raises(InputError, match=r"'prompt/q' matches nothing that trains; nearest: pro"):
+    with pytest.raises(InputError, match=r"'prompt/q' matches no trainable parameter; near"):
         check_no_decay((*usual, r"prompt/k", r"prompt/q"), usual, trained)
 
 
@@ -305,7 +305,7 @@ def test_every_schedule_is_tested():
 def test_bad_names_and_numbers_say_what_is_meant():
     with pytest.raises(InputError, match="schedule.name='linaer'.*linear"):
         OptimConfig.from_dict({"schedule": "linaer"})
-    with pytest.raises(InputError, match="schedule.warmup_steps=8 must be below the run's 8 steps"):
+    with pytest.raises(InputError, match="schedule.warmup_steps=8 must be less than the 8"):
         make_schedule(WarmupLinear(warmup_steps=8), total=8, epoch=1)
     with pytest.raises(InputError, match="schedule.warmup_steps=-1 must be"):
         make_schedule(Cosine(warmup_steps=-1), total=8, epoch=1)
@@ -316,5 +316,5 @@ def test_bad_names_and_numbers_say_what_is_meant():
 def test_each_part_that_trains_has_its_rate():
     own = {"head": 0.0, "backbone": None}
     assert rates_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
-    with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, and nothing of the backbone t"):
+    with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, but no"):
         rates_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})

@@ -66,7 +66,7 @@ def test_a_table_is_drawn_with_its_deviations(tmp_path):
             {"a": [make(0.8)], "b": [RunResult(best_step=1, held_out={"loss": 1.0})]},
             tmp_path / "x.png",
         )
-    with pytest.raises(InputError, match="name it .png"):
+    with pytest.raises(InputError, match="use the ending .png"):
         pictures.draw_table(rows, tmp_path / "chart.xyz")
     with pytest.raises(InputError, match="nowhere"):
         pictures.draw_table(rows, tmp_path / "nowhere" / "chart.png")

@@ -65,7 +65,7 @@ def test_workdir_keeps_its_config(tmp_path):
     with pytest.raises(InputError) as error:
         guard_workdir(workdir, other)
     message = one_line(error)
-    assert f"{workdir} holds a run of another config" in message
+    assert f"{workdir} contains a run with a different config" in message
     assert "optim.lr (saved 0.1, given 0.3)" in message
     assert "optim.momentum (saved nothing, given 0.9)" in message
     assert "optim.name (saved 'adamw', given nothing)" in message
@@ -86,11 +86,11 @@ def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text('{"optim": ')
-    with pytest.raises(InputError, match="config.json is no readable config") as error:
+    with pytest.raises(InputError, match="config.json is not a readable config") as error:
         guard_workdir(tmp_path / "run", CONFIG)
     assert "delete" not in one_line(error)
     (tmp_path / "run/config.json").write_text('{"hidden_size": 384}')
-    with pytest.raises(InputError, match="config.json is no config of a run; take another"):
+    with pytest.raises(InputError, match="config.json is not the config of a run"):
         guard_workdir(tmp_path / "run", CONFIG)
 
     def refuse(*_args, **_kwargs):
@@ -119,9 +119,9 @@ HARMLESS = ["a]b", "a%5Cb", "a#b", "a\nb", "~a", "a:b", "s3:", "file:", "gs:x", 
 def test_a_path_that_breaks_checkpoints_is_refused(tmp_path, name):
     # A folder inside too, for "gs:" breaks as a part of the path.
     for workdir in (tmp_path / name, tmp_path / name / "inner"):
-        with pytest.raises(InputError, match="checkpoints cannot be saved there: .*take another"):
+        with pytest.raises(InputError, match="checkpoints cannot be saved there: .*use another"):
             check_workdir(workdir, CONFIG)
-    with pytest.raises(InputError, match="has // in it"):
+    with pytest.raises(InputError, match="contains //"):
         check_workdir(f"/{tmp_path}", CONFIG)
 
 
@@ -139,7 +139,7 @@ def test_checkpoints_below_any_other_path(tmp_path):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "record.json", "checkpoints"])
 def test_a_folder_of_someone_else_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious\n")
-    with pytest.raises(InputError, match=f"holds {name} but no config.json") as error:
+    with pytest.raises(InputError, match=f"contains {name} but no config.json") as error:
         check_workdir(tmp_path, CONFIG)
     assert "another workdir" in one_line(error)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -162,13 +162,13 @@ def test_a_record_names_what_differs(tmp_path):
     assert "examples" not in line and "another workdir" in line
     path = tmp_path / "record.json"
     path.write_text(path.read_text().replace('"good"', '"fine"'))
-    with pytest.raises(InputError, match="as the run wrote it, or of another version"):
+    with pytest.raises(InputError, match="was changed, or written by another version"):
         check_record(tmp_path, changed)
     path.write_text("{}")
-    with pytest.raises(InputError, match="record.json is not as the run wrote it"):
+    with pytest.raises(InputError, match="record.json was changed"):
         check_record(tmp_path, RECORD)
     path.write_text("[]")
-    with pytest.raises(InputError, match="record.json holds a list, not an object"):
+    with pytest.raises(InputError, match="record.json contains a list, not an object"):
         check_record(tmp_path, RECORD)
 
 
@@ -253,4 +253,4 @@ def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with lock(tmp_path):
         pass
-    assert "no lock here (No locks available); start one run at a time" in capsys.readouterr().err
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err

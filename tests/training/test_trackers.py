@@ -91,7 +91,7 @@ def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
     values = {f"value{i}": 1.0 for i in range(30)}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; mend that"):
+        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; fix this"):
             with RunLog(tmp_path, terminal=False) as log:
                 log.write(1, loss=1.0)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
@@ -235,7 +235,7 @@ def test_a_service_that_fails_is_one_line(broken, service, tmp_path):
         train(tmp_path, service.__name__)
     line, name = str(caught.value), service.__name__
     assert line.startswith(f"train.tracker={name}: the server said no; ") and "\n" not in line
-    assert line.endswith("or resume the run without it: train.tracker=none")
+    assert line.endswith("or resume the run with train.tracker=none")
     assert service.finished == (broken == "log")  # what was sent before is kept
 
 

@@ -1,4 +1,4 @@
-"""Trains runs of one shape as one program, from their first step to their results."""
+"""Trains runs of equal shapes as one program, from their first step to their results."""
 
 import functools
 import os
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 
 
 class GroupStart(NamedTuple):
-    """Where a chunk goes on from."""
+    """The state that a chunk starts or resumes from."""
 
     feeds: Sequence[Feed]  # by member
     state: TrainState  # leaves [R, ...]
@@ -58,19 +58,19 @@ def train(
     chunk: Chunk, workdir: str | os.PathLike, log: RunLog, first: list[TrainState] | None,
     seconds: float, stop_signal: Callable[[], int],
 ) -> bool:  # fmt: skip
-    """Trains a chunk to its results.
+    """Trains a chunk and writes its results.
 
     Args:
-      chunk: of runs.
-      workdir: of the grid, which has the checkpoints of one chunk.
-      log: of the whole grid.
-      first: the states before the first step, emptied here, so that their numbers are freed once
-        they are joined; None to go on from the newest checkpoint.
-      seconds: that the chunk took so far, where it starts.
-      stop_signal: returns the signal that asks for a stop, 0 where none does.
+      chunk: the runs.
+      workdir: directory of the grid, which has the checkpoints of one chunk.
+      log: log of the whole grid.
+      first: the initial states; the list is emptied, so that the arrays are freed once they are
+        stacked. None to resume from the newest checkpoint.
+      seconds: seconds that the chunk took so far, if it starts.
+      stop_signal: returns the signal that requests a stop, 0 if there is none.
 
     Returns:
-      Whether it has ended. A signal may stop it before; it is saved then.
+      Whether the chunk has finished. If a signal stopped it, it is saved.
     """
     members, programs = chunk.members, chunk.programs
     with ExitStack() as exits:
@@ -111,7 +111,7 @@ def train(
 
 
 def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> GroupStart:
-    """Reads the newest checkpoint of a chunk; its batches go on from there."""
+    """Restores the newest checkpoint of a chunk; its batches continue from there."""
     position, step = checkpoints.position(), checkpoints.latest()
     assert step is not None  # whose position that is
     names = [member.run.name for member in chunk.members]
@@ -124,19 +124,19 @@ def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> G
 
 
 class BatchedRuns:
-    """A chunk of runs that trains; `loop.train` calls its methods.
+    """A chunk of runs being trained; `loop.train` calls its methods.
 
-    A row of the state is a run; some are done, and train on beside the others.
+    A row of the state is a run; finished runs train along without effect.
     """
 
     def __init__(
         self, chunk: Chunk, start: GroupStart, checkpoints: CheckpointWriter,
         logs: Sequence[RunLog], log: RunLog, stop_signal: Callable[[], int],
     ):  # fmt: skip
-        """Stands where the runs go on from.
+        """Starts the runs at `start`.
 
-        `logs` are those of the members, `checkpoints` and `log` are those of the grid;
-        `stop_signal` gives the signal that asks for a stop.
+        `logs` are those of the members, `checkpoints` and `log` those of the grid; `stop_signal`
+        returns the signal that requests a stop.
         """
         self.shared, self.members, self.programs, self.per_run = chunk
         self.settings = self.shared.config.train
@@ -151,15 +151,15 @@ class BatchedRuns:
     # -- the loop ----------------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """Returns whether any run goes on."""
+        """Returns whether any run continues."""
         return bool(self._live())
 
     def _live(self) -> list[int]:
-        """Lists the rows whose run goes on."""
+        """Returns the rows whose run continues."""
         return [row for row, i in enumerate(self.rows) if not self.progress[i].done]
 
     def take(self) -> Batch:
-        """Takes the next batch of every run. -> arrays [R, ...]; see `Programs.put_batch`"""
+        """Returns the next batch of every run, arrays [R, ...]; see `Programs.put_batch`."""
         batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
         members = [self.members[i] for i in self.rows]
         if not (members[0].keeps and same_batches(members)):
@@ -171,7 +171,7 @@ class BatchedRuns:
         return plain._replace(kept=one.kept)
 
     def is_new(self, batch: Batch) -> bool:
-        """Returns whether the step is yet to be compiled for the shapes of a batch."""
+        """Returns whether the step must still be compiled for the shapes of a batch."""
         return self.programs.is_new(batch)
 
     def take_step(self, batch: Batch) -> Metrics:
@@ -182,7 +182,7 @@ class BatchedRuns:
         return measured
 
     def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
-        """Logs the newest step of the runs that go on."""
+        """Logs the newest step of the runs that continue."""
         live = self._live()
         for row in live:
             row_metrics, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
@@ -192,10 +192,10 @@ class BatchedRuns:
     def end_broken(
         self, counts: Sequence[tuple[int, np.ndarray, np.ndarray]], seconds: float
     ) -> None:
-        """Ends the runs that had too many steps in a row that were not finite; others go on.
+        """Ends runs with too many non-finite steps in a row; the others continue.
 
-        `counts` has the step, the streaks [R] and the skipped steps [R] of all that were taken
-        since.
+        `counts` has the step, the streaks [R] and the skipped steps [R] of all steps since the last
+        call.
         """
         del seconds
         for row in self._live():
@@ -222,7 +222,7 @@ class BatchedRuns:
                 checkpoints.save(step, progress.to_json(), best=numbers)
 
     def evaluate(self, seconds: float) -> bool:
-        """Scores dev with every run, and ends runs that are done. The best is in the state."""
+        """Evaluates every run on dev, and ends finished runs. Best parameters are in the state."""
         live = self._live()
         scores = self.scorer.score("dev", self.rows, self.state.trainable, self.per_row)
         better, values = np.zeros(len(self.rows), bool), []
@@ -251,7 +251,7 @@ class BatchedRuns:
         return False
 
     def _regroup(self) -> None:
-        """Leaves finished runs out once a smaller program holds the rest."""
+        """Removes finished runs once a smaller program fits the rest."""
         live, total = self._live(), len(self.members)
         # Runs that lie apart on the data axis stay so: else each step would send gradients over it.
         is_apart = self.programs.is_apart(len(self.rows))
@@ -268,10 +268,10 @@ class BatchedRuns:
         self.state, self.best = self.programs.take(self.state, self.best, keep)
         self.rows = [self.rows[row] for row in keep]
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
-        self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
+        self.log.say(f"{len(live)} of {total} runs continue, {size} at once")
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
-        """Saves the newest step of all runs, and what was their best, in the background."""
+        """Saves the newest step of all runs and their best parameters in the background."""
         assert state and not best
         names = [member.run.name for member in self.members]
         position = {
@@ -280,23 +280,24 @@ class BatchedRuns:
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": seconds,
         }
-        saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
+        resumes = "run the same command again to resume"
+        saved = f"with step {self.step} of {len(names)} runs saved; {resumes}"
         on_complete = functools.partial(signals.note, saved)
         whole = self.state, self.best
         self.checkpoints.save(self.step, position, state=whole, on_complete=on_complete)
 
     def settle(self) -> None:
-        """Waits until all that was saved is on disk."""
+        """Waits until all saves are on disk."""
         self.checkpoints.settle()
 
     def stop_signal(self) -> int:
-        """Returns the signal that asks for a stop, 0 where none does."""
+        """Returns the signal that requests a stop, 0 if there is none."""
         return self._stop_signal()
 
     # -- the results -------------------------------------------------------------------------------
 
     def end(self, seconds: float) -> None:
-        """Tests every run with its best numbers, and writes the results."""
+        """Evaluates the best parameters of every run on test, and writes the results."""
         done = [i for i, progress in enumerate(self.progress) if not progress.error]
         for i in set(range(len(self.members))) - set(done):
             self._write_error(i, self.progress[i].error)
@@ -349,7 +350,7 @@ def _best_of(progress: Progress) -> Evaluation:
 
 
 def _span(values: Sequence[float]) -> str:
-    """Writes the lowest and the highest of some numbers; "none" where all runs are over."""
+    """Formats the range of some numbers; "none" if all runs have finished."""
     if not values:
         return "none"
     ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
@@ -357,7 +358,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def halves(total: int) -> list[int]:
-    """Lists the numbers of runs that programs are compiled for: all, half of them, ... 1."""
+    """Returns the numbers of runs that programs are compiled for: all, half of them, ... 1."""
     sizes = [total]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))

@@ -1,7 +1,7 @@
 """The steps of several runs as one program each: `jax.vmap` over a leading axis R of runs.
 
-Where R divides over the data axis of the mesh every device has runs of its own, whole, and nothing
-travels over that axis; else every run's batch is divided over it.
+If the data axis of the mesh divides R, every device has whole runs, and there is no communication
+over that axis; otherwise the batch of every run is sharded over it.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _Tree = TypeVar("_Tree")
 
 
 class PerRun(NamedTuple):
-    """What does not train and yet differs between runs. Leaves [R, ...]"""
+    """What differs between runs but does not train. Leaves [R, ...]"""
 
     words: Words  # {} where the words of all runs are the same
     frozen: Flat  # drawn from a run's seed
@@ -38,11 +38,11 @@ class PerRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunsPlacement(Placement):
-    """A mesh on whose data axis runs lie in place of examples."""
+    """A mesh whose data axis shards runs instead of examples."""
 
     @property
     def rules(self) -> dict[str, str]:
-        """Which axis of the mesh each logical axis lies on."""
+        """The mesh axis of each logical axis."""
         return {name: axis for name, axis in super().rules.items() if name != "act_batch"}
 
 
@@ -50,10 +50,10 @@ def make_group_step(
     model: Model, tx: optax.GradientTransformation, objectives: Sequence[Objective], *,
     accumulate=1, axis=None, shares=False,
 ):  # fmt: skip
-    """Makes (states, frozen, batches, per_run) -> (states, metrics): the train step of R runs.
+    """Returns (states, frozen, batches, per_run) -> (states, metrics): the train step of R runs.
 
-    All but `frozen` has a leading axis R, with `shares` all but the states that are kept as well.
-    `axis` is the axis of the mesh that the runs lie on.
+    All but `frozen` have a leading axis R; with `shares` cached states have none either. `axis` is
+    the mesh axis of the runs.
     """
 
     def one(state: TrainState, frozen: Flat, batch: Batch, per_run: PerRun):
@@ -67,10 +67,10 @@ def make_group_step(
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
+    """Returns (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `front_kv` is what `make_group_fronts` gave for these numbers, None
-    where rows share no front.
+    A shared batch has no R. `front_kv` is the result of `make_group_fronts` for these parameters,
+    None without a shared prefix.
     """
 
     def one(
@@ -84,7 +84,7 @@ def make_group_scores(model: Model, *, is_shared: bool, axis=None):
 
 
 def make_group_fronts(model: Model, *, axis=None):
-    """Makes (trainables, frozen, per_run) -> what rows of each run begin with [R, L, B|1, ...]."""
+    """Returns (trainables, frozen, per_run) -> shared prefix of each run [R, L, B|1, ...]."""
 
     def one(trainable: Flat, frozen: Flat, per_run: PerRun):
         return model.run_front(merge(trainable, frozen | per_run.frozen))
@@ -93,9 +93,9 @@ def make_group_fronts(model: Model, *, axis=None):
 
 
 def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, per_run) -> the sums of objectives [R], without dropout.
+    """Returns (trainables, frozen, batches, per_run) -> sums of objectives [R], without dropout.
 
-    A shared batch has no R. Objectives may draw nothing.
+    A shared batch has no R. Objectives must not be random.
     """
 
     def one(trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun):
@@ -107,27 +107,27 @@ def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_share
 
 
 def _is_once(batch: Batch) -> bool:
-    """Tells whether the states that are kept stand once for all runs. [B*K, T, H]"""
+    """Returns whether the cached states are shared by all runs, [B*K, T, H]."""
     return batch.kept is not None and batch.kept.ndim == 3
 
 
 def _join(trees: Sequence[_Tree], where: _Tree) -> _Tree:
-    """Stacks the leaves of trees and puts them where the shardings of the tree `where` say."""
+    """Stacks the leaves of trees with the shardings of the tree `where`."""
     join = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     return jax.jit(join, out_shardings=where)(*trees)
 
 
 class Programs:
-    """The programs of a group, compiled as they are needed, for any number of runs at once."""
+    """The programs of a group, compiled on demand, for any number of runs at once."""
 
     def __init__(
         self, placement: Placement, model: Model, tx: optax.GradientTransformation,
         objectives: Sequence[Objective], frozen: Flat, state: TrainState, *, accumulate: int = 1,
         rest: Model | None = None,
     ):  # fmt: skip
-        """Takes the state of one run for its shapes; `tx` holds no number that differs.
+        """Takes the state of one run for its shapes; `tx` must be equal for all runs.
 
-        `rest` trains, and scores the batches with states that are kept; others `model` scores.
+        `rest` trains, and scores batches with cached states; `model` scores other batches.
         """
         self.placement, self.frozen = placement, frozen
         self.compiled: dict[tuple, Any] = {}  # shapes -> train step
@@ -150,11 +150,11 @@ class Programs:
         self._counts = functools.cache(self._make_counts)
 
     def is_apart(self, runs: int) -> bool:
-        """Tells whether so many runs lie on the data axis."""
+        """Returns whether this number of runs is sharded over the data axis."""
         return bool(self._divisor) and runs % self._divisor == 0
 
     def round(self, runs: int) -> int:
-        """Lowers a number of runs to one that divides over the data axis, if there is one."""
+        """Rounds a number of runs down to a multiple of the data axis, if possible."""
         return runs // self._divisor * self._divisor or runs if self._divisor else runs
 
     # -- where things are ------------------------------------------------------------------------
@@ -167,22 +167,22 @@ class Programs:
         return jax.tree.map(lambda s: self._lay(runs, *s.spec), self._specs)
 
     def stack(self, states: Sequence[TrainState]) -> TrainState:
-        """Joins the states of runs. -> leaves [R, ...]"""
+        """Stacks the states of runs, leaves [R, ...]."""
         return _join(states, self._state_shardings(len(states)))
 
     def stack_trained(self, numbers: Sequence[Flat]) -> Flat:
-        """Joins what runs trained. -> leaves [R, ...]"""
+        """Stacks the trained parameters of runs, leaves [R, ...]."""
         return _join(numbers, self._state_shardings(len(numbers)).trainable)
 
     def put_own(self, owns: Sequence[PerRun]) -> PerRun:
-        """Joins what differs between runs besides. -> leaves [R, ...]"""
+        """Stacks the other values that differ between runs, leaves [R, ...]."""
         joined = jax.tree.map(lambda *leaves: np.stack(leaves), *owns)
         return jax.device_put(joined, self._lay(len(owns)))
 
     def put_batch(self, batch: Batch, runs: int, *, is_shared: bool = False) -> Batch:
-        """Puts a batch [R, ...], or one [B, ...] for all runs, where the steps expect it.
+        """Shards a batch [R, ...], or one [B, ...] for all runs, as the steps expect it.
 
-        The states that are kept may be [B, ...] in any case.
+        Cached states may be [B, ...] in both cases.
         """
         apart = self.is_apart(runs)
         # Devices with runs of their own take the whole of what all runs share.
@@ -194,13 +194,13 @@ class Programs:
         return jax.device_put(batch._replace(kept=None), where)._replace(kept=kept)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
-        """Describes the state and the best numbers of so many runs, for a checkpoint to read."""
+        """Returns shapes of the state and best parameters of runs, to restore a checkpoint."""
         describe = lambda x, s: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=s)
         state = jax.tree.map(describe, self._one, self._state_shardings(runs))
         return state, state.trainable
 
     def one_trainable(self) -> Flat:
-        """Describes what one run trains."""
+        """Returns shapes of the trainable parameters of one run."""
         where = self.placement.parameters(self._one.trainable)
         describe = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
         return jax.tree.map(describe, self._one.trainable, where)
@@ -220,7 +220,7 @@ class Programs:
         return RunsPlacement(**vars(at)) if self.is_apart(runs) else at
 
     def compile(self, state: TrainState, batch: Batch, per_run: PerRun):
-        """Compiles the train step for these shapes, once. -> the executable"""
+        """Compiles the train step for these shapes, once. Returns the executable."""
         key = tuple(x.shape for x in jax.tree.leaves(batch))
         if key not in self.compiled:
             step = self._jitted(batch.index.shape[0], _is_once(batch))
@@ -229,19 +229,19 @@ class Programs:
         return self.compiled[key]
 
     def is_new(self, batch: Batch) -> bool:
-        """Tells whether a batch is of shapes that no step is compiled for."""
+        """Returns whether no step is compiled for the shapes of a batch."""
         return tuple(x.shape for x in jax.tree.leaves(batch)) not in self.compiled
 
     def train(self, state: TrainState, batch: Batch, per_run: PerRun):
-        """Takes a step of every run; the state is donated. -> states, metrics [R]"""
+        """Takes a step of every run; donates the state. Returns (states, metrics [R])."""
         return self.compile(state, batch, per_run)(state, self.frozen, batch, per_run)
 
     def fold(
         self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int
     ) -> tuple[Method, Flat]:
-        """Computes the prompt of every run once. `batch` is any of one run.
+        """Computes the prompt of every run once. `batch` is any batch of one run.
 
-        -> the method that reads what is computed, and the numbers: for `front` and `scores`
+        Returns the method that reads the result, and the parameters, for `front` and `scores`.
         """
         if not self._model.prompt.folds():
             return self._model.prompt, trainable
@@ -270,9 +270,9 @@ class Programs:
     def front(
         self, prompt: Method, trainable: Flat, per_run: PerRun, runs: int
     ) -> KeyValues | None:
-        """Runs what the rows of every run begin with, once for all batches of a pass.
+        """Computes the shared prefix of every run, once for all batches of a pass.
 
-        -> for `scores`; None where they share nothing
+        Returns the argument of `scores`; None without a shared prefix.
         """
         if self._model.front is None:
             return None
@@ -287,7 +287,7 @@ class Programs:
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
         is_shared: bool, front_kv: KeyValues | None = None,
     ):  # fmt: skip
-        """Scores a batch with every run; `front_kv` is what `front` gave. -> [R, B, C]"""
+        """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.kept is not None)
         return step(trainable, self.frozen, batch, per_run, front_kv)
@@ -298,7 +298,7 @@ class Programs:
         return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
 
     def counts(self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *, is_shared: bool):
-        """Sums up a batch's objectives with every run. -> {objective: {name: [R]}}"""
+        """Sums the objectives of a batch with every run: {objective: {name: [R]}}."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         return self._counts(runs, is_shared)(trainable, self.frozen, batch, per_run)
 
@@ -310,11 +310,11 @@ class Programs:
         return jax.jit(lambda tree, row: jax.tree.map(lambda x: x[row], tree), out_shardings=where)
 
     def pick(self, trainable: Flat, row: int) -> Flat:
-        """Takes one run's numbers out."""
+        """Returns the parameters of one run."""
         return self._pick(trainable, row)
 
     def take(self, state: TrainState, best: Flat, rows: Sequence[int]) -> tuple[TrainState, Flat]:
-        """Keeps some runs of a state and of the best numbers."""
+        """Selects some runs of a state and of the best parameters."""
         where = self._state_shardings(len(rows))
         keep = lambda tree, rows: jax.tree.map(lambda x: x[rows], tree)
         cut = jax.jit(keep, out_shardings=(where, where.trainable))
@@ -329,5 +329,5 @@ class Programs:
         return jax.jit(renew, donate_argnums=0)
 
     def renew(self, best: Flat, trainable: Flat, better: np.ndarray) -> Flat:
-        """Replaces the best numbers of the runs that are better now. bool [R]"""
+        """Replaces the best parameters of the runs that are `better` now, bool [R]."""
         return self._renew(best, trainable, better)

@@ -1,4 +1,4 @@
-"""Which runs a config stands for, and which of them can train as one program."""
+"""The runs of a grid config, and which of them can train as one program."""
 
 import dataclasses
 import itertools
@@ -46,16 +46,16 @@ class GridRun(NamedTuple):
 
 
 def is_grid(config: RunConfig) -> bool:
-    """Tells whether a config stands for several runs."""
+    """Returns whether a config defines several runs."""
     return any(getattr(config.runs, axis) for axis in AXES)
 
 
 def why_alone(config: RunConfig) -> str:
-    """Says why a run cannot train in one program with others, and what to set; "" = it can."""
+    """Returns why a run cannot train in one program with others, and what to set; "" if it can."""
     if config.train.profile:
         return (
-            f"train.profile={config.train.profile} traces steps of one run, and config.runs asks "
-            "for several; set it to 0"
+            f"train.profile={config.train.profile} traces one run, but config.runs defines "
+            "several; set it to 0"
         )
     if config.rng == "rbg":
         return (
@@ -66,7 +66,7 @@ def why_alone(config: RunConfig) -> str:
 
 
 def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
-    """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
+    """Returns the runs of a grid. Raises InputError for a duplicate or invalid run."""
     if why := why_alone(config):
         raise InputError(f"{why}, or empty config.runs")
     axes = {axis: x for axis in AXES if (x := getattr(config.runs, axis))}
@@ -86,7 +86,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
         text = json.dumps(own.to_dict(), sort_keys=True)
         if text in names:
             raise InputError(
-                f"config.runs has the run {name} twice; leave one of the equal values out"
+                f"config.runs has the run {name} twice; remove one of the equal values"
             )
         names[text] = name
         runs.append(GridRun(name, changes, own, Path(workdir) / name))
@@ -99,7 +99,7 @@ def alone(config: RunConfig) -> RunConfig:
 
 
 def alike(config: RunConfig) -> str:
-    """Sums up all that must be equal between runs of one program, as text."""
+    """Returns a key of everything that must be equal between runs of one program."""
     given = config.to_dict()
     for field in VARIES:
         *blocks, last = field.split(".")
@@ -114,7 +114,7 @@ def alike(config: RunConfig) -> str:
 
 
 def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
-    """Divides runs into those that may train as one program, in the order in which they come."""
+    """Groups runs that may train as one program, in their order."""
     groups: dict[str, list[GridRun]] = {}
     for run in runs:
         groups.setdefault(alike(run.config), []).append(run)
@@ -122,12 +122,18 @@ def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
 
 
 def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
-    """Picks of each seed the run that is best on dev; of equal ones the first. Returns positions.
+    """Selects the run with the best dev score for each seed, the first of equal ones.
 
-    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed, and each
-    part of the data that `data.only` names is chosen for by itself. Runs that differ in
-    data.protocol.fold alone are chosen together, by the mean over their folds, and all of them are
-    given. Of a seed with unfinished runs only those with the most folds are compared.
+    A seed is a pair of train seed and data seed, and each value of `data.only` is selected for
+    separately. Runs that differ only in data.protocol.fold are selected together by the mean over
+    their folds, and all are returned. For a seed with unfinished runs only those with the most
+    folds are compared.
+
+    Args:
+      runs: pairs of (changes, result).
+
+    Returns:
+      The positions of the selected runs.
     """
     tried: dict[tuple, dict[Any, list[int]]] = {}
     for number, (changes, _) in enumerate(runs):
@@ -144,7 +150,7 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
 
 
 def _merit(result: RunResult) -> float:
-    """Reads what a run of its kind is chosen by; more is better."""
+    """Returns the selection score of a run; higher is better."""
     if result.held_out is not None:
         return rank(-result.held_out["loss"])
     return rank(next(iter(result.selection.values())))
@@ -153,8 +159,7 @@ def _merit(result: RunResult) -> float:
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     if "words" in axes and (config.ppt.task or "tasks" in axes):
         raise InputError(
-            "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
-            "empty it"
+            "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it"
         )
     head = head_of(config)
     if "texts" in axes and config.prompt.get("text") == "":
@@ -162,15 +167,15 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     starts = axes.get("starts", starts_of(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
-            f"config.runs.words names words that head.name={head.name} does not read; take "
+            f"config.runs.words has no effect with head.name={head.name}; use "
             "head.name=verbalizer, or empty it"
         )
     if "data_seeds" in axes and not (
         config.data.protocol.name or shows_demos(config) or config.ppt.task
     ):
         raise InputError(
-            "config.runs.data_seeds: no examples are drawn here, so that the runs would be the "
-            "same; set data.protocol, as kshot or holdout, or empty the list"
+            "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "
+            "data.protocol, e.g. kshot or holdout, or empty the list"
         )
     if "folds" in axes and config.data.protocol.name != "kfold":
         raise InputError(
@@ -182,14 +187,14 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
         if axis in axes and field not in config.prompt.fields:
             raise InputError(
                 f"config.runs.{axis} needs a method with prompt.{field}, which "
-                f"{config.prompt.name} has not; take prompt.name=soft"
+                f"{config.prompt.name} does not have; use prompt.name=soft"
             )
     if "texts" in axes and set(axes.get("starts", (config.prompt.get("start"),))) != {"text"}:
-        raise InputError("config.runs.texts needs prompt.start=text, and no other start")
+        raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
 
 
 def _value(field: str, value: Value) -> Value:
-    """Returns the value of a run's field by an entry of its axis."""
+    """Returns the value of a run's field for an entry of its axis."""
     if field != "task.words":
         return value
     assert isinstance(value, str)
@@ -201,9 +206,9 @@ def _short(axis: str) -> str:
 
 
 def _show(value: Value, among: Sequence[Value]) -> str:
-    """Writes a value as a part of a folder's name; a long text is its number.
+    """Formats a value for a folder name; a long string is replaced by its index.
 
-    So is another that would be taken for the number of one.
+    So is a string that could be mistaken for such an index.
     """
     values = list(dict.fromkeys(among))
     shown = [re.sub(r"[^\w.+-]+", "_", str(own).replace(",", "+")) for own in values]

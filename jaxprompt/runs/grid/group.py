@@ -1,4 +1,4 @@
-"""The runs of a group, ready to train, and which of them have the same shapes.
+"""The prepared runs of a group, and which of them have equal shapes.
 
 `train` and `pretrain` prepare them.
 """
@@ -37,7 +37,7 @@ Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores l
 
 
 class Member(NamedTuple):
-    """One run: its data and its model, without numbers."""
+    """One run: its data and its model, without parameters."""
 
     run: GridRun
     scorer: Scorer
@@ -55,16 +55,16 @@ class Member(NamedTuple):
 
     @property
     def keeps(self) -> bool:
-        """Tells whether its batches are given states."""
+        """Returns whether its batches have cached states."""
         return self.kept is not None and bool(self.kept.parts)
 
     @property
     def rest(self) -> Model:
-        """What goes on from states that are kept; the model itself where none are."""
+        """The model that continues from cached states; the whole model without a cache."""
         return self.model if self.kept is None else self.kept.model
 
     def give(self, batch: Batch) -> Batch:
-        """Puts the states of its rows into a training batch, where they are kept."""
+        """Adds the cached states of its rows to a training batch, if there are any."""
         return batch if self.kept is None else self.kept.give(self.source, batch)
 
     @property
@@ -75,7 +75,7 @@ class Member(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The numbers of a run before its first step."""
+    """The initial parameters of a run."""
 
     state: TrainState
     own: tree.Flat  # frozen, yet drawn from the run's seed
@@ -99,9 +99,9 @@ class Shared(NamedTuple):
 
 
 def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) -> None:
-    """Raises InputError for what `start` would refuse; nothing is computed.
+    """Raises InputError where `start` would; computes nothing.
 
-    `shapes` keeps those of the numbers of each model, which several members may have.
+    `shapes` caches the parameter shapes of each model, which several members may share.
     """
     config, scorer, model = member.run.config, member.scorer, member.model
     if id(model) not in shapes:
@@ -115,7 +115,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
 
 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
-    """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
+    """Initialises a run as if it were alone. Returns (start, frozen parameters of all runs)."""
     config = member.run.config
     weights = initial_params.start(
         config, member.scorer, shared.loaded, member.counts, shared.placement
@@ -130,7 +130,7 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
 
 
 def by_shape(members: Sequence[Member]) -> list[list[Member]]:
-    """Divides members into those of equal shapes and plans, in the order in which they come."""
+    """Groups members with equal shapes and plans, in their order."""
     groups: dict[tuple, list[Member]] = {}
     for member in members:
         groups.setdefault((member.plan, *member.shape), []).append(member)
@@ -138,10 +138,10 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
 
 
 def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
-    """Divides members of equal shapes into those that are worth training at once.
+    """Groups members of equal shapes that are worth training at once.
 
-    On a CPU these are runs with the same batches, such as the rates of a seed. Batches of others
-    would be filled up to the longest of all, and its cores are busy with a few runs.
+    On a CPU these are runs with the same batches, e.g. the learning rates of a seed. Other batches
+    would be padded to the longest of all, and a few runs keep all cores busy.
     """
     sets: dict[tuple, list[Member]] = {}
     for member in members:
@@ -152,12 +152,12 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
 
 
 def same_batches(members: Sequence[Member]) -> bool:
-    """Tells whether runs train on the same batches in the same order."""
+    """Returns whether runs train on the same batches in the same order."""
     return len({(m.run.config.seed, id(m.source)) for m in members}) == 1
 
 
 def longest(members: Sequence[Member]) -> Batch:
-    """Makes a training batch of one run as long as any of all runs."""
+    """Returns the longest training batch of all runs."""
     # Runs with the same batches are asked once.
     some = {id(member.source): member for member in members}.values()
     each = [member.give(member.longest()) for member in some]
@@ -168,7 +168,7 @@ def longest(members: Sequence[Member]) -> Batch:
 def side_by_side(
     passes: Sequence[Iterable[Batch]], layout: Layout
 ) -> Iterator[tuple[list[Batch], Batch]]:
-    """Yields the batches of passes, and them as one. A pass that ends early gives filling."""
+    """Yields the batches of several passes, and stacked ones; a shorter pass is padded."""
     for each in zip_longest(*passes):
         filling = empty(next(batch for batch in each if batch is not None))
         batches = [filling if batch is None else batch for batch in each]
@@ -179,9 +179,9 @@ def side_by_side(
 
 
 def varying_words(members: Sequence[Member]) -> dict[str, Words]:
-    """Gives the label words of each run by its name; {} each where they are all the same.
+    """Returns the label words of each run by name, {} if they are equal in all runs.
 
-    Where there are fewer of them than in another run, they are filled up to those.
+    They are padded to the size of the largest ones.
     """
     names = [member.run.name for member in members]
     flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
@@ -196,13 +196,13 @@ def varying_words(members: Sequence[Member]) -> dict[str, Words]:
 
 
 def with_words(model: Model, words: Words) -> Model:
-    """Puts other arrays into the heads that score label words; they may be traced."""
+    """Replaces the arrays of the heads that score label words; they may be traced."""
     heads = {name: model.heads[name].with_arrays(arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})
 
 
 def _fill(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Fills arrays up to the largest with -1, which stands for no word."""
+    """Pads arrays to the largest one with -1, which means no word."""
     size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
     room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
     return [np.pad(leaf, room(leaf), constant_values=-1) for leaf in leaves]

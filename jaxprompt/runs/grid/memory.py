@@ -1,4 +1,4 @@
-"""How many runs memory holds at once."""
+"""How many runs fit in memory at once."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ SHARE = 0.9  # of the memory that is free: evaluation and the allocator need som
 
 
 def available(mesh: Mesh) -> int:
-    """Tells the bytes that are free on one device of a mesh; CPU devices share the RAM."""
+    """Returns the free bytes on one device of a mesh; CPU devices share the RAM."""
     devices = mesh.local_mesh.devices.flatten()
     stats = devices[0].memory_stats() or {}  # None of a CPU
     if "bytes_limit" in stats:
@@ -35,11 +35,10 @@ def _free_ram() -> int:
 def needed(
     programs: Programs, runs: int, batch: Batch, per_run: PerRun, *, shares: bool = False
 ) -> int | None:
-    """Tells the bytes a device needs to train so many runs, besides what is frozen for all.
+    """Returns the bytes per device to train `runs` runs, without frozen parameters of all.
 
-    `batch` and `per_run` are one run's; states that are kept stand in it once where it `shares`
-    them.
-    None where the device refuses to compile so large a program.
+    `batch` and `per_run` are those of one run; with `shares` cached states count once for all runs.
+    Returns None if the device cannot compile such a large program.
     """
     # A view: the batches of many runs take no memory on the host.
     spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
@@ -63,7 +62,7 @@ def needed(
 
 
 def local_bytes(tree: Flat) -> int:
-    """Counts the bytes that a tree has on one device."""
+    """Returns the bytes of a tree on one device."""
     leaves = jax.tree.leaves(tree)
     return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
 
@@ -77,10 +76,10 @@ def fitting(
     *,
     shares: bool = False,
 ) -> int:
-    """Tells how many of the `wanted` runs train at once in `free` bytes; at least 1.
+    """Returns how many of the `wanted` runs can train at once in `free` bytes; at least 1.
 
-    The step of all of them is compiled first, since it is what runs if it fits. Else the bytes a
-    run are the difference between the steps of two and of one.
+    The step of all runs is compiled first, because it is used if it fits. Otherwise the bytes per
+    run are the difference between the steps of two runs and of one.
     """
     limit = SHARE * free
     whole = needed(programs, wanted, batch, per_run, shares=shares)

@@ -38,9 +38,9 @@ from jaxprompt.types import Batch
 def prepare(
     runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared | None, list[Member]]:
-    """Reads the corpus once, and makes of it the tasks that runs learn from.
+    """Reads the corpus once, and makes the tasks that runs train on.
 
-    A run that cannot be is handed to `failed`; where none can there is nothing to share. Raises
+    Invalid runs are passed to `failed`; if all are invalid, Shared is None. Raises
     InputError for a corpus that has changed.
     """
     config = runs[0].config
@@ -120,7 +120,7 @@ def _longest(config: RunConfig, text: ppt.Text) -> Batch:
 
 
 def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
-    """Counts what a step of a run asks for, as of one alone."""
+    """Counts the model FLOPs of a step of one run."""
     placement, like = prepared.placement, next(iter(prepared.text.held))
     # Shapes count, so it need not start as the run does.
     learner = ppt.make_learner(config, prepared.ppt_task, prepared.loaded, placement, restored=True)
@@ -131,25 +131,25 @@ def _flops(config: RunConfig, prepared: PreparedPrompt) -> float:
 
 
 class HeldOutScorer:
-    """Scores held-out documents with runs that train as one program. `Member.held` is a Text."""
+    """Evaluates runs of one program on held-out documents. `Member.held` is a Text."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
-        """Takes all runs; some of them are scored."""
+        """Takes all runs of the program."""
         self._members, self._programs = members, programs
 
     def has(self, split: str) -> bool:
-        """Tells whether there is a split: there is nothing but held-out documents."""
+        """Returns whether there is a split: only held-out documents."""
         return split == "dev"
 
     def value(self, dev: dict[str, float]) -> float:
-        """Picks the score that is to be high."""
+        """Returns the selection score; higher is better."""
         return -dev["loss"]
 
     def score(
         self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
     ) -> list[dict[str, float]]:  # fmt: skip
-        """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
+        """Returns the held-out scores of the runs `rows`."""
         del split, devs
         texts = [self._members[i].held for i in rows]
         same = all(text is texts[0] for text in texts)

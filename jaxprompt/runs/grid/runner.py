@@ -1,8 +1,8 @@
-"""Several runs as one program: a grid of seeds, rates and starts over one frozen backbone.
+"""Several runs as one program: a grid of seeds, learning rates and inits over a frozen backbone.
 
-<workdir>/checkpoints/<step>/   the state of the runs that train just now, for a restart
+<workdir>/checkpoints/<step>/   the state of the runs that currently train, to resume
 <workdir>/chunks.json           which runs train together
-<run's folder>/                 all that a run alone leaves, or error.txt
+<run's folder>/                 all files of a single run, or error.txt
 """
 
 import contextlib
@@ -60,7 +60,7 @@ __all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "
 
 
 class RunKind(NamedTuple):
-    """What runs do."""
+    """A kind of runs."""
 
     check: Callable[[RunConfig], None]
     prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
@@ -73,14 +73,14 @@ KINDS = {  # by command
 
 
 class _Chunks(NamedTuple):
-    """Which runs train together, as chunks.json says."""
+    """Which runs train together, read from chunks.json."""
 
     size: int  # config.runs.size
     chunks: list[list[str]]  # names of runs
 
 
 class Outcome(NamedTuple):
-    """How a group ended."""
+    """The outcome of a grid."""
 
     results: dict[str, RunResult]  # of the runs that have one, by name
     failed: dict[str, str]  # name -> the error's line
@@ -90,17 +90,17 @@ def train(
     runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
     stop_signal: Callable[[], int], ready: Callable[[], None] = lambda: None, others: bool = False,
 ) -> Outcome | None:  # fmt: skip
-    """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
+    """Trains runs as few programs, at most `size` at once (0 = all that fit, see `at_once`).
 
-    Runs with a result are left as they are, but what they learned from must be the same. A run that
-    fails does not stop the others, nor do all of them where there are `others` that the caller
-    trains. `ready` is called once data and weights are read. `stop_signal` gives the signal that
-    asks for a stop, 0 where none does. Returns None where one ended it early.
+    Runs with a result are skipped, but their data must be unchanged. A failed run does not stop the
+    others; if all runs fail, this is an error only without `others` that the caller trains. `ready`
+    is called once data and weights are loaded. `stop_signal` returns the signal that requests a
+    stop, 0 if there is none. Returns None if a signal stopped the training.
     """
     if jax.process_count() > 1:
         raise InputError(
-            f"several runs at once train in one process, not in {jax.process_count()}; leave "
-            "--processes out, config.mesh lays the runs over the devices of one host"
+            f"a grid trains in one process, not in {jax.process_count()}; leave --processes "
+            "out, config.mesh distributes the runs over the devices of one host"
         )
     with lock(workdir):
         work = _Work(runs, workdir, size, stop_signal)
@@ -114,7 +114,7 @@ def train(
 def train_grid(
     config: RunConfig, workdir: str, command: str = "train", *, stop_signal: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
-    """Trains the runs of `config.runs` as a command does. -> the runs, and their outcome"""
+    """Trains the runs of `config.runs` as a command does. Returns the runs and their outcome."""
     free = (*FREE, "runs.size")
     check_workdir(workdir, config.to_dict(), free)
     grid = list_runs(config, workdir)
@@ -133,7 +133,7 @@ def train_grid(
 
 
 def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dict[str, str]:
-    """Finds the runs that have learned from anything else than they would now. -> name, why"""
+    """Returns the runs that were trained on different data than they would be now: name, why."""
     found: dict[str, str] = {}
 
     def note(run: GridRun, error: Exception) -> None:
@@ -149,7 +149,7 @@ def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> dic
 
 
 def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool) -> bool:
-    """Trains what is left to train. Returns False where a signal ended it early."""
+    """Trains the remaining runs. Returns False if a signal stopped them."""
     # What the checkpoint holds goes first: the next to train take its place on the disk.
     groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
@@ -175,7 +175,7 @@ def _train(work: "_Work", command: str, ready: Callable[[], None], others: bool)
 
 
 class _Work:
-    """What is left to train, and how it stands on disk."""
+    """The remaining runs of a grid, and their state on disk."""
 
     def __init__(
         self, runs: Sequence[GridRun], workdir: str, size: int, stop_signal: Callable[[], int]
@@ -192,8 +192,8 @@ class _Work:
         foreign = [name for name in self.started if name not in by_name]
         if foreign:
             raise InputError(
-                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
-                "runs; take another workdir, or delete its checkpoints"
+                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is not one of "
+                "these runs; use another workdir, or delete its checkpoints"
             )
         for name in self.started:
             check_kept(by_name[name].folder, workdir)
@@ -202,7 +202,7 @@ class _Work:
             self._clear()
 
     def known(self) -> list[GridRun]:
-        """Lists the runs whose folder, if there is one, is theirs."""
+        """Returns the runs whose folder is missing or belongs to them."""
         accepted_runs = []
         for run in self.runs:
             try:
@@ -216,19 +216,19 @@ class _Work:
         return accepted_runs
 
     def tidy(self) -> None:
-        """Removes the folders that were made for runs which then left nothing there."""
+        """Removes empty folders of runs."""
         for folder in self.made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # fails where something lies there
 
     def is_left(self, run: GridRun) -> bool:
-        """Tells whether a run has no result yet, or the checkpoint needs it besides."""
+        """Returns whether a run has no result yet, or is part of the checkpoint."""
         return run.name in self.started or not _is_over(run)
 
     def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
-        """Lists the members that can start, and notes the others as failed.
+        """Returns the members that can start, and marks the others as failed.
 
-        Raises InputError where one of those is in the checkpoint, which all its runs resume.
+        Raises InputError if a failed one is in the checkpoint, whose runs must all resume.
         """
         found: list[Member] = []
         shapes: dict[int, tree.Params] = {}
@@ -243,7 +243,7 @@ class _Work:
         return found
 
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
-        """Trains runs of one backbone. Returns False where a signal ended it early."""
+        """Trains runs of one backbone. Returns False if a signal stopped them."""
         groups = by_shape(members)
         with RunLog(self.workdir, tracker="none") as log:
             for line in shared.says:
@@ -251,25 +251,27 @@ class _Work:
             shared.fill(members, log.say)
             if len(groups) > 1:
                 sizes = " + ".join(str(len(group)) for group in groups)
-                log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
+                log.say(
+                    f"runs with different shapes or lengths train one after another: {sizes} runs"
+                )
         groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
         return all(self._train_alike(shared, group) for group in groups)
 
     def note(self) -> None:
-        """Notes what is saved, for the line of a signal."""
+        """Sets what is saved, for the line that a signal prints."""
         over = sum(map(_is_over, self.runs))
         step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
         signals.note(
-            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; the "
-            "same command goes on"
+            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; run "
+            "the same command again to continue"
         )
 
     def is_started(self, runs: Sequence[GridRun]) -> bool:
-        """Tells whether the checkpoint holds any of these runs."""
+        """Returns whether the checkpoint has any of these runs."""
         return any(run.name in self.started for run in runs)
 
     def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
-        """Trains runs that are one program, in as many chunks as it takes."""
+        """Trains runs of one program, in as many chunks as needed."""
         total, began = members[0].plan.total, time.monotonic()
         own, frozen = start(shared, members[0])
         # Only shapes are read: the arrays would stay in memory beside those that train.
@@ -277,7 +279,7 @@ class _Work:
         made: dict[str, Programs] = {}
 
         def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
-            """Makes the programs of some runs, and their words where these are not in them."""
+            """Returns the programs of some runs, and their label words if they are arguments."""
             words = varying_words(some)
             # From the runs of a chunk alone: on a restart the others may be over.
             own_words = jax.tree.map(np.shape, words[some[0].run.name])
@@ -295,7 +297,7 @@ class _Work:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.say(f"compiling the step for {count_runs(len(some))}")
+                log.say(f"compiling the training step for {count_runs(len(some))}")
                 programs, words = program(some)
                 first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
@@ -306,7 +308,7 @@ class _Work:
                 # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 newest = self.checkpoints.latest() if resumed else None
-                where = "from the start" if newest is None else f"resumed at step {newest}"
+                where = "starting at step 0" if newest is None else f"resumed at step {newest}"
                 log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
                 programs, words = program(chunk)
                 states: list[TrainState] = []
@@ -331,7 +333,7 @@ class _Work:
         self, members: Sequence[Member], placement: Placement,
         fit: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
     ) -> list[list[Member]]:  # fmt: skip
-        """Cuts members into those that train at once, as before where this is a restart."""
+        """Splits members into chunks that train at once; a resumed grid keeps its chunks."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = _read_chunks(path) if path.exists() else _Chunks(self.size, [])
         # With another size only the runs of the checkpoint have to stay together.
@@ -345,11 +347,12 @@ class _Work:
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
-                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} holds {size} at once")
+                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
             elif len(more) > 1:
                 log.say(
-                    f"{len(rest)} runs in {len(more)} chunks: on a CPU those with the same batches "
-                    "train at once, others would fill them up; config.runs.size takes more"
+                    f"{len(rest)} runs in {len(more)} chunks: on a CPU only runs with the same "
+                    "batches train at once, other batches would need more padding; raise "
+                    "config.runs.size to train more at once"
                 )
             chunks += [[member.run.name for member in chunk] for chunk in more]
             others = [chunk for chunk in saved.chunks if not set(chunk) & set(names)]
@@ -358,7 +361,7 @@ class _Work:
         return [[names[name] for name in chunk] for chunk in chunks]
 
     def fail(self, run: GridRun, error: Exception) -> None:
-        """Notes that a run cannot be trained."""
+        """Marks a run as failed."""
         self.failed[run.name] = str(error)
 
     def _clear(self) -> None:
@@ -366,7 +369,7 @@ class _Work:
         self.started = []
 
     def outcome(self) -> Outcome:
-        """Reads the results and errors."""
+        """Returns the results and errors of the runs."""
         results = {}
         for run in self.runs:
             result, error = read_result(run.folder), run.folder / "error.txt"
@@ -378,10 +381,10 @@ class _Work:
 
 
 def _read_chunks(path: Path) -> _Chunks:
-    expected = "what this grid wrote, or delete it: the same command goes on"
+    expected = "the file that this grid wrote, or delete it and run the same command again"
     saved = read_json(path, expected)
     if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
-        raise InputError(f"{path} does not hold size and chunks; give {expected}")
+        raise InputError(f"{path} has no size or no chunks; restore {expected}")
     return _Chunks(saved["size"], saved["chunks"])
 
 

@@ -1,4 +1,4 @@
-"""Runs of a group that learn a task from its examples."""
+"""Runs of a group that train on the examples of a task."""
 
 import dataclasses
 import functools
@@ -46,8 +46,8 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
-    "prompt.name={} depends on the label words, and the runs of a grid must then share them; this "
-    "run has other words than the first: train it in a separate grid"
+    "prompt.name={} depends on the label words, so all runs of a grid must share them, but this "
+    "run has other words than the first; train it in a separate grid"
 )
 
 
@@ -62,9 +62,9 @@ class _SharedInputs(NamedTuple):
 def prepare(
     runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared, list[Member]]:
-    """Reads what runs need that differ in fields of `grid.VARIES`.
+    """Loads the inputs of runs that differ only in fields of `grid.VARIES`.
 
-    What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
+    Equal inputs are loaded and encoded once. Invalid runs are passed to `failed`.
     """
     config = runs[0].config
     placement = build_placement(config)
@@ -103,7 +103,7 @@ def _read_inputs(
     runs: Sequence[GridRun], placement: Placement, backbone: Backbone,
     failed: Callable[[GridRun, Exception], None],
 ) -> list[tuple[GridRun, _SharedInputs]]:  # fmt: skip
-    """Reads and encodes the examples of runs, once where they are equal. -> runs that have them"""
+    """Loads and encodes the examples of runs, equal ones once. Returns runs with their examples."""
     splits_by_digest: dict[tuple[str, str], Split] = {}
     shared_inputs: dict[str, _SharedInputs] = {}
     pairs = []
@@ -128,7 +128,7 @@ def _read_inputs(
 
 
 def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
-    """Gives a member the first of `models` that equals its own: programs are compiled once."""
+    """Replaces the model of a member by an equal one of `models`, so that programs are shared."""
     model, words = member.model, [array.tolist() for array in jax.tree.leaves(member.words)]
     key = json.dumps([model.prompt.block(), member.scorer.classes, words, model.front])
     model = models.setdefault(key, model)
@@ -136,7 +136,7 @@ def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
 
 
 def _example_lines(inputs: Sequence[_SharedInputs]) -> list[str]:
-    """Lists what is printed of the examples of runs, with a run's name where runs differ."""
+    """Returns log lines about the examples of runs, with the name of a run if they differ."""
     lines_by_run = {data.run_name: data.lines for data in inputs}
     counts = Counter(line for lines in lines_by_run.values() for line in set(lines))
     is_common = lambda line: counts[line] == len(lines_by_run)
@@ -153,9 +153,9 @@ def _keep(
     placement: Placement,
     workdir: Path,
 ) -> tuple[list[Member], Callable[..., None]]:
-    """Plans which states runs keep, those of the same rows once. -> members with them, fill
+    """Plans the feature cache of runs, once for equal rows. Returns (members, fill).
 
-    Raises InputError where a run cannot keep any, or all need more room than the limit.
+    Raises InputError if a run cannot cache states, or all exceed the limit.
     """
     plan = KeepingPlan(config, placement, workdir, several=True)
     weights: dict[int, Weights] = {}  # of equal models, whose numbers do not matter here
@@ -180,7 +180,7 @@ def _keep(
 
 
 def _asks(scorer: Scorer) -> Asks:
-    """Gives what the method was told of the task; of one that depends on none, nothing."""
+    """Returns what the method knows of the task; empty if it does not depend on the task."""
     return getattr(scorer.model.prompt, "asks", Asks())
 
 
@@ -208,29 +208,29 @@ def _feed(config: RunConfig, scorer: Scorer, train: Split) -> Feed:
 
 
 class SplitScorer:
-    """Scores splits with runs that train as one program. `Member.held` are the splits."""
+    """Evaluates runs of one program on splits. `Member.held` are the splits."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
-        """Takes all runs; some of them are scored."""
+        """Takes all runs of the program."""
         self._shared, self._members, self._programs = shared, members, programs
         self._metric = members[0].scorer.task.metric
         self._texts: Callable[..., dict[str, float]] | None = None
 
     def has(self, split: str) -> bool:
-        """Tells whether there is a split."""
+        """Returns whether there is a split."""
         return split in self._members[0].held
 
     def value(self, dev: dict[str, float]) -> float:
-        """Picks the score that is to be high."""
+        """Returns the selection score; higher is better."""
         return dev[self._metric]
 
     def score(
         self, split: str, rows: Sequence[int], trainable: Flat, per_run: PerRun,
         devs: Sequence[Mapping[str, float]] | None = None,
     ) -> list[dict[str, float] | InputError]:  # fmt: skip
-        """Measures a split with the numbers of the runs `rows`. -> metrics of each, or its error
+        """Returns the metrics of the runs `rows` on a split, or their errors.
 
-        `devs` are what each had on dev, of which a head may have chosen a threshold.
+        `devs` are their metrics on dev, from which a head may have chosen a threshold.
         """
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
@@ -265,7 +265,7 @@ class SplitScorer:
     def _score_texts(
         self, split: str, members: Sequence[Member], trainable: Flat, per_run: PerRun
     ) -> list[dict[str, float] | InputError]:
-        """Lets each run write its texts, one run after another."""
+        """Generates the texts of each run, one run after another."""
         if self._texts is None:
             config, scorer = self._shared.config, members[0].scorer
             self._texts = build_measure(config, scorer, self._shared.placement)
@@ -278,7 +278,7 @@ class SplitScorer:
 
 
 def _measure(scorer: Scorer, part: Split, scores: np.ndarray) -> dict[str, float] | InputError:
-    """Measures what a run gave. -> metrics, or why there are none: others of its grid go on"""
+    """Returns the metrics of a run, or an error, with which other runs of the grid continue."""
     try:
         scorer.head.check_found(part.average(scores))
     except InputError as error:

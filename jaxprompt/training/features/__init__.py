@@ -1,1 +1,1 @@
-"""Hidden states of frozen layers, computed once and kept."""
+"""Feature cache: hidden states of frozen layers, computed once."""

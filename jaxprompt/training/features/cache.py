@@ -1,4 +1,4 @@
-"""Work that a frozen backbone makes needless: what its lower layers give is computed once."""
+"""Feature cache: the outputs of lower frozen layers are computed once."""
 
 import dataclasses
 import hashlib
@@ -36,9 +36,9 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(eq=False)
 class KeptSplit:
-    """A split of which states are kept, once for all runs that have it.
+    """A split with cached states, shared by all runs that use it.
 
-    Of several processes each keeps the rows whose number divided by theirs leaves its own.
+    Of several processes each caches the rows with row % process_count == process_index.
     """
 
     name: str
@@ -50,45 +50,45 @@ class KeptSplit:
     store: feature_store.Store | None = None  # this process's, once it is filled
 
     def most(self) -> int:
-        """Counts the states of the process that has most of them."""
+        """Returns the largest number of states that a process caches."""
         count = jax.process_count()
         return max(int(self.sizes[process::count].sum()) for process in range(count))
 
     def own_sizes(self) -> np.ndarray:
-        """Counts the states of each row that this process keeps, 0 for those of others."""
+        """Returns the number of states of each row, 0 for rows of other processes."""
         is_own = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
         return np.where(is_own, self.sizes, 0)
 
 
 class FeatureCache:
-    """The states that a run keeps, and the model that goes on from them.
+    """The cached states of a run, and the model that continues from them.
 
-    Where nothing is kept the model is the scorer's own, and batches stay as they are.
+    If nothing is cached, the model is that of the scorer, and batches are unchanged.
     """
 
     def __init__(
         self, scorer: Scorer, what: What | None = None, parts: Sequence[KeptSplit] = (),
         exchange: RowExchange | None = None,
     ):  # fmt: skip
-        """Takes the splits that are kept; `exchange` where several processes keep them."""
+        """Takes the cached splits, and `exchange` if several processes cache them."""
         self.model = scorer.model if what is None else rest(scorer.model, what)
         self.parts = parts
         self._scorer, self._exchange = scorer, exchange
 
     def holds(self, split: Split) -> bool:
-        """Tells whether batches of this very split are given states."""
+        """Returns whether the states of this split are cached."""
         return self._find(split) is not None
 
     def read(self, split: Split) -> Iterator[Batch]:
-        """Yields one pass over a split, with its states where they are kept."""
+        """Yields the batches of a split, with their states if they are cached."""
         layout = self._scorer.layout
         layout = layout.whole() if self.holds(split) else layout
         return (self.give(split, b) for b in EvalBatches(split.rows, split.labels, layout))
 
     def give(self, split: Split, batch: Batch) -> Batch:
-        """Puts the states of its rows into a batch, where they are kept.
+        """Adds the cached states of its rows to a batch, if there are any.
 
-        The batch is whole: of several processes each gives its rows, and gets its own share.
+        The batch is global: every process contributes its rows, and gets its share of the batch.
         """
         part = self._find(split)
         if part is None:
@@ -118,9 +118,9 @@ class FeatureCache:
 
 
 class KeepingPlan:
-    """Which states the runs of a config keep, by its block `cache`; those of a split once for all.
+    """Plans which states the runs of a config cache (block `cache`), once per split.
 
-    `several` runs have a folder for each of their splits on disk, one run the config's own.
+    With `several` runs each split has a folder on disk, a single run uses cache.folder.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class KeepingPlan:
         self._exchange = RowExchange(placement) if self.keeps and not is_one else None
 
     def add(self, scorer: Scorer, splits: Mapping[str, Split], weights: Any) -> FeatureCache:
-        """Plans for a run what it keeps; a split that another run has too is the same one.
+        """Plans what a run caches; equal splits of several runs are cached once.
 
-        `weights` are the run's, see `initial_params`; of what trains only the names count. The test
-        split is kept where several runs score it; one run scores it once.
+        `weights` are those of the run, see `initial_params`; of trainable parameters only the names
+        are used. The test split is cached only for several runs; one run scores it only once.
         """
         config = self._config
         if not self.keeps:
@@ -161,24 +161,25 @@ class KeepingPlan:
         return FeatureCache(scorer, what, parts, self._exchange)
 
     def check(self) -> None:
-        """Raises InputError where the states need more room than the limit.
+        """Raises InputError if the states need more memory than the limit.
 
-        From lengths alone, so that it is told before anything is computed.
+        Uses only lengths, so the error is raised before anything is computed.
         """
         config, parts = self._config, list(self._parts.values())
         room = self._room(parts)
         if room > config.cache.limit:
             shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
-            half = "take cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
+            half = "set cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
             raise InputError(
-                f"keeping {shown} takes {room:.3g} GiB{_each()}, over "
-                f"cache.limit={config.cache.limit}; raise that, {half}{OFF}"
+                f"caching {shown} takes {room:.3g} GiB{_each()}, more than "
+                f"cache.limit={config.cache.limit}; raise the limit, {half}{OFF}"
             )
 
     def open(self, parts: Sequence[KeptSplit]) -> None:
-        """Opens what an earlier run left on disk, where every process finds its own.
+        """Opens states that an earlier run cached on disk, if every process finds its part.
 
-        Raises InputError, the same on every process, for what is damaged or of something else.
+        Raises the same InputError on every process for a cache that is damaged or belongs to a
+        different setup.
         """
         if not self._on_disk:
             return
@@ -194,7 +195,7 @@ class KeepingPlan:
             part.store = part.store if all(each) else None
 
     def fill(self, parts: Sequence[KeptSplit], weights: Any, say: Say) -> None:
-        """Computes what is not there yet, and tells of it. `weights` are those of any of the runs.
+        """Computes missing states and logs it. `weights` are those of any of the runs.
 
         All processes call this with the same parts.
         """
@@ -219,22 +220,22 @@ class KeepingPlan:
         place = str(self._folder) if self._on_disk else "host memory"
         count = f" of {len(parts)} splits" if self._several else ""
         known = f"{len(old)} splits" if self._several else ", ".join(old)
-        again = f" (an earlier run's: {known})" if old else ""
+        again = f" (reused from an earlier run: {known})" if old else ""
         room = f"{self._room(parts):.3g} GiB in {place}{_each()}"
-        say(f"kept {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
+        say(f"cached {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
         others = {n for part in new for n in feature_store.of_others(self._path(part))}
         if self._on_disk and others:
             say(
-                f"  {self._folder} holds those of another number of processes too, which are not "
-                f"read: {', '.join(sorted(others))}"
+                f"  {self._folder} also has states cached by another number of processes, which "
+                f"are not used: {', '.join(sorted(others))}"
             )
 
     def _form(self, part: KeptSplit) -> tuple[int, np.dtype]:
-        """Gives the width of a state and its type."""
+        """Returns the width and dtype of a state."""
         return part.scorer.model.backbone.dims.width, jnp.dtype(self._config.cache.dtype)
 
     def _room(self, parts: Sequence[KeptSplit]) -> float:
-        """Sums up what a process keeps at most, in GiB."""
+        """Returns the largest cache size of a process, in GiB."""
         total = 0
         for part in parts:
             width, dtype = self._form(part)
@@ -242,7 +243,7 @@ class KeepingPlan:
         return total / 2**30
 
     def _path(self, part: KeptSplit) -> Path:
-        """Names a split's files."""
+        """Returns the path of a split's files."""
         folder = self._folder
         if self._several:
             text = json.dumps(dict(part.facts), sort_keys=True)
@@ -264,11 +265,11 @@ def plan_keeping(
     placement: Placement,
     workdir: str,
 ) -> tuple[FeatureCache, Callable[[Say], None]]:
-    """Finds what never changes in one run. -> it, fill(say)
+    """Plans the feature cache of one run. Returns the cache and `fill(say)`.
 
-    `fill` computes it, or takes what an earlier run left on disk, and tells of it. Raises
-    InputError where nothing can be kept, where it needs more room than the limit, and for a folder
-    of something else.
+    `fill` computes the states, or reuses those of an earlier run on disk, and logs it. Raises
+    InputError if nothing can be cached, if the limit is exceeded, and for a folder with states of
+    a different setup.
     """
     plan = KeepingPlan(config, placement, workdir)
     kept = plan.add(scorer, splits, weights)
@@ -293,7 +294,7 @@ def _each() -> str:
 def _facts(
     config: RunConfig, scorer: Scorer, split: Split, what: What, weights: Any
 ) -> dict[str, str]:
-    """Lists all that the states depend on."""
+    """Returns everything that the states depend on."""
     at = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
@@ -312,7 +313,7 @@ def _facts(
 
 
 def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Array]:
-    """Makes (trainable, frozen, batch) -> the states to keep [B*K, T or M, H]."""
+    """Returns (trainable, frozen, batch) -> states to cache [B*K, T or M, H]."""
 
     def entering(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
         params = tree.merge(trainable, frozen)
@@ -330,7 +331,7 @@ def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Ar
 def _compute(
     step: Any, store: feature_store.Store, part: KeptSplit, weights: Any, pace: Pace
 ) -> None:
-    """Fills a store in one pass, longest rows first: few shapes are compiled."""
+    """Fills a store in one pass, longest rows first, so that few shapes are compiled."""
     layout, split = part.scorer.layout, part.split
     # Whole on every process, which gets the states of all rows and takes its own.
     batches = EvalBatches(split.rows, split.labels, layout.whole())
@@ -346,7 +347,7 @@ def _compute(
 
 
 def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:
-    """Counts the states of each row, K rows an example. -> int [examples * K]"""
+    """Returns the number of states of each row, int [examples * K]."""
     width = max(len(row.label_pos) for example in split.rows for row in example)
     sizes = np.full((len(split.rows), scorer.layout.num_rows), width)
     if what.all_tokens:
@@ -357,20 +358,20 @@ def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:
 
 
 def _rows(batch: Batch) -> np.ndarray:
-    """Numbers the rows of a batch by example and choice, -1 = filling. -> [B*K]"""
+    """Returns the row numbers of a batch by example and choice, [B*K]; -1 = padding."""
     index, choices = batch.index[:, None], len(batch.label_pos) // len(batch.index)
     return np.where(index >= 0, index * choices + np.arange(choices), -1).reshape(-1)
 
 
 def _mask(batch: Batch, what: What) -> np.ndarray:
-    """Marks the places of a batch whose states are kept. -> bool [B*K, T or M]"""
+    """Returns the mask of positions whose states are cached, bool [B*K, T or M]."""
     if what.all_tokens:
         return batch.encoder.mask
     return np.broadcast_to(_rows(batch)[:, None] >= 0, batch.label_pos.shape)
 
 
 def _narrow(batch: Batch) -> Batch:
-    """Leaves of the tokens one column, so that batches of all lengths are one program."""
+    """Keeps one column of the tokens, so that batches of all lengths share one program."""
 
     def narrow(tokens: Tokens) -> Tokens:
         first = jax.tree.map(lambda x: x[:, :1], tokens._replace(lengths=None))

@@ -1,4 +1,4 @@
-"""What never changes in a run: the highest states of a backbone that nothing trained reaches."""
+"""Chooses the states to cache: the highest ones that do not depend on trainable parameters."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ _BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
 
 
 class What(NamedTuple):
-    """Which states are kept."""
+    """Which states are cached."""
 
     layer: int | None  # those that enter this layer of the input's stack; None = the output
     all_tokens: bool  # of every token; else of the positions that the head reads
@@ -34,9 +34,9 @@ class What(NamedTuple):
 
 
 def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> What:
-    """Finds the highest states that nothing trained and nothing drawn reaches.
+    """Returns the highest states that depend on no trainable parameter and no dropout.
 
-    Raises InputError where every layer depends on something that trains or is drawn.
+    Raises InputError if there are none.
     """
     where = f"cache.where={config.cache.where}"
     model = scorer.model
@@ -45,7 +45,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     drawn = ", ".join(f"{x} {getattr(cfg, x)}" for x in rates if getattr(cfg, x, 0.0))
     if drawn:
         raise InputError(
-            f"{where}: the backbone drops at random ({drawn}), so states differ in every step; set "
+            f"{where}: the backbone has dropout ({drawn}), so its states differ in every step; set "
             f"backbone.dropout=0, {OFF}"
         )
     # As arguments: a program may not close over arrays of several processes.
@@ -53,13 +53,13 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     layer = _lowest(model, params, scorer.one_batch(train.rows[:1]))
     if layer == 0:
         raise InputError(
-            f"{where}: the prompt stands in the input or in layer 1, so nothing below it stays "
-            f"the same; give a prefix to upper layers (prompt.layers), {OFF}"
+            f"{where}: the prompt is in the input or in layer 1, so no layer has constant "
+            f"states; use a prefix in upper layers only (prompt.layers), {OFF}"
         )
     if layer is not None and not hasattr(model.backbone, "enter"):
         raise InputError(
-            f"{where}: what a GLM writes reads its input in every layer, so none can be left out; "
-            f"{OFF}"
+            f"{where}: the text that a GLM generates attends to its input in every layer, so "
+            "no layer can be skipped; set cache.where=''"
         )
     what = What(layer, layer is not None or model.heads["main"].reads_all)
     below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
@@ -67,16 +67,16 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
         group, part, *_ = name.split("/")
         if group == "backbone" and below(part):
             raise InputError(
-                f"{where}: {name} trains, and {what} depend on it; let config.trainable leave it "
-                f"out, {OFF}"
+                f"{where}: {name} trains, and the cached states ({what}) depend on it; exclude it "
+                f"from config.trainable, {OFF}"
             )
     return what
 
 
 def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
-    """Finds the lowest layer of the input's stack that a method reaches; None = it adds nothing.
+    """Returns the lowest layer of the input stack that a method changes; None if it adds nothing.
 
-    A T5's encoder is all below what is added to its decoder alone.
+    A method that changes only the decoder of a T5 leaves its whole encoder constant.
     """
     found = []
     # Masks that are numpy arrays stay so: they are known without computing anything.
@@ -94,7 +94,7 @@ def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
 
 
 def rest(model: Model, what: What) -> Model:
-    """Makes the model that goes on from what is kept."""
+    """Returns the model that continues from the cached states."""
     if what.layer is None:
         return dataclasses.replace(model, is_kept=True)
     cfg = dataclasses.replace(model.backbone.cfg, skip=what.layer)

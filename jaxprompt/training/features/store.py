@@ -1,9 +1,9 @@
-"""Hidden states kept from epoch to epoch: the rows of a split in one array, in memory or on disk.
+"""Cached hidden states: the rows of a split in one array, in memory or on disk.
 
     <path>.states   the states of all rows, one after another
-    <path>.json     what they belong to and their checksum, written last
+    <path>.json     setup that they belong to, and their checksum; written last
 
-Where the second is missing there is nothing yet. Of several processes each has files of its own.
+Without the second file the cache does not exist yet. Each of several processes has its own files.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _PIECE = 2**26  # bytes that are summed up at once
 
 
 class Store:
-    """The states of rows of differing lengths. Row r has sizes[r] of them, without padding."""
+    """States of rows of different lengths. Row r has sizes[r] states, without padding."""
 
     def __init__(self, sizes: np.ndarray, states: np.ndarray):
         """Takes int [rows] and the states [sum of sizes, H]."""
@@ -33,20 +33,20 @@ class Store:
         self._starts = np.cumsum(self._sizes) - self._sizes
 
     def read(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Lays rows where the mask is True, 0 besides. [B], bool [B, T] -> [B, T, H]
+        """Returns the states of rows where the mask is True, else 0: [B], bool [B, T] -> [B, T, H].
 
-        A row of -1 is filling.
+        A row of -1 is padding.
         """
         laid = np.zeros((*mask.shape, self.states.shape[1]), self.states.dtype)
         laid[mask] = self.states[self._places(rows, mask)]
         return laid
 
     def write(self, rows: np.ndarray, mask: np.ndarray, values: np.ndarray) -> None:
-        """Takes over what `read` would give. [B], bool [B, T], [B, T, H]"""
+        """Stores what `read` will return. [B], bool [B, T], [B, T, H]"""
         self.states[self._places(rows, mask)] = values[mask]
 
     def _places(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Finds the states of the True places of a mask, row by row."""
+        """Returns the indices of the states where a mask is True, row by row."""
         found = mask.sum(1)
         expected = np.where(rows >= 0, self._sizes[rows], 0)
         if (found != expected).any():
@@ -57,15 +57,15 @@ class Store:
 
 
 def in_memory(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
-    """Makes a store in host memory, not filled yet."""
+    """Returns an empty store in host memory."""
     return Store(sizes, np.empty((int(sizes.sum()), width), dtype))
 
 
 class DiskStore(Store):
-    """A store that is being written: a file beside `path`, renamed by `seal`."""
+    """A store being written to a temporary file, which `seal` renames to `path`."""
 
     def __init__(self, path: Path, sizes: np.ndarray, width: int, dtype: np.dtype):
-        """Takes the room on disk. Raises InputError where there is none, or another run writes."""
+        """Allocates disk space. Raises InputError on a full disk, or if another run writes here."""
         make_folder(path.parent)
         self._path = path
         self._scratch = path.with_name(f".{path.name}.states.tmp")
@@ -85,7 +85,7 @@ class DiskStore(Store):
         except BlockingIOError as error:
             self._file.close()
             raise InputError(
-                f"another run is filling {path.parent}; wait for it, or take another cache.folder"
+                f"another run is filling {path.parent}; wait for it, or use another cache.folder"
             ) from error
         except OSError as error:
             self._file.close()
@@ -95,7 +95,7 @@ class DiskStore(Store):
         super().__init__(sizes, self._map)
 
     def seal(self, facts: Mapping[str, str]) -> Store:
-        """Puts the file in its place and binds it to facts. Returns the store to read from."""
+        """Renames the file and records its setup (`facts`). Returns the store to read from."""
         data, index = _files(self._path)
         try:
             # The states are on disk before the file that calls them whole.
@@ -114,19 +114,19 @@ class DiskStore(Store):
 def reopen(
     path: Path, facts: Mapping[str, str], sizes: np.ndarray, width: int, dtype: np.dtype
 ) -> Store | None:
-    """Opens what an earlier run kept, None where there is nothing.
+    """Opens the states of an earlier run, None if there are none.
 
-    Raises InputError where it belongs to other facts, or is damaged.
+    Raises InputError if they belong to other `facts` or are damaged.
     """
     data, index = _files(path)
     if not index.exists():
         return None
-    damaged = InputError(f"{data} is damaged; delete {path.parent}, and it is written anew")
+    damaged = InputError(f"{data} is damaged; delete {path.parent} to compute it again")
     try:
         about = parse_json(index.read_bytes())
         known, size, crc = about["facts"], about["bytes"], about["crc"]
         other = [
-            f"{name} (kept {known.get(name)!r}, now {facts.get(name)!r})"
+            f"{name} (cached {known.get(name)!r}, now {facts.get(name)!r})"
             for name in sorted(known.keys() | facts.keys())
             if known.get(name) != facts.get(name)
         ]
@@ -134,8 +134,8 @@ def reopen(
         raise damaged from error
     if other:
         raise InputError(
-            f"{path.parent} keeps states of something else: {', '.join(other)}; take another "
-            "cache.folder, or delete this one"
+            f"{path.parent} has states cached for a different setup: {', '.join(other)}; use "
+            "another cache.folder, or delete this one"
         )
     shape = (int(sizes.sum()), width)
     there = data.stat().st_size if data.exists() else -1
@@ -148,12 +148,12 @@ def reopen(
 
 
 def path_of(folder: Path, name: str, process: int, count: int) -> Path:
-    """Names the files of one process of several, of a split in a folder."""
+    """Returns the path of one process's files of a split."""
     return folder / (name if count == 1 else f"{name}-{process}-of-{count}")
 
 
 def of_others(path: Path) -> list[str]:
-    """Lists the states of the same split that runs of another number of processes kept."""
+    """Returns state files of the same split cached by another number of processes."""
     name, *own = path.name.split("-", 1)
     count = own[0].rpartition("-")[2] if own else "1"
     found = []

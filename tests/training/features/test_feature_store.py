@@ -109,8 +109,12 @@ def test_a_sealed_store_is_read_again(tmp_path, dtype):
 def test_other_facts_are_refused_by_name(sealed):
     with pytest.raises(InputError) as caught:
         reopen(sealed, {"the data": "6 rows", "backbone.dtype": "bfloat16", **FACTS} | {"x": "1"})
-    assert "backbone.dtype (kept None, now 'bfloat16'), x (kept None, now '1')" in str(caught.value)
-    with pytest.raises(InputError, match=r"the data \(kept '5 rows', now '6 rows'\); take another"):
+    assert "backbone.dtype (cached None, now 'bfloat16'), x (cached None, now '1')" in str(
+        caught.value
+    )
+    with pytest.raises(
+        InputError, match=r"the data \(cached '5 rows', now '6 rows'\); use another"
+    ):
         reopen(sealed, FACTS | {"the data": "6 rows"})
 
 
