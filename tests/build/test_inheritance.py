@@ -78,7 +78,7 @@ def test_rows_of_classes_go_to_the_classes_that_they_are_of(inherit, labels, fit
         found = inherit(exports, {"rows": rows(0, 0)}, labels)
         np.testing.assert_array_equal(found["rows"], rows(1, 2))
     else:
-        with pytest.raises(InputError, match="order them alike"):
+        with pytest.raises(InputError, match="use the same order"):
             inherit(exports, {"rows": rows(0, 0)}, labels)
 
 
@@ -131,7 +131,7 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
     for own, held, changes, told in (
         (prefix, soft, {}, "holds a prompt of soft"),
         (prefix, still, {}, "has prompt.shift=False, this run True"),
-        (prefix, prefix, {"layers": 5}, "is of a backbone with layers=5"),
+        (prefix, prefix, {"layers": 5}, "is for a backbone with layers=5"),
         (computed, prefix, {}, "set prompt.hidden=0"),
     ):
         with pytest.raises(InputError, match=told):
@@ -140,11 +140,11 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("init, parts, tensors, name, told", [
     ("a", False, ("head/out/bias",), "linear", None),
-    ("a", False, (), "linear", "has head.name=linear without numbers"),
+    ("a", False, (), "linear", "has head.name=linear without params"),
     ("a", False, ("head/out/bias",), "spans", "has head.name=spans, this run linear"),
     ("a, b", False, (), "linear", "names 2; name one"),
     ("", False, (), "linear", "names 0; name one"),
-    ("", True, (), "linear", "not that of a part"),
+    ("", True, (), "linear", "not from that of a component"),
 ])  # fmt: skip
 def test_a_head_starts_from_the_one_export_that_has_it(
     monkeypatch, init, parts, tensors, name, told

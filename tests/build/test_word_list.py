@@ -61,7 +61,7 @@ def test_capitals(bert):
 def test_no_row_is_left(bert):
     task = with_words(custom_task(fields=["sub_label"], label="obj_label"), make(bert))
     line = refuse_line(keep_known, task, facts("Oslo", "Bern"))
-    assert line.startswith("f.jsonl: obj_label is no word of task.vocabulary in any of 2")
+    assert line.startswith("f.jsonl: obj_label is not in task.vocabulary in any of 2")
     assert "'Oslo'" in line and "task.label" in line
 
 
@@ -72,7 +72,7 @@ def test_each_word_of_a_list_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, said", [(b"", "holds no word"), (b" \n\n", "holds no word"), (b"\xff\n", "not UTF-8")]
+    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "not UTF-8")]
 )
 def test_lists_that_cannot_be_read(tmp_path, content, said):
     file = tmp_path / "words.txt"

@@ -151,12 +151,12 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     write_card(path, json.loads(moved))
     words = [f"--workdir={workdir}", "--text=cat"]
     code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 2 and "gone" in err and "say by pretrained where it is" in err
+    assert code == 2 and "gone" in err and "give its path as pretrained" in err
     assert predicts(workdir, data, tmp_path, capsys, f"--pretrained={copy}") == right
     other = json.loads((copy / "prompt.json").read_text())
     assert other["sha256"] == card["init"]["sha256"]
     code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
-    assert code == 2 and "holds another export now" in err
+    assert code == 2 and "contains another export now" in err
 
 
 @pytest.mark.long
@@ -167,7 +167,7 @@ def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert "was trained on weights" in line and "give that backbone, or another export" in line
+    assert "was trained on the weights" in line and "use that backbone, or another export" in line
 
 
 @pytest.mark.long
@@ -314,7 +314,7 @@ def test_what_it_depends_on_is_that_of_training_at_every_remove(
     shutil.rmtree(first)
     shutil.copytree(a / "export", first)
     for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
-        assert "which holds another export now" in refused(*words)
+        assert "which contains another export now" in refused(*words)
     words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
     assert "depends on no other export; leave out pretrained=" in refused(*words)
 

@@ -63,7 +63,7 @@ def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path,
         ({"head.name": "linear"}, {}, "head.name=linear does not answer a regression task"),
         ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both given"),
         ({"optim.smoothing": 0.1}, {}, "optim.smoothing=0.1 is for classes"),
-        ({"data.protocol": "kshot"}, {}, "draws by class, and task custom has numbers"),
+        ({"data.protocol": "kshot"}, {}, "samples by class, but task custom has numbers"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, fields, row, told):

@@ -152,7 +152,7 @@ def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys
 
 
 def test_codes_do_not_train(whole, data, tmp_path, capsys):
-    message = "backbone.quantize=int8 keeps backbone/embed/word/table as codes, which cannot train"
+    message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
     config = tmp_path / "c.json"
     config.write_text(c.to_json())

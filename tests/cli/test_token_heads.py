@@ -245,7 +245,7 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
             "head.name=tags does not answer a classification task",
         ),
         ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
-        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
+        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot samples by class"),
         ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
         (
             {"head.name": "tags", "task.fields": "tokens,tags"},

@@ -335,7 +335,7 @@ def test_quantized_tensors_and_unknown_dtypes_are_errors(pretraining):
     with pytest.raises(InputError, match="backbone dtype 'float8' is not one of float32, bfloat16"):
         load(folder, dtype="float8")
     rewrite(folder, lambda tensors: tensors | {QUERY: tensors[QUERY].astype(np.int8)})
-    with pytest.raises(InputError, match="is i8; only .* not quantized"):
+    with pytest.raises(InputError, match="dtype i8, but only .* unquantised"):
         load(folder)
 
 

@@ -236,7 +236,7 @@ def test_a_fresh_head_may_be_untied(tmp_path):
 def test_a_head_that_the_family_has_not_is_an_error(family, head, known):
     place = make_placement(1, 1, devices=jax.devices()[:1])
     kind = {"bert": "bert", "t5": "t5", "electra": "generator"}[family]
-    message = f"an? {family} has no {head} head; take an objective for {known}, or another backbone"
+    message = f"an? {family} has no {head} head; use an objective for {known}, or another backbone"
     with pytest.raises(InputError, match=message):
         draw_backbone(family, MODELS[kind][2], [head], seed=0, placement=place)
     with pytest.raises(InputError, match=message):
