@@ -98,7 +98,10 @@ BAD = [
     (dict(model_type="opt"), "small.json contains a model of type 'opt', .* backbone.family"),
     (dict(model_type=None), "small.json: the config has no model_type; add one of albert"),
     (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),
-    (dict(num_attention_heads=3), "small.json: hidden_size=16 must divide by num_attention_heads"),
+    (
+        dict(num_attention_heads=3),
+        "small.json: hidden_size=16 must be divisible by num_attention_heads",
+    ),
     (dict(hidden_act="swish2"), "small.json: hidden_act='swish2' is not supported"),
     (dict(type_vocab_size="2"), "small.json: the config has type_vocab_size=.2., which must be"),
 ]

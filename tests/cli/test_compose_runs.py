@@ -113,7 +113,7 @@ def test_parts_of_a_t5(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     "parts, told",
     [
-        ("soft(length=2", "cannot be read; write methods and their fields"),
+        ("soft(length=2", "cannot be read; use methods and their fields"),
         ("soft(length=2)+prefix(length=2,init='/no/where')", "cannot read /no/where/prompt.json"),
         ("soft(length=2,start=file,file='/no/where.npy')+prefix", "/no/where.npy"),
         ("soft(length=2,start=frequent)+prefix(length=2)", "corpus.path is empty"),

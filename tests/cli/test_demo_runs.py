@@ -325,7 +325,7 @@ def test_a_decoder_compares_no_sentences(backbone, data, tmp_path, refused):
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
     own = dict(demos__per_class=1, demos__similar=0.5, demos__encoder=str(folder))
     c = prepare(backbone, data, "zero_shot", **own)
-    assert "is a gpt2; take a BERT" in refused("evaluate", write(c, tmp_path), started=True)
+    assert "is a gpt2; use a BERT" in refused("evaluate", write(c, tmp_path), started=True)
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def test_a_class_with_too_few_examples(train):
 
 def test_a_metric_that_the_classes_cannot_have(train):
     line = train(task__metric="f1")
-    assert "metric f1 is for 2 classes, the task has 3; use macro_f1" in line
+    assert "metric f1 needs 2 classes, but the task has 3; use macro_f1" in line
 
 
 # -- templates and label words --------------------------------------------------------------------

@@ -223,8 +223,8 @@ def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
         ({"prompt.length": 30}, "raise max_len to 33 or more"),
         ({"prompt.length": 60, "prompt.on": "prefix"}, "60 positions of the prompt exceed the mod"),
         ({"prompt.pretrained": "/no/where"}, "cannot read /no/where/prompt.json"),
-        ({"prompt.init": "/no/where"}, "starts from an export by prompt.pretrained; give it there"),
-        ({"prompt.fixed": True}, "prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp"),
+        ({"prompt.init": "/no/where"}, "is initialised from an export with prompt.pretrained"),
+        ({"prompt.fixed": True}, "prompt.fixed=True needs an encoder"),
         ({"task.template": "[soft*2] {text}"}, "places 2 soft tokens, but the prompt has 4"),
     ],
 )

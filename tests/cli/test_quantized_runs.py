@@ -175,7 +175,7 @@ def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, cap
 def test_sizes_that_no_block_divides_are_refused(backbone, data, tmp_path, refused):
     fields = tiny_fields(backbone, data) | {"backbone.quantize": "int8"}
     line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(fields))
-    assert "32 numbers, which do not divide the" in line and "backbone.quantize=none" in line
+    assert "divisible by 32, but" in line and "backbone.quantize=none" in line
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

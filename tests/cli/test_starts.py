@@ -103,7 +103,7 @@ def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, c
         ({"head__name": "verbalizer", "task__template": "{text} it is [mask] ."},
          "prompt.init={0} has head.name=linear and this run verbalizer; use another export"),
         ({"task__labels": "tool,food,beast"},
-         "prompt.init={0} has a head for the classes beast, food, tool and this run has tool, food, "),
+         "prompt.init={0} has a head for the classes beast, food, tool and this run has tool, "),
     ],
 )  # fmt: skip
 def test_a_head_that_does_not_fit_is_refused(

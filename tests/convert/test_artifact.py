@@ -130,7 +130,7 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
         assert "does not contain the metadata of a prompt" in refused(tmp_path)
     whole = json.loads(text)
     metadata.write_text(json.dumps(with_checksum({**whole, "format": 2})))
-    assert "has format 2, this version reads 1; update jaxprompt" in refused(tmp_path)
+    assert "has format 2, but this version reads format 1; update jaxprompt" in refused(tmp_path)
     for name in ("template", "checksum"):
         fields = {k: v for k, v in whole.items() if k not in (name, "checksum")}
         metadata.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))

@@ -318,8 +318,8 @@ def test_another_family_is_an_error(pretraining):
     ("change", "message"),
     [
         ({"vocab_size": 51}, r"word_embeddings.weight .* has shape \[50, 12\], .* says \[51, 12\]"),
-        ({"num_attention_heads": 5}, "hidden_size=12 must divide by num_attention_heads=5"),
-        ({"hidden_size": None}, "hidden_size=None, which must be a whole number"),
+        ({"num_attention_heads": 5}, "hidden_size=12 must be divisible by num_attention_heads=5"),
+        ({"hidden_size": None}, "hidden_size=None, which must be an integer"),
         ({"intermediate_size": "20"}, "intermediate_size='20'"),
     ],
 )

@@ -152,7 +152,7 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
     fitted = head.fitted(measured)
     assert fitted == plain(measured["threshold"])
     assert fitted.measure(metric, split, found, 0)[metric] == measured[metric]
-    with pytest.raises(InputError, match="chooses the threshold of no answer; set head.no_answer"):
+    with pytest.raises(InputError, match="selects the threshold of no answer; set head.no_answer"):
         make_head("spans", tune=True)
 
 
@@ -198,9 +198,9 @@ def test_answers_that_are_out_of_reach_are_counted(bert):
     assert len(lines(128)) == 1
     told = lines(128, max_answer=4)[1]
     assert told.startswith("train: of 3 questions 1 have an answer of more than head.max_answer=4")
-    assert "tokens, and of 0 no window holds the answer whole" in told
+    assert "tokens, and for 0 no window contains the whole answer" in told
     told = lines(17, stride=0)[1]
-    assert "0 have an answer of more than head.max_answer=30 tokens, and of 2 no" in told
+    assert "0 have an answer of more than head.max_answer=30 tokens, and for 2 no" in told
 
 
 def test_a_span_of_two_windows_counts_once(bert):

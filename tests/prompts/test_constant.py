@@ -90,5 +90,5 @@ def test_nothing_is_nothing():
 def test_a_size_that_is_none_is_refused(size):
     """As in a card that was edited."""
     for field in ("slots", "length", "rows", "shift"):
-        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be from 0 to below 2\*\*31"):
+        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be in \[0, 2\*\*31"):
             make_prompt("constant", DIMS, **{field: size})

@@ -389,7 +389,7 @@ def test_a_text_of_another_length_is_named(pair):
     prompt = make_prompt(
         "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it was ."
     )
-    with pytest.raises(InputError, match="3 subwords, prompt.length is 2; set prompt.length=3"):
+    with pytest.raises(InputError, match="3 subwords, but prompt.length is 2; set prompt.length=3"):
         prompt.begin({"table": np.zeros((2, 24))}, given)
 
 

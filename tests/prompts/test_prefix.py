@@ -48,7 +48,7 @@ def test_intervals_that_leave_the_model_are_errors(text):
     "decoder_layers, fields, message",
     [
         (0, dict(decoder=3), "prompt.decoder=3 needs an encoder-decoder, which this"),
-        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or take a T5"),
+        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or use a T5"),
         (0, dict(cross_layers="1"), "prompt.cross_layers='1' needs an encoder-decoder"),
         (0, dict(length=0), "prompt.length=0 must be at least 1"),
         (3, dict(length=0), "prompt.length=0 must be at least 1"),

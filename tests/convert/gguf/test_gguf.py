@@ -289,7 +289,7 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
     with pytest.raises(InputError, match="factor=2.0, but only 1 .with rope_freqs"):
         turns(tmp_path, both, **own)
     other = block | dict(low_freq_factor=2.0)
-    with pytest.raises(InputError, match="rope_freqs.weight=.* those of Llama 3.1 and later"):
+    with pytest.raises(InputError, match="rope_freqs.weight=.* of Llama 3.1 and later"):
         turns(tmp_path, lambda writer: write_factors(writer, other), **own)
 
 
@@ -336,7 +336,7 @@ def test_where_a_file_lies(tmp_path, monkeypatch):
     (package / "a.gguf").write_bytes(path.read_bytes())
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert resolve("pkg:tiny_gguf/a.gguf") == package / "a.gguf"
-    with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf."):
+    with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf"):
         resolve("pkg:tiny_gguf/b.gguf")
     with pytest.raises(InputError, match="does not exist; give the path of a .gguf file"):
         resolve("models/b.gguf")
