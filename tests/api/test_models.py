@@ -333,7 +333,7 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
         jp.attach(backbone, bare, task=jp.task("text"))
     task = jp.task("text", labels=["a", "b"])
     with refused(
-        "soft.npy has no parameters of a head, but head linear must be trained; give head="
+        "soft.npy has no parameters of a head, but head linear must be trained; use head="
     ):
         jp.attach(backbone, bare, task=task, max_len=24)
     with refused("max_new|generate|writes|T5"):
@@ -341,7 +341,7 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
     with refused("2 fields|cannot tell|text"):
         jp.predict(model, [{"other": "a text"}])
     other = jp.load_backbone(str(make_backbone(tmp_path / "other", seed=1)))
-    with refused("learned on weights"):
+    with refused("trained on the weights"):
         jp.attach(other, trained.prompt)
     assert jp.predict(jp.attach(other, trained.prompt, force=True), ["a saw"])
     with refused("prompt.json"):

@@ -75,7 +75,7 @@ def test_demonstrations_that_fit_are_let_through(fields):
 @pytest.mark.parametrize("fields, given, told", [
     ({"demos__total": 2}, {}, "demos.per_class=1 and demos.total=2; set one"),
     ({"demos__similar": 0.99}, {}, "demos.encoder is empty"),
-    ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not read"),
+    ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not use"),
     ({}, {"kind": "numbers"}, "shows examples of each class"),
     ({}, {"choices": ("a", "b")}, "shows examples of each class"),
     ({}, {"lists": True}, "shows examples of each class"),

@@ -83,7 +83,7 @@ def test_rows_of_classes_go_to_the_classes_that_they_are_of(inherit, labels, fit
 
 
 @pytest.mark.parametrize("tensors, changes, told", [
-    ({"slots": rows(1)}, {"fingerprint": "xyz"}, "was learned on weights xyz"),
+    ({"slots": rows(1)}, {"fingerprint": "xyz"}, "was trained on the weights xyz"),
     ({"slots": np.ones((1, 3), np.float32)}, {}, r"table is \[1, 3\], this run needs \[2, 2\]"),
     ({"k": np.ones((1, 1, 1, 1)), "v": np.ones((1, 1, 1, 1))}, {}, r"table is"),
 ])  # fmt: skip
@@ -129,7 +129,7 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
     computed = make_prompt("prefix", DIMS, length=2, hidden=4)
     check_export(monkeypatch, prefix, prefix, DIMS, vocab=99, max_len=99)  # these may differ
     for own, held, changes, told in (
-        (prefix, soft, {}, "holds a prompt of soft"),
+        (prefix, soft, {}, "contains a prompt of method soft"),
         (prefix, still, {}, "has prompt.shift=False, this run True"),
         (prefix, prefix, {"layers": 5}, "is for a backbone with layers=5"),
         (computed, prefix, {}, "set prompt.hidden=0"),

@@ -452,7 +452,7 @@ def test_the_sentence_encoder_may_stand_elsewhere(
     (found,) = jp.predict(model, ["the old cat"])
     assert found["prediction"] == expected["prediction"]
     words = [f"--prompt={gone}", "--text=x", f"--sentence-encoder={backbone}"]
-    assert "the prompt was learned with" in refused("predict", *words, started=True)
+    assert "the prompt was trained with" in refused("predict", *words, started=True)
     alone = spoiled(folder, tmp_path / "alone", lambda card: card.pop("demos"))
     words = [f"--prompt={alone}", "--text=x", f"--sentence-encoder={moved}"]
     line = refused("predict", *words, started=True)

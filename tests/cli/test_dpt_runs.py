@@ -183,7 +183,7 @@ def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys
     "kind, fields, told",
     [
         ("dart", {"prompt.fluency": 1.0}, "prompt.fluency=1 needs a masked language model"),
-        ("dart", {"head.copies": False}, "prompt.name=dart trains 3 rows for the classes, and "),
+        ("dart", {"head.copies": False}, "prompt.name=dart trains 3 vectors for the classes, but "),
         (
             "dpt",
             {"head.copies": False},

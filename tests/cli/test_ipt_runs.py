@@ -252,7 +252,7 @@ def test_no_soft_tokens_stand_where_a_left_to_right_model_reads(
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert f"task.template={template!r} ends in [soft], where this backbone reads" in line
+    assert f"task.template={template!r} ends in [soft], where this backbone predicts" in line
     c = c.replace({"task.template": template.replace(" [soft]", " [soft] it")})
     (tmp_path / "c.json").write_text(c.to_json())
     assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0
@@ -268,10 +268,15 @@ def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
         rows = [row for row in read_lines(data / f"{name}.jsonl") if row["label"] == "food"]
         write_rows(one / f"{name}.jsonl", rows)
     cases = [
-        ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prompt of prefix"),
+        (
+            "ipt",
+            data,
+            {"prompt.pretrained": str(trained / "export")},
+            "contains a prompt of method prefix",
+        ),
         ("ipt", data, {"prompt.pretrained": "a,b"}, "pretrained=a,b names 2 exports"),
         ("ipt", one, {"head.name": "topics"}, "a task needs 2 classes or more"),
-        ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
+        ("soft", data, {"head.name": "topics"}, "use prompt.name=ipt"),
     ]
     for number, (method, folder, fields, told) in enumerate(cases):
         own = SHORT | fields

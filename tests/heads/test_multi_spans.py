@@ -350,7 +350,7 @@ def test_a_mark_belongs_to_its_word(tokenizer, form, text, answers):
 def test_a_metric_of_single_spans_is_refused():
     head = make_head("multi_spans")
     head.check_task(TASK)
-    with pytest.raises(InputError, match="=cmrc_f1 compares one.*take task.metric=f1 or exact_"):
+    with pytest.raises(InputError, match="=cmrc_f1 compares one.*use task.metric=f1 or exact_"):
         head.check_task(get_task("cmrc2018"))
 
 

@@ -71,7 +71,7 @@ def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(length=2, last=5), "stands in layers 1-5 of the encoder, this backbone has 4"),
+        (dict(length=2, last=5), "is in layers 1-5 of the encoder, but this backbone has 4"),
         (dict(decoder_slots=2), "prompt.decoder_slots=2 needs an encoder-decoder"),
         (dict(cross_length=2, cross_last=1), "prompt.cross_length=2 needs an encoder-decoder"),
     ],

@@ -249,7 +249,7 @@ def test_learning_rates_of_full_fine_tuning():
         ({"task.form": "cls", "task.template": "{sentence} [mask]"}, "is laid out by ppt.patterns"),
         ({"task.form": "unified", "ppt.hard": "True"}, "no hard prompt for unified, only for nsp"),
         ({"task.form": "cloze", "ppt.hard": "True"}, "but task.form=cloze has none; set task.form"),
-        ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not read"),
+        ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not use"),
         ({"task.form": "cls", "task.name": "dream", "task.words": ""}, "task dream has choices"),
     ],
 )
