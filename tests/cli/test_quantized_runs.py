@@ -70,7 +70,7 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
     probs = np.exp(expected - expected.max(1, keepdims=True))
     np.testing.assert_allclose(scores, probs / probs.sum(1, keepdims=True), atol=1e-5)
     for other in ("none", "int8"):
-        told = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use load_backbone"
+        told = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use"
         with pytest.raises(InputError, match=told):
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
