@@ -63,5 +63,5 @@ def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: st
 
 
 def tell(line: str) -> None:
-    """Says a line on standard error."""
+    """Prints a line to standard error."""
     print(escape(line), file=sys.stderr, flush=True)

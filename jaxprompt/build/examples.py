@@ -135,7 +135,7 @@ def in_form(config: RunConfig, task: Task) -> Task:
 
 
 def _as_written(task: Task, config: TaskConfig) -> Task:
-    """Takes over how a config writes options and label words."""
+    """Applies how a config writes options and label words."""
     spaced = task.spaced if config.spaced == "" else config.spaced == "true"
     return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
@@ -177,7 +177,7 @@ class _DataSet:
         self.left_out: list[str] = []
 
     def has(self, task: Task, split: str) -> bool:
-        """Tells whether it has a split of the run."""
+        """Returns whether it has a split of the run."""
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
             task, split, source=self.config.data.source, files=self.files,
@@ -288,7 +288,7 @@ def _train_splits(
 def _no_dev_message(
     config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
 ) -> str:  # fmt: skip
-    """Says why a run has no dev examples; `train` is how many it trains on."""
+    """Returns why a run has no dev examples; `train` is the number of training examples."""
     if makes_dev(config.data):
         protocol = config.data.protocol
         options = [f"data.protocol.{name}" for name in protocol.declared()]

@@ -114,7 +114,7 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _is_nested(hf: Mapping[str, Any]) -> bool:
-    """Tells whether each kind of layer has a block of its own."""
+    """Returns whether each type of layer has a separate block."""
     return any(isinstance(value, dict) for value in (hf.get("rope_parameters") or {}).values())
 
 

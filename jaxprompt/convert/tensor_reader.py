@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     columns: int = 1
 
     def scaled(self, rows: slice, columns: slice) -> tuple[slice, slice]:
-        """Says where a range of the file's matrix lies in this array's."""
+        """Returns where a range of the file's matrix is in this array's."""
         return _divided(rows, self.rows), _divided(columns, self.columns)
 
 
@@ -187,7 +187,7 @@ class Filler:
         return own
 
     def _layout(self, tensor: Tensor) -> tuple[tuple[int, ...], NamedSharding | None]:
-        """Gives the whole shape of a parameter and where it lives."""
+        """Returns the full shape of a parameter and its sharding."""
         letters = tensor.stack + tensor.axes
         if self.placement is None:
             return tuple(self.sizes[letter] for letter in letters), None
@@ -196,7 +196,7 @@ class Filler:
         return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
 
     def _has_planes(self, tensor: Tensor) -> bool:
-        """Tells whether a parameter is quantized."""
+        """Returns whether a parameter is quantised."""
         return self.bits > 0 and input_axis(tensor.path) is not None
 
     def _parts(self, tensor: Tensor) -> list[_Part]:
@@ -328,14 +328,14 @@ class Filler:
         return (block,)
 
     def _keeps_codes(self, tensor: Tensor, name: str) -> bool:
-        """Tells whether codes of the file stay as they are."""
+        """Returns whether codes of the file are used as they are."""
         unchanged = not tensor.residual or self.rescale == 1.0
         return unchanged and _lies_along_columns(tensor) and self.weights.has_codes(name, self.bits)
 
     def _quantized(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
     ) -> Planes:
-        """Takes codes of the file over where they fit, and makes them of its numbers elsewhere."""
+        """Returns codes of the file if they fit, and quantises its values otherwise."""
         along_columns = _lies_along_columns(tensor)
         if self._keeps_codes(tensor, name):
             found = self.weights.read_planes(name, rows, columns, self.bits)
@@ -376,7 +376,7 @@ class Filler:
 
 
 def _lies_along_columns(tensor: Tensor) -> bool:
-    """Tells whether the input of a quantized parameter is the columns of the file's matrix.
+    """Returns whether the input axis of a quantised parameter is the columns in the file.
 
     It is in torch's linear layers and in tables, and not in GPT-2's.
     """

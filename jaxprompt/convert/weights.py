@@ -236,7 +236,7 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
 
 
 def _is_plain(name: Any, tensor: Any) -> bool:
-    """Tells whether an item of a state dict is a named tensor whose numbers lie in memory."""
+    """Returns whether an item of a state dict is a named tensor in memory."""
     import torch
 
     plain = torch.is_tensor(tensor) and tensor.layout == torch.strided and not tensor.is_quantized

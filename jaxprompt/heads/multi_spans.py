@@ -227,7 +227,7 @@ class Head(InText):
 
 
 def _is_substring(text: str, other: str) -> bool:
-    """Tells whether a text is part of another one, as DPT's released code counts it.
+    """Returns whether a text is part of another one, as in DPT's released code.
 
     It may begin a word of the other behind the first, end in front of a space, an s or an n, or
     stand inside; the beginning or the end of a longer word alone does not count.

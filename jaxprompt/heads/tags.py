@@ -296,7 +296,7 @@ def _predicate(example: Example, task: Task) -> int:
 
 
 def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Gives a word whose characters the tokenizer drops a token to be read at."""
+    """Returns a token for a word whose characters the tokenizer drops."""
     if tokenizer.unk_token_id is None:
         raise InputError(
             f"the tokenizer has no token for the word {brief(word)} and no unknown token; remove "

@@ -75,7 +75,7 @@ class Prompt(Method):
         return [own] if self.fluency else []
 
     def _hide_words(self, batch: Batch, key) -> Batch:
-        """Lays the right label in the place of the masks, and hides words of the text."""
+        """Replaces the masks by the right label, and hides words of the text."""
         hidden = hide_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
         table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
         first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])

@@ -121,5 +121,5 @@ def _share(part: int, whole: int, otherwise: float) -> float:
 
 
 def _mean(precision: float, recall: float) -> float:
-    """Gives the harmonic mean."""
+    """Returns the harmonic mean."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

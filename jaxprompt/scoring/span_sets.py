@@ -68,7 +68,7 @@ def _f1(right: set[str], found: set[str]) -> float:
 
 
 def _share_numbers(right: set[str], found: set[str]) -> bool:
-    """Tells whether a right answer has no number, or has one of those found."""
+    """Returns whether a right answer has no number, or one of those predicted."""
     numbers = {word for word in right if _is_number(word)}
     return not numbers or bool(numbers & found)
 

@@ -199,7 +199,7 @@ def _less_one(read: Read) -> Read:
 
 
 def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.ndarray | None:
-    """Says where the rows of a head stand in the file, of a Llama's queries and keys. -> [D]
+    """Returns the order of a head's rows in the file, for a Llama's queries and keys. -> [D]
 
     llama.cpp turns numbers 2j and 2j + 1 of a head together, transformers j and j + D/2.
     """
