@@ -348,7 +348,7 @@ def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | N
 
 
 def _holds_words(text: str, places: np.ndarray) -> np.ndarray:
-    """Returns which spans of characters contain more than white space. [spans, 2, 2] -> bool [spans]"""
+    """Returns which spans contain more than white space. [spans, 2, 2] -> bool [spans]"""
     solid = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
     return solid[places[:, 1, 1]] > solid[places[:, 0, 0]]
 

@@ -97,7 +97,7 @@ BAD = [
     ("[1]", "small.json holds a list, not an object"),
     (dict(model_type="opt"), "small.json contains a model of type 'opt', .* backbone.family"),
     (dict(model_type=None), "small.json: the config has no model_type; add one of albert"),
-    (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),
+    (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be an int"),
     (
         dict(num_attention_heads=3),
         "small.json: hidden_size=16 must be divisible by num_attention_heads",

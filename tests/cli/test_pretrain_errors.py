@@ -288,7 +288,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         patch.setattr("jaxprompt.build.backbone.load_weights", forbid)
         line = tune(prompt__decoder=1, prompt__length=6)
         assert "has prompt.length=4, but this run has 6; set it to 4, or use another export" in line
-        assert "has prompt.decoder=1, this run 0; set it to 1" in tune()
+        assert "has prompt.decoder=1, but this run has 0; set it to 1" in tune()
         line = tune(method="prefix")
         assert (
             "contains a prompt of method soft; set prompt.name=soft, or use an export of prefix"

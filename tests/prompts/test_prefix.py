@@ -146,8 +146,8 @@ def test_a_prefix_of_zeros():
     "fields, message",
     [
         (dict(start="words"), "prompt.start='words' is unknown; known: normal, text, zero"),
-        (dict(start="text"), "prompt.start=text needs prompt.text; give one"),
-        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; give one"),
+        (dict(start="text"), "prompt.start=text needs prompt.text; set it"),
+        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; set it"),
         (dict(start="zero", hidden=4), "prompt.hidden=4 computes them; set prompt.hidden=0"),
     ],
 )

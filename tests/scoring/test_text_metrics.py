@@ -77,7 +77,7 @@ def test_bounds(name):
 def test_metric_fits_the_kind_of_task():
     for name in metrics.TEXT_METRICS:
         metrics.check_metric(name, 0, kind="texts")
-        message = f"metric {name} compares texts, but the task has classes; take accuracy, f1"
+        message = f"metric {name} compares texts, but the task has classes; use accuracy, f1"
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2)
     for name in metrics.METRICS:
