@@ -81,7 +81,7 @@ def test_metric_fits_the_kind_of_task():
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2)
     for name in metrics.METRICS:
-        message = f"metric {name} compares classes, but the task writes text; take exact_match"
+        message = f"metric {name} compares classes, but the task writes text; use exact_match"
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2, kind="texts")
     with pytest.raises(InputError, match="unknown metric 'rouge'; nearest: rouge_l"):
