@@ -453,8 +453,8 @@ def test_one_compile_and_rows_that_fill(pairs):
     [
         (dict(max_new=0), "max_new=0 must be at least 1"),
         (dict(beams=0), "beams=0 must be at least 1"),
-        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, .* 31; use "
-         "at most 15"),
+        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, "
+         "from a vocabulary of 31; use at most 15"),
         (dict(beams=11, eos=(1, 2)), "beams=11 exceeds 10: the search ranks 3 tokens per beam"),
         (dict(max_new=23), "8 tokens of input + 2 positions of the prompt + max_new=23 exceed the "
          "model's 32 positions; reduce max_new to 22"),
