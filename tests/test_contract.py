@@ -310,7 +310,7 @@ def test_it_says_what_it_reads(case):
     silent = cls(dims=case.model.prompt.dims, **DEFAULT)
     model = dataclasses.replace(case.model, prompt=silent)
     told = ", ".join(case.model.prompt.reads)
-    with pytest.raises(TypeError, match=f"reads {told}; its `reads` must say so"):
+    with pytest.raises(TypeError, match=f"reads {told}; add them to `reads`"):
         fold(model, case.params, case.batch())
 
 

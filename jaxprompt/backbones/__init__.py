@@ -1,4 +1,4 @@
-"""Frozen models, one file a family: `make_config(hf_config)` and `Backbone(cfg)`."""
+"""Frozen backbones, one file per family: `make_config(hf_config)` and `Backbone(cfg)`."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from jaxprompt.registry import BACKBONES
 
 
 def families() -> list[str]:
-    """Lists the families, those of installed packages too."""
+    """Lists the families, including those of installed packages."""
     return BACKBONES.names()
 
 
@@ -28,11 +28,22 @@ def make_backbone(
     dropout: float | None = None,
     rescale: float = 1.0,
 ) -> nn.Module:
-    """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
+    """Returns the backbone module of a transformers config, with the heads in its checkpoint.
 
-    `dropout` replaces the config's dropout of hidden states; the attention's stays, save that 0
-    turns both off. `rescale` divides T5's residual stream, see convert/load.py. Raises InputError
-    for an unknown family, and a rescale that it does not know.
+    Args:
+      family: the backbone family.
+      hf: the transformers config.
+      heads: the heads in the checkpoint.
+      dtype: "float32" or "bfloat16".
+      stack: "scan" or "unroll", see layers/stack.py.
+      remat: what is recomputed in the backward pass, see layers/stack.py.
+      attention: the attention kernel, see layers/kernels.py.
+      dropout: replaces the config's dropout of hidden states; that of attention is kept, except
+        that 0 turns both off.
+      rescale: divides T5's residual stream, see convert/load.py.
+
+    Raises:
+      InputError: if the family is unknown or does not support `rescale`.
     """
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
@@ -47,7 +58,9 @@ def make_backbone(
     has = module.make_config(hf, **changes)  # tells which of the others this family knows
     if rescale != 1.0:
         if not hasattr(has, "rescale"):
-            raise InputError(f"backbone.rescale={rescale} is for T5; set it to 1 for {family}")
+            raise InputError(
+                f"backbone.rescale={rescale} is only valid with T5; set it to 1 for {family}"
+            )
         changes["rescale"] = rescale
     if dropout is not None:
         changes["dropout"] = dropout
@@ -60,7 +73,7 @@ def make_backbone(
 
 
 def for_words(module: nn.Module) -> nn.Module:
-    """Makes a backbone compute the states that its LM head reads, which most do in any case."""
+    """Returns a backbone that computes the states for its LM head, as most always do."""
     if "mask_decoder" not in module.cfg.model_heads:
         return module
     return module.clone(cfg=dataclasses.replace(module.cfg, decodes=True))

@@ -1,6 +1,6 @@
 """ALBERT: BERT's encoder with narrow embeddings and layers that share parameters (Lan et al. 2020).
 
-Each layer, repeated or not, has a prefix of its own: deep prompts count the layers that are run.
+Each layer, repeated or not, has a separate prefix: deep prompts count the layers that are run.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,14 @@ from jaxprompt.errors import InputError
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
-    """Reads an ALBERT config. Raises InputError where it has more groups than layers."""
+    """Reads an ALBERT config. Raises InputError if it has more groups than layers."""
     layers, embed = read_size(hf, "num_hidden_layers"), read_size(hf, "embedding_size", EMBED)
     groups, inner = (read_size(hf, x, 1) for x in ("num_hidden_groups", "inner_group_num"))
     if groups > layers:
-        raise InputError(f"num_hidden_groups={groups} is over num_hidden_layers={layers}")
+        raise InputError(
+            f"num_hidden_groups={groups} must not exceed num_hidden_layers={layers}; give the "
+            "config.json of these weights"
+        )
     # As transformers rounds it.
     group = [int(layer / (layers / groups)) for layer in range(layers)]
     own = dict(

@@ -1,4 +1,4 @@
-"""BERT and its relatives: post-norm encoders with learned positions (Devlin et al. 2019)."""
+"""BERT and its variants: post-norm encoders with learned positions (Devlin et al. 2019)."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from jaxprompt.types import Batch, Dims, Injection, Prefix, Seen
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """The shape of an encoder and how it runs."""
+    """The dimensions of an encoder and how it is run."""
 
     vocab: int
     width: int
@@ -67,7 +67,7 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, prefix, seen: Seen, *, deterministic: bool, reads=None):
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given."""
+        """Runs the layer, only at the positions `reads` [B, M] if given."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
         attention = Attention(
@@ -86,7 +86,7 @@ class EncoderLayer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Word, slot, position and segment embeddings, normed and widened. -> [B, T, H]"""
+    """Word, slot, position and segment embeddings, normalised and projected. -> [B, T, H]"""
 
     cfg: EncoderConfig
 
@@ -103,7 +103,7 @@ class Embed(nn.Module):
             self.project = nn.Dense(c.width, dtype=c.dtype)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places."""
+        """Embeds tokens, with slot vectors at their positions."""
         x = self.word(tokens.ids)  # [B, T, E]
         # Before positions and norm: a soft token is embedded just as a word is.
         if slots is not None:
@@ -150,7 +150,7 @@ class RtdHead(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder with every head that its checkpoint holds."""
+    """The encoder with every head in its checkpoint."""
 
     cfg: EncoderConfig
     STYLE: ClassVar[str] = "masked"
@@ -159,7 +159,7 @@ class Encoder(nn.Module):
     LM: ClassVar[type[nn.Module]] = LmHead
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         c = self.cfg
         self.embed = self.EMBED(c)
         self.layer = self.LAYER(c, parent=None)
@@ -177,23 +177,23 @@ class Encoder(nn.Module):
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
-        """Gives what a layer is called with besides its input: a prefix, what is seen."""
+        """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
         return None, Seen(jnp.ones((1, 2), bool))
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone."""
+        """Returns the dimensions that methods and heads need."""
         c = self.cfg
         head_dim = c.width // c.heads
         return Dims(c.vocab, c.width, c.embed, c.layers, c.heads, head_dim, c.positions - c.offset)
 
     @property
     def reads_prefix_positions(self) -> bool:
-        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
-        """Encodes a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
+        """Encodes a batch: [B, T, H], or [B, M, H] at the positions `reads` [B, M]."""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
@@ -206,12 +206,12 @@ class Encoder(nn.Module):
         )
 
     def enter(self, batch: Batch, layer: int):
-        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
         x = self.embed(batch.encoder, None, deterministic=True)
         return self._run(x, None, batch, True, last=layer)
 
     def words(self):
-        """Returns the word table. -> [V, E]"""
+        """Returns the word embeddings. -> [V, E]"""
         return self.embed.word.table
 
     def pool(self, x):
@@ -232,7 +232,7 @@ class Encoder(nn.Module):
         return self.rtd_head(x)
 
     def init_all(self, batch: Batch):
-        """Touches every part, so that `init` makes every parameter."""
+        """Calls every part, so that `init` creates every parameter."""
         x = self(batch, Injection(), deterministic=True)
         parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
         return [parts[name](x) for name in sorted(self.cfg.model_heads & parts.keys())]
@@ -256,9 +256,10 @@ class Encoder(nn.Module):
 
 
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
-    """Reads the shape from the fields of a transformers config.json.
+    """Reads the dimensions from the fields of a transformers config.json.
 
-    Raises InputError where the config asks for what this encoder does not do.
+    Raises:
+      InputError: if the config needs a feature that this encoder does not support.
     """
     refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     read_word(hf, "position_embedding_type", "absolute", ("absolute",))
@@ -282,7 +283,9 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         tied=read_flag(hf, "tie_word_embeddings", True),
     )
     if width % config.heads:
-        raise InputError(f"hidden_size={width} must divide by num_attention_heads={config.heads}")
+        raise InputError(
+            f"hidden_size={width} must be divisible by num_attention_heads={config.heads}"
+        )
     return dataclasses.replace(config, **changes)
 
 

@@ -1,4 +1,4 @@
-"""DeBERTa v1: v2's encoder with one kernel of queries, keys and values (He et al. 2021)."""
+"""DeBERTa v1: v2's encoder with a joint kernel for queries, keys and values (He et al. 2021)."""
 
 from collections.abc import Mapping
 from typing import Any

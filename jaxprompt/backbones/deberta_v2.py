@@ -1,7 +1,7 @@
-"""DeBERTa v2 and v3: attention by content and by distance, position apart (He et al. 2021).
+"""DeBERTa v2 and v3: attention by content and by relative position (He et al. 2021).
 
-Where a checkpoint has the table of positions that its input lacks, its masked-LM head reads the
-states of the enhanced mask decoder (section 3.2), as in the released code: the last layer is run
+If a checkpoint has position embeddings that its input does not use, its masked-LM head reads the
+states of the enhanced mask decoder (section 3.2), as in the released code: the last layer runs
 twice with other queries. transformers reads no such table and has no decoder.
 """
 
@@ -38,7 +38,7 @@ from jaxprompt.types import NO_LIMIT, Batch, Dims, Prefix, Seen
 
 @dataclasses.dataclass(frozen=True)
 class DebertaConfig(EncoderConfig):
-    """The shape of a DeBERTa and how it runs."""
+    """The dimensions of a DeBERTa and how it is run."""
 
     terms: tuple[str, ...] = ()  # of distance: c2p, p2c
     span: int = 0  # half the rows of the table of distances; 0 = no table
@@ -65,7 +65,7 @@ class Layer(nn.Module):
         self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None,
         queries=None,
     ):  # fmt: skip
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+        """Runs the layer, only at the positions `reads` [B, M] if given.
 
         `queries` [B, T or M, H] take the place of x where it asks, and where it is added.
         """
@@ -90,7 +90,7 @@ class Layer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Word and slot embeddings, those of position and segment where there are, widened and normed.
+    """Word and slot embeddings, plus position and segment if present, projected and normalised.
 
     -> [B, T, H]
     """
@@ -112,7 +112,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places."""
+        """Embeds tokens, with slot vectors at their positions."""
         c = self.cfg
         x = self.word(tokens.ids)  # [B, T, E]
         if slots is not None:
@@ -128,13 +128,13 @@ class Embed(nn.Module):
 
 
 class Relative(nn.Module):
-    """The table of distances, normed where the config says so. -> [R, H]"""
+    """The relative position embeddings, normalised if the config says so. -> [R, H]"""
 
     cfg: DebertaConfig
 
     @nn.compact
     def __call__(self):
-        """Gives it."""
+        """Returns the table."""
         c = self.cfg
         table = self.param("table", nn.initializers.normal(0.02), (2 * c.span, c.width))
         table = table.astype(c.dtype)
@@ -144,14 +144,14 @@ class Relative(nn.Module):
 class Convolution(nn.Module):
     """Adds a convolution of the embeddings to the first layer's output. [B, T, H] x 2 -> [B, T, H]
 
-    Real tokens of the same document alone are mixed.
+    Mixes only real tokens of the same document.
     """
 
     cfg: DebertaConfig
 
     @nn.compact
     def __call__(self, x, y, tokens, *, deterministic: bool):
-        """Convolves x, adds it to y and norms."""
+        """Convolves x, adds the result to y and normalises."""
         c = self.cfg
         kernel = self.param("kernel", nn.initializers.normal(0.02), (c.width, c.width, c.conv))
         bias = self.param("bias", nn.initializers.zeros, (c.width,))
@@ -175,14 +175,14 @@ class Convolution(nn.Module):
 
 
 class Backbone(Encoder):
-    """The encoder with every head that its checkpoint holds."""
+    """The encoder with every head in its checkpoint."""
 
     cfg: DebertaConfig
     EMBED = Embed
     LAYER = Layer
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         super().setup()
         c = self.cfg
         if c.span:
@@ -194,13 +194,13 @@ class Backbone(Encoder):
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
-        """Gives a table of distances besides, where there is one."""
+        """Also returns the relative position embeddings, if there are any."""
         c = self.cfg
         return *super().example(), *((jnp.zeros((2 * c.span, c.width)),) if c.span else ())
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone."""
+        """Returns the dimensions that methods and heads need."""
         dims, counts = super().dims, self.cfg.has_positions or self.cfg.decodes
         return dims if counts else dims._replace(max_len=NO_LIMIT)
 
@@ -209,7 +209,7 @@ class Backbone(Encoder):
         return ACTIVATIONS[self.cfg.pooler_activation](self.pooler(x))
 
     def init_all(self, batch):
-        """Touches every part, the mask decoder's table too."""
+        """Calls every part, including the mask decoder's table."""
         if "mask_decoder" in self.cfg.model_heads:
             self.mask_decoder(batch.encoder.positions)
         return super().init_all(batch)
@@ -248,7 +248,7 @@ class Backbone(Encoder):
 
 
 def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
-    """Reads what v1 and v2 share. Raises InputError where it asks for what is not done here."""
+    """Reads what v1 and v2 share. Raises InputError if it needs an unsupported feature."""
     width = read_size(hf, "hidden_size")
     embed = read_size(hf, "embedding_size", width)
     legacy, types = read_flag(hf, "legacy", True), hf.get("type_vocab_size") or 0
@@ -257,17 +257,17 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
     for field, only in {"pooler_hidden_size": width, "attention_head_size": width // heads}.items():
         if hf.get(field) not in (None, only):
             raise InputError(
-                f"{field}={brief(hf[field])} is not supported; {only} is, for hidden_size={width} "
-                f"and num_attention_heads={heads}"
+                f"{field}={brief(hf[field])} is not supported; with hidden_size={width} and "
+                f"num_attention_heads={heads} it must be {only}"
             )
     if not legacy and (embed != width or not read_flag(hf, "tie_word_embeddings", True)):
         raise InputError(
-            "legacy=false is not supported with embedding_size other than hidden_size, or "
-            "tie_word_embeddings=false; its head multiplies the word table"
+            "legacy=false is not supported if embedding_size differs from hidden_size or "
+            "tie_word_embeddings=false, because its head multiplies the word embeddings"
         )
     if changes.get("attention") == "fused":
         raise InputError(
-            "attention=fused is not for a DeBERTa, whose scores no kernel computes; take auto"
+            "attention=fused is not supported for DeBERTa, for which there is no kernel; use auto"
         )
     own = dict(
         embed=embed,
@@ -289,7 +289,7 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
 def make_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
     """Reads a DeBERTa v2 or v3 config."""
     if hf.get("conv_groups", 1) != 1 and conv_width(hf):
-        raise InputError(f"conv_groups={brief(hf['conv_groups'])} is not supported; 1 is")
+        raise InputError(f"conv_groups={brief(hf['conv_groups'])} is not supported; it must be 1")
     conv = conv_width(hf)
     own = dict(
         buckets=hf.get("position_buckets") or -1,

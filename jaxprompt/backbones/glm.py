@@ -1,9 +1,10 @@
-"""GLM: one stack that reads a text with a blank both ways, then fills the blank (Du et al. 2022).
+"""GLM: one stack that reads a text with a blank bidirectionally, then fills it (Du et al. 2022).
 
-Section 2 of the paper. The input is `Batch.encoder`, what fills the blank `Batch.decoder`. The
-input sees itself alone; the answer sees the input and what was written of it before. Each token has
-two positions: its place in the input, where a token of the answer has that of the blank, and its
-place in the answer, counted from 1, where a token of the input has 0.
+Section 2 of the paper. The input is `Batch.encoder`, the text that fills the blank is
+`Batch.decoder`. The input attends only to itself; the answer attends to the input and to its
+earlier tokens. Each token has two positions: its position in the input, where tokens of the answer
+have that of the blank, and its position in the answer, counted from 1, where tokens of the input
+have 0.
 """
 
 import dataclasses
@@ -30,11 +31,11 @@ from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, T
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GLMConfig(GPT2Config):
-    """The shape of a GLM and how it runs; `positions` are the rows of each position table."""
+    """The dimensions of a GLM; `positions` are the rows of each position table."""
 
 
 class Embed(nn.Module):
-    """Word and slot embeddings, and those of both positions. -> [B, T, H]"""
+    """Word and slot embeddings, and the embeddings of both positions. -> [B, T, H]"""
 
     cfg: GLMConfig
 
@@ -47,7 +48,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.embed_dropout)
 
     def __call__(self, ids, positions, inner, slot=None, slots=None, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places. int [B, T] x 4"""
+        """Embeds tokens, with slot vectors at their positions. int [B, T] x 4"""
         x = self.word(ids)
         if slots is not None:
             x = write_slots(x, slot, slots)
@@ -59,13 +60,13 @@ class Embed(nn.Module):
 
 
 class Backbone(nn.Module):
-    """The stack and its word table, which is the output table too."""
+    """The stack and its word embeddings, which are also the output table."""
 
     cfg: GLMConfig
     STYLE: ClassVar[str] = "infilling"
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         c = self.cfg
         x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
@@ -75,7 +76,7 @@ class Backbone(nn.Module):
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone."""
+        """Returns the dimensions that methods and heads need."""
         c = self.cfg
         head_dim = c.width // c.heads
         # The table has a row more than the config's max_sequence_length.
@@ -83,13 +84,13 @@ class Backbone(nn.Module):
 
     @property
     def reads_prefix_positions(self) -> bool:
-        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
-        """Reads a batch. -> the answer's states, or the input's where none is fed [B, T, H]
+        """Returns the states of the answer, or of the input if there is no answer. [B, T, H]
 
-        At the positions `reads` [B, M] alone where they are given -> [B, M, H]
+        Only at the positions `reads` [B, M] if given: [B, M, H].
         """
         answers = batch.decoder is not None
         # The answer sees the input's keys and values, which the last layer's output is not part of.
@@ -100,9 +101,9 @@ class Backbone(nn.Module):
         return self._answer(batch, front, deterministic, reads=reads)[0]
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
-        """Reads the input and what the answer starts with, with room for more tokens.
+        """Processes the input and the given start of the answer, with room for more tokens.
 
-        -> the answer's states [B, T, H], the cache, whose `positions` are those of the blank
+        Returns the states of the answer [B, T, H], and the cache with the blank's `positions`.
         """
         self._check_room(batch.decoder_tokens.ids.shape[1] + room)
         # The input is a prefix to the answer, which sees all of it and is never seen by it.
@@ -113,11 +114,11 @@ class Backbone(nn.Module):
         return x, Cache(own, blank)
 
     def reading_layers(self) -> Any:
-        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
         return take_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with each of the `reading_layers`.
+        """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
@@ -131,7 +132,7 @@ class Backbone(nn.Module):
         return self.norm(x), cache._replace(own=tuple(own))
 
     def words(self):
-        """Returns the word table. -> [V, H]"""
+        """Returns the word embeddings. -> [V, H]"""
         return self.embed.word.table
 
     def lm_features(self, x):
@@ -139,11 +140,11 @@ class Backbone(nn.Module):
         return x
 
     def lm_table(self):
-        """Returns the word table and no bias, save that of padding. -> [V, H], None or [V]"""
+        """Returns the word table and no bias, except that of padding. -> [V, H], None or [V]"""
         return self.words(), output_bias(self.words(), None, self.cfg.vocab)
 
     def init_all(self, batch: Batch):
-        """Touches every part, so that `init` makes every parameter."""
+        """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True)
 
     def _read(self, tokens: Tokens, injection: Injection, deterministic: bool, **how: Any):
@@ -171,7 +172,7 @@ class Backbone(nn.Module):
         most = self.cfg.positions - 1
         if length > most:
             raise InputError(
-                f"an answer of up to {length} tokens exceeds the model's {most} positions; lower "
+                f"an answer of up to {length} tokens exceeds the model's {most} positions; reduce "
                 "data.max_target or generate.max_new"
             )
 
@@ -185,27 +186,27 @@ class Backbone(nn.Module):
 
 
 def find_blank(tokens: Tokens):
-    """Finds the blank: the first position to be predicted, else the last. -> int [B]"""
+    """Finds the blank: the first position to predict, or the last position. -> int [B]"""
     last = jnp.max(jnp.where(tokens.mask, tokens.positions, 0), axis=1)
     asked = tokens.mask & (tokens.roles == Role.LABEL)
     return jnp.min(jnp.where(asked, tokens.positions, last[:, None]), axis=1)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
-    """Reads a GLM config. Raises InputError where it asks for what this module does not do."""
+    """Reads a GLM config. Raises InputError if it needs an unsupported feature."""
     if not read_flag(hf, "block_position_encoding", False):
         raise InputError(
-            "block_position_encoding=false is not supported: this module is the GLM of Du et al. "
-            "(2022), which has two positions; take a checkpoint such as THUDM/glm-2b"
+            "block_position_encoding=false is not supported: only the GLM of Du et al. (2022) with "
+            "two position encodings is; use a checkpoint such as THUDM/glm-2b"
         )
     refuse(hf, "relative_encoding")
     if hf.get("spell_length") is not None:
-        raise InputError("spell_length is not supported; take a checkpoint whose is null")
+        raise InputError("spell_length is not supported; use a checkpoint with spell_length=null")
     if read_positive(hf, "attention_scale", 1.0) != 1.0:
         raise InputError(f"attention_scale={hf['attention_scale']} is not supported; it must be 1")
     width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
     if width % heads:
-        raise InputError(f"hidden_size={width} must divide by num_attention_heads={heads}")
+        raise InputError(f"hidden_size={width} must be divisible by num_attention_heads={heads}")
     config = GLMConfig(
         vocab=read_size(hf, "vocab_size"),
         width=width,

@@ -32,7 +32,7 @@ from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What the shape of every decoder has, and how it runs."""
+    """The fields that all decoder configs share."""
 
     vocab: int
     width: int
@@ -53,7 +53,7 @@ class DecoderConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPT2Config(DecoderConfig):
-    """The shape of a GPT-2 and how it runs; `positions` are the rows of the position table."""
+    """The dimensions of a GPT-2; `positions` are the rows of the position table."""
 
     activation: str = "gelu_new"
     scaled_attention: bool = True
@@ -84,9 +84,9 @@ class Layer(nn.Module):
         self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False,
         reads=None,
     ):  # fmt: skip
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+        """Runs the layer, only at the positions `reads` [B, M] if given.
 
-        keep=True gives its k, v, without the prefix.
+        keep=True also returns its k, v, without the prefix.
         """
         y = self.attention_norm(x)
         # Kept without the prefix, which `remember` puts in front.
@@ -99,7 +99,7 @@ class Layer(nn.Module):
         return x + self.drop(y, deterministic=deterministic), (stream_k, stream_v) if keep else None
 
     def step(self, x, own: Memory, column):
-        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token"""
+        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token"""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
         own = write(own, k, v, column)
@@ -120,7 +120,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.embed_dropout)
 
     def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places. int [B, T] x 3"""
+        """Embeds tokens, with slot vectors at their positions. int [B, T] x 3"""
         x = self.word(ids)
         if slots is not None:
             x = write_slots(x, slot, slots)
@@ -132,39 +132,39 @@ class Embed(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What a decoder and its output table compute; its `setup` declares what they consist of."""
+    """The computations of a decoder and its output table; subclasses declare parts in `setup`."""
 
     cfg: DecoderConfig
     STYLE: ClassVar[str] = "causal"
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone."""
+        """Returns the dimensions that methods and heads need."""
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, c.width // c.heads, c.positions)
 
     @property
     def reads_prefix_positions(self) -> bool:
-        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
-        """Reads a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
+        """Returns the states of a batch, [B, T, H], or only at `reads` [B, M], [B, M, H]."""
         return self._read(batch, injection, deterministic=deterministic, reads=reads)[0]
 
     def enter(self, batch: Batch, layer: int):
-        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
         tokens = batch.encoder
         x = self.embed(tokens.ids, tokens.positions, deterministic=True)
         return self._run(x, None, tokens, True, last=layer)[0]
 
     @property
     def shares_front(self) -> bool:
-        """Whether `read_front` serves it: keys in front of a window would have to leave it."""
+        """Whether `read_front` is supported: not with windows, which would drop the shared keys."""
         return not self.reads_prefix_positions
 
     def read_front(self, tokens: Tokens, injection: Injection, *, deterministic: bool) -> Prefix:
-        """Reads what all rows begin with. -> its keys and values, behind those of the prefix"""
+        """Returns the keys and values of the shared prefix, after those of the method's prefix."""
         # Of the last layer these alone are wanted, so that it runs at one position.
         first = jnp.zeros((len(tokens.ids), 1), jnp.int32)
         batch = Batch(tokens, None, None, None, None)
@@ -174,18 +174,18 @@ class Decoder(nn.Module):
         return put_behind(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
-        """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
+        """Processes the input, with room for more tokens. -> states [B, T, H], the cache"""
         tokens, prefix = batch.encoder, injection.encoder.prefix
         x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
         own = remember(prefix, k, v, tokens.mask, room)
         return x, Cache(own, place(prefix, tokens.positions, room))
 
     def reading_layers(self) -> Any:
-        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
         return take_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with each of the `reading_layers`.
+        """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
@@ -197,7 +197,7 @@ class Decoder(nn.Module):
         return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
 
     def words(self):
-        """Returns the word table. -> [V, H]"""
+        """Returns the word embeddings. -> [V, H]"""
         return self.embed.word.table
 
     def lm_features(self, x):
@@ -205,12 +205,12 @@ class Decoder(nn.Module):
         return x
 
     def lm_table(self):
-        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
         table = self.words() if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
 
     def init_all(self, batch: Batch):
-        """Touches every part, so that `init` makes every parameter."""
+        """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
@@ -240,7 +240,7 @@ class Backbone(Decoder):
     cfg: GPT2Config
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         c = self.cfg
         x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
@@ -252,12 +252,12 @@ class Backbone(Decoder):
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
-    """Reads a GPT-2 config. Raises InputError where it asks for what this module does not do."""
+    """Reads a GPT-2 config. Raises InputError if it needs an unsupported feature."""
     act = read_word(hf, "activation_function", "gelu_new", ACTIVATIONS)
     refuse(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
     width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
     if width % heads:
-        raise InputError(f"n_embd={width} must divide by n_head={heads}")
+        raise InputError(f"n_embd={width} must be divisible by n_head={heads}")
     config = GPT2Config(
         vocab=read_size(hf, "vocab_size"),
         width=width,

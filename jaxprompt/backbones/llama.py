@@ -1,8 +1,8 @@
-"""The Llama family: pre-norm decoders with rotary positions and gated blocks (Touvron et al. 2023).
+"""The Llama family: pre-norm decoders with rotary positions and gated MLPs (Touvron et al. 2023).
 
-Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is as past keys in
-transformers: it is not turned, the text stands behind it, and in local layers it leaves the window
-as the text goes on; with prompt.shift=False it stands outside of windows, and all tokens see it.
+Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is like past keys
+in transformers: it is not rotated, the text follows it, and in local layers it leaves the window as
+the text continues. With prompt.shift=False it is outside of windows, and all tokens see it.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """The shape of a Llama and how it runs."""
+    """The dimensions of a Llama and how it is run."""
 
     key_heads: int  # heads of keys and values
     head_dim: int
@@ -76,7 +76,7 @@ class LlamaConfig(DecoderConfig):
 
 
 class HeadNormed(RotaryAttention):
-    """Rotary attention whose queries and keys are normed before they are turned."""
+    """Rotary attention whose queries and keys are normalised before rotation."""
 
     eps: float = 1e-6
     offset: float = 0.0
@@ -97,7 +97,7 @@ class HeadNormed(RotaryAttention):
 
 
 class Item(NamedTuple):
-    """What one layer has beside its parameters; leaves have an axis of layers in front."""
+    """The inputs of one layer besides its parameters; leaves have a leading axis of layers."""
 
     prefix: Prefix | None
     is_local: Any  # bool
@@ -129,10 +129,10 @@ class Layer(nn.Module):
         self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False,
         reads=None,
     ):  # fmt: skip
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+        """Runs the layer, only at the positions `reads` [B, M] if given.
 
-        keep=True gives its k, v, without the prefix. places: int [B, T]; turns: of global and of
-        local layers
+        keep=True also returns its k, v, without the prefix. places: int [B, T]; turns: rotations of
+        global and of local layers
         """
         own = self._choose(item.is_local, turns)
         y = self.attention_norm(x)
@@ -146,9 +146,9 @@ class Layer(nn.Module):
         return x + self._behind("mlp", y, deterministic), (stream_k, stream_v) if keep else None
 
     def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
-        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
+        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
-        position: int [B]; columns: int [B, S], where those of the memory stand
+        position: int [B]; columns: int [B, S], the positions of the memory
         """
         # Known when tracing: a global layer's step has no window to compute.
         turns = turns[int(is_local)]
@@ -216,7 +216,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.embed_dropout)
 
     def __call__(self, ids, slot=None, slots=None, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places. int [B, T] x 2"""
+        """Embeds tokens, with slot vectors at their positions. int [B, T] x 2"""
         c = self.cfg
         x = self.word(ids)
         # Before the slots are written: rows start from `words`, which are scaled already.
@@ -237,7 +237,7 @@ class Backbone(Decoder):
     cfg: LlamaConfig
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         c = self.cfg
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
@@ -250,23 +250,23 @@ class Backbone(Decoder):
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone; heads are those of keys."""
+        """Returns the dimensions that methods and heads need; heads are key-value heads."""
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
 
     @property
     def reads_prefix_positions(self) -> bool:
-        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return any(self.cfg.is_local)
 
     def enter(self, batch: Batch, layer: int):
-        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
         tokens = batch.encoder
         x = self.embed(tokens.ids, deterministic=True)
         return self._run(x, None, tokens, True, last=layer)[0]
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with each of the `reading_layers`.
+        """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
@@ -282,7 +282,7 @@ class Backbone(Decoder):
         return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
 
     def words(self):
-        """Returns the words as they enter the first layer. -> [V, H]"""
+        """Returns the word embeddings as they enter the first layer. -> [V, H]"""
         table, scale = self.embed.word.table, self.cfg.embed_scale
         if scale == 1.0:
             return table
@@ -292,7 +292,7 @@ class Backbone(Decoder):
         )
 
     def lm_table(self):
-        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
         # Unscaled, unlike `words`: as an output table Gemma's is multiplied as it is.
         table = self.embed.word.table if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
@@ -327,17 +327,17 @@ class Backbone(Decoder):
 
     @nn.nowrap
     def check_shift(self, length: int) -> None:
-        """Refuses a prefix that takes so many positions that it fills a window."""
+        """Raises InputError for a prefix that takes enough positions to fill a window."""
         c = self.cfg
         if any(c.is_local) and length >= c.window:
             raise InputError(
                 f"a prefix of {length} tokens does not fit the window of {c.window} tokens of this "
-                f"model's local layers; take prompt.length below {c.window}, or prompt.shift=False"
+                f"model's local layers; use prompt.length below {c.window}, or prompt.shift=False"
             )
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
-    """Reads a config. Raises InputError where it asks for what this module does not do."""
+    """Reads a config. Raises InputError if it needs an unsupported feature."""
     name, kind = read_type(hf)
     refuse(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
     heads, key_heads, size = read_heads(hf)

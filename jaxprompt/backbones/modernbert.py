@@ -1,8 +1,8 @@
 """ModernBERT: a pre-norm encoder with rotary positions and local layers (Warner et al. 2024).
 
-A prefix stands outside of distances: its keys are not turned, and all tokens see it, in local
-layers too. The masked-LM head is the checkpoint's `head` and `decoder`; a pooler it has not, so
-head.pooler=auto reads [CLS] itself.
+A prefix has no relative positions: its keys are not rotated, and all tokens see it, in local
+layers too. The masked-LM head is the checkpoint's `head` and `decoder`. There is no pooler, so
+head.pooler=auto reads [CLS] directly.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _KINDS = ("full_attention", "sliding_attention")
 
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(EncoderConfig):
-    """The shape of a ModernBERT and how it runs."""
+    """The dimensions of a ModernBERT and how it is run."""
 
     is_global: tuple[bool, ...] = ()  # of each layer; the others are local
     global_theta: float = 160000.0
@@ -50,12 +50,12 @@ class ModernBertConfig(EncoderConfig):
     embed_dropout: float = 0.0
 
     def norm(self, **name: Any) -> LayerNorm:
-        """Makes a norm, with a bias where the config says so."""
+        """Returns a norm, with a bias if the config says so."""
         return LayerNorm(self.eps, "norm_bias" in self.biases, **name)
 
 
 class Item(NamedTuple):
-    """What one layer has beside its parameters; leaves have an axis of layers in front."""
+    """The inputs of one layer besides its parameters; leaves have a leading axis of layers."""
 
     prefix: Prefix | None
     scale: Any  # [H] of the norm before its attention
@@ -71,9 +71,10 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(self, x, item: Item, near, seen: Seen, turns, *, deterministic: bool, reads=None):
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+        """Runs the layer, only at the positions `reads` [B, M] if given.
 
-        near: bool [B, T, T], what local layers see of `seen`; turns: of global and of local layers
+        near: bool [B, T, T], the part of `seen` for local layers; turns: rotations of global and of
+        local layers
         """
         c = self.cfg
         attention = RotaryAttention(
@@ -102,7 +103,7 @@ class Layer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Word and slot embeddings, normed. -> [B, T, H]"""
+    """Word and slot embeddings, normalised. -> [B, T, H]"""
 
     cfg: ModernBertConfig
 
@@ -114,7 +115,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.embed_dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places."""
+        """Embeds tokens, with slot vectors at their positions."""
         x = self.word(tokens.ids)
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
@@ -128,7 +129,7 @@ class LmHead(nn.Module):
     cfg: ModernBertConfig
 
     def setup(self):
-        """Declares the transform, and a bias and a table of its own where there are."""
+        """Declares the transform, and a bias and an untied table if there are any."""
         c = self.cfg
         rows = c.rows or c.vocab
         self.dense = nn.Dense(c.width, use_bias="classifier_bias" in c.biases, dtype=c.dtype)
@@ -169,7 +170,7 @@ class _Later(nn.Module):
 
 
 class Backbone(Encoder):
-    """The encoder with every head that its checkpoint holds."""
+    """The encoder with every head in its checkpoint."""
 
     cfg: ModernBertConfig
     EMBED = Embed
@@ -177,14 +178,14 @@ class Backbone(Encoder):
     LM = LmHead
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         super().setup()
         self.later_layers = _Later(self.cfg)
         self.norm = self.cfg.norm()
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
-        """Gives what a layer is called with besides its input."""
+        """Returns the other arguments of a layer, besides its input."""
         c = self.cfg
         item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
         rates = make_rates(c.width // c.heads, c.local_theta)
@@ -214,7 +215,7 @@ class Backbone(Encoder):
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
-    """Reads a ModernBERT config. Raises InputError where it asks for what is not done here."""
+    """Reads a ModernBERT config. Raises InputError if it needs an unsupported feature."""
     refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
     heads = read_size(hf, "num_attention_heads")
@@ -225,7 +226,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
         )
     # One layer alone has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
-        raise InputError(f"num_hidden_layers={layers} is not supported; at least 2 are")
+        raise InputError(f"num_hidden_layers={layers} is not supported; it must be at least 2")
     rate = read_share(hf, "attention_dropout", 0.0)
     config = ModernBertConfig(
         vocab=read_size(hf, "vocab_size"),
@@ -261,7 +262,7 @@ def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:
         return [_KINDS[layer % every > 0] for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or any(k not in _KINDS for k in kinds):
         raise InputError(
-            f"layer_types={brief(kinds)} must be a list of {layers} words of {', '.join(_KINDS)}, "
+            f"layer_types={brief(kinds)} must be a list of {layers} entries ({', '.join(_KINDS)}), "
             "one for each of num_hidden_layers"
         )
     return kinds
@@ -270,19 +271,19 @@ def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:
 def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) -> float:
     """Reads the base of a kind of layer's turns. Raises InputError for turns that are scaled."""
     if hf.get("rope_scaling") is not None:
-        raise InputError("rope_scaling is not supported; take a checkpoint without it")
+        raise InputError("rope_scaling is not supported; use a checkpoint without it")
     whole = hf.get("rope_parameters")
     whole = {} if whole is None else whole
     fits = isinstance(whole, dict) and whole.keys() <= set(_KINDS)
     own = (whole.get(kind) or {}) if fits else None
     if not isinstance(own, dict) or not own.keys() <= {"rope_type", "rope_theta"}:
         raise InputError(
-            f"rope_parameters={brief(whole)} is not supported; a rope_theta for each kind of layer "
-            "is"
+            f"rope_parameters={brief(whole)} is not supported; it must have one rope_theta per "
+            "layer type"
         )
     if own.get("rope_type", "default") != "default":
-        raise InputError(f"rope_parameters with rope_type={brief(own['rope_type'])} are not "
-                         "supported; default is")  # fmt: skip
+        raise InputError(f"rope_parameters with rope_type={brief(own['rope_type'])} is not "
+                         "supported; it must be default")  # fmt: skip
     if own.get("rope_theta") is not None:
         return read_positive(own, "rope_theta", default)
     return read_positive(hf, field, default)

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: BERT's encoder, positions counted from the padding index (Liu et al. 2019)."""
+"""RoBERTa and XLM-R: BERT's encoder, positions start after the padding id (Liu et al. 2019)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     offset = read_id(hf, "pad_token_id", 1) + 1
     if offset >= read_size(hf, "max_position_embeddings"):
         raise InputError(
-            f"pad_token_id={offset - 1} leaves no row of max_position_embeddings="
-            f"{hf['max_position_embeddings']} to text; give the config.json of these weights"
+            f"pad_token_id={offset - 1} leaves no position for text: max_position_embeddings="
+            f"{hf['max_position_embeddings']}; give the config.json of these weights"
         )
     # In transformers RobertaLMHead has gelu, whatever hidden_act says.
     return config_from_hf(hf, **({"offset": offset, "lm_activation": "gelu"} | changes))

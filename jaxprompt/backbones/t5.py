@@ -1,7 +1,7 @@
 """T5 in all its versions: 1.0, 1.1, LM-adapted, flan, mT5 (Raffel et al. 2020; Shazeer 2020).
 
 Attention has no 1 / sqrt(D): it is folded into the initial values of the query projection. Norms,
-softmax and logits are float32 whatever the weights are.
+softmax and logits are float32 with any dtype of the weights.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Pre
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """The shape of a T5 and how it runs."""
+    """The dimensions of a T5 and how it is run."""
 
     vocab: int
     width: int
@@ -90,7 +90,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer that reads the encoder's output too. [B, T, H] -> [B, T, H]"""
+    """One pre-norm layer that also attends to the encoder's output. [B, T, H] -> [B, T, H]"""
 
     cfg: T5Config
 
@@ -107,9 +107,9 @@ class DecoderLayer(nn.Module):
         self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
         keep: bool = False, reads=None,
     ):  # fmt: skip
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+        """Runs the layer, only at the positions `reads` [B, M] if given.
 
-        keep=True gives the k, v of both attentions, without prefixes.
+        keep=True also returns the k, v of both attentions, without prefixes.
         """
         own, cross = prefixes
         y = self.attention_norm(x)
@@ -130,9 +130,9 @@ class DecoderLayer(nn.Module):
         return x, (stream_k, stream_v, cross_k, cross_v) if keep else None
 
     def step(self, x, own: Memory, cross: Memory, bias, column):
-        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
+        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
-        `cross` has B rows, or fewer: then that many rows in a row read the same source.
+        `cross` has B rows, or fewer: then as many consecutive rows share a source.
         """
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
@@ -154,7 +154,7 @@ class Embed(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
-        """Embeds tokens, slot rows in their places."""
+        """Embeds tokens, with slot vectors at their positions."""
         x = self.word(tokens.ids)
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
@@ -169,7 +169,7 @@ class Backbone(nn.Module):
     STYLE: ClassVar[str] = "seq2seq"
 
     def setup(self):
-        """Declares what the checkpoint holds."""
+        """Declares the parts in the checkpoint."""
         c = self.cfg
         x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
@@ -189,7 +189,7 @@ class Backbone(nn.Module):
 
     @property
     def dims(self) -> Dims:
-        """Tells methods and heads what they may know of this backbone."""
+        """Returns the dimensions that methods and heads need."""
         c = self.cfg
         return Dims(
             c.vocab, c.width, c.width, c.layers, c.heads, c.head_dim, NO_LIMIT, c.decoder_layers
@@ -197,13 +197,13 @@ class Backbone(nn.Module):
 
     @property
     def reads_prefix_positions(self) -> bool:
-        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return True
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
         """Encodes and decodes a batch. -> the decoder's states [B, T, H]
 
-        At its positions `reads` [B, M] alone where they are given -> [B, M, H]
+        Only at its positions `reads` [B, M] if given: [B, M, H].
         """
         source = self.encode(batch, injection, deterministic=deterministic)
         tokens = batch.decoder_tokens
@@ -227,7 +227,7 @@ class Backbone(nn.Module):
         return self.drop(self.norm(x), deterministic=deterministic)
 
     def enter(self, batch: Batch, layer: int):
-        """Computes what enters a layer of the encoder, or leaves it, with nothing injected below.
+        """Computes the input of an encoder layer, or the output, with nothing injected below it.
 
         -> [B, T, H]
         """
@@ -235,9 +235,9 @@ class Backbone(nn.Module):
         return self._encode(x, None, batch, True, last=layer)
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
-        """Reads the input and what the decoder is fed, with room for more tokens.
+        """Encodes the input and processes the decoder's first tokens, with room for more.
 
-        -> the decoder's states [B, T, H], the cache
+        Returns the decoder's states [B, T, H] and the cache.
         """
         tokens = batch.decoder_tokens
         source = self.encode(batch, injection, deterministic=True)
@@ -252,11 +252,11 @@ class Backbone(nn.Module):
         return x, Cache(mine, place(own, tokens.positions, room), seen)
 
     def reading_layers(self) -> Any:
-        """Gives what `cache.each_layer` takes the layers from, in a loop of `extend`."""
+        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
         return take_layers(self.decoder_layers, self.cfg.decoder_layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more with each of the `reading_layers`.
+        """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
@@ -272,7 +272,7 @@ class Backbone(nn.Module):
         return self.decoder_norm(x), cache._replace(own=tuple(own))
 
     def words(self):
-        """Returns the word table. -> [V, H]"""
+        """Returns the word embeddings. -> [V, H]"""
         return self.embed.word.table
 
     def lm_features(self, x):
@@ -283,12 +283,12 @@ class Backbone(nn.Module):
         return x * (factor * c.rescale if c.tied else factor)
 
     def lm_table(self):
-        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
         table = self.words() if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
 
     def init_all(self, batch: Batch):
-        """Touches every part, so that `init` makes every parameter."""
+        """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
     def _encode(self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **span: int):
@@ -349,27 +349,27 @@ def _bare(prefix: Prefix | None) -> Prefix | None:
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
-    """Reads a T5 or mT5 config. Raises InputError where it asks for what is not done here."""
+    """Reads a T5 or mT5 config. Raises InputError if it needs an unsupported feature."""
     gate, _, act = feed_forward_of(hf).rpartition("-")
     act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise InputError(
-            f"feed_forward_proj={brief(hf['feed_forward_proj'])} is not supported; known: an "
-            f"activation of {', '.join(ACTIVATIONS)}, with gated- in front or not"
+            f"feed_forward_proj={brief(hf['feed_forward_proj'])} is not supported; use one of "
+            f"{', '.join(ACTIVATIONS)}, optionally with the prefix gated-"
         )
     refuse(hf, "is_decoder")
     if not read_flag(hf, "is_encoder_decoder", True):
-        raise InputError("is_encoder_decoder=false is not supported; take a T5 with both halves")
+        raise InputError("is_encoder_decoder=false is not supported; use a full T5")
     layers = read_size(hf, "num_layers")
     start = hf.get("decoder_start_token_id")
     start = hf.get("pad_token_id") if start is None else start
     if type(start) is not int or not 0 <= start < read_size(hf, "vocab_size"):
         state = "lacks decoder_start_token_id"
         if start is not None:
-            state = f"has decoder_start_token_id={brief(start)}, which is not"
+            state = f"has decoder_start_token_id={brief(start)}"
         raise InputError(
-            f"the config {state}, the id of its vocabulary that the decoder is fed first; "
-            "add it to config.json (T5's is the pad id, 0)"
+            f"the config {state}, which must be a token id of its vocabulary, the decoder's first "
+            "input; set it in config.json (T5 uses the pad id, 0)"
         )
     rate = read_share(hf, "dropout_rate", 0.1)
     eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
@@ -380,8 +380,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     if buckets < 4 or not buckets // 2 < distance < 2**20:
         raise InputError(
             f"relative_attention_num_buckets={buckets} and relative_attention_max_distance="
-            f"{distance} make no bias: the first is at least 4, the second above half of it and "
-            "below 2**20; give the config.json that was saved with the weights"
+            f"{distance} are invalid: the first must be at least 4, the second above half of the "
+            "first and below 2**20; give the config.json that was saved with the weights"
         )
     # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features; those
     # of mT5 are never scaled, and say tied once transformers 5 has saved them.

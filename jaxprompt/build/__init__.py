@@ -1,1 +1,1 @@
-"""From a config to the parts of a run: backbone, task, scorer, initial parameters."""
+"""Builds the parts of a run from a config: backbone, task, scorer, initial parameters."""

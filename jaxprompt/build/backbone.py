@@ -25,15 +25,15 @@ _KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
 
 
 def family_of(model_type: str) -> str:
-    """Names the family that reads a model_type of transformers."""
+    """Returns the backbone family for a model_type of transformers."""
     return _KIN.get(model_type, model_type)
 
 
 def open_backbone(config: BackboneConfig) -> Backbone:
-    """Finds a backbone and reads its config and the names of its heads."""
+    """Locates a backbone and reads its config and the names of its heads."""
     if not config.path:
         raise InputError(
-            "backbone.path is empty; give a folder, a .gguf file, a hub id or pkg:PACKAGE/FOLDER"
+            "backbone.path is empty; give a folder, a .gguf file, a Hub id or pkg:PACKAGE/FOLDER"
         )
     where = folder.resolve(config.path, config.revision or None)
     return shape_backbone(config, where, folder.read_config(where))
@@ -42,18 +42,23 @@ def open_backbone(config: BackboneConfig) -> Backbone:
 def shape_backbone(
     config: BackboneConfig, where: Path, hf: dict[str, object], heads: Collection[str] | None = None
 ) -> Backbone:
-    """Makes the module of a transformers config; without `heads`, with those that `where` holds.
+    """Creates the module for a transformers config.
 
-    `where` is the folder, or the file where the config alone is there.
+    Args:
+      config: the backbone block.
+      where: the folder of the backbone, or the file of the config if there are no weights.
+      hf: the transformers config.
+      heads: the heads of the module; by default those in the checkpoint.
     """
     kind = hf.get("model_type", "")
     family = config.family or (family_of(kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
         if not kind:
-            raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
+            raise InputError(f"{where}: the config has no model_type; add one of {known}")
         raise InputError(
-            f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
+            f"{where} contains a model of type {brief(kind)}, which is not supported; "
+            f"backbone.family is one of {known}"
         )
     try:
         if heads is None:
@@ -69,10 +74,11 @@ def shape_backbone(
 
 
 def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
-    """Reads the weights to where they live.
+    """Loads the weights onto their devices.
 
-    The module is returned too: an untied output table is found only here, and the vocabulary's
-    tables are padded to the mesh.
+    Returns:
+      (backbone, weights). The module may change: only the checkpoint shows whether the output
+      table is untied, and embedding tables are padded to the mesh.
     """
     loaded = load.load_backbone(
         backbone.folder, backbone.family, backbone.hf, dtype=backbone.config.dtype,
@@ -87,14 +93,14 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
 
 
 class LoadedBackbone(NamedTuple):
-    """A backbone and its weights, where they live."""
+    """A backbone and its weights on their devices."""
 
     backbone: Backbone
     loaded: load.Loaded
     placement: Placement
 
     def __repr__(self) -> str:
-        """Says what it is in one line."""
+        """Returns a one-line summary."""
         config, report, mesh = self.backbone.config, self.loaded.report, self.placement.mesh.shape
         held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
         where = f"{mesh['data']}x{mesh['model']} devices"
@@ -102,13 +108,13 @@ class LoadedBackbone(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a run is handed in place of what its config names, by who calls it from Python."""
+    """Inputs from Python that replace what the config names."""
 
     rows: Mapping[str, Rows] | None = None  # by split
     backbone: LoadedBackbone | None = None
 
     def load(self, backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
-        """Reads the weights, unless they are handed over. -> see `load_weights`"""
+        """Returns the given weights, or loads them; see `load_weights`."""
         if self.backbone is None:
             return load_weights(backbone, placement)
         return self.backbone.backbone, self.backbone.loaded
@@ -118,7 +124,7 @@ NOTHING = Given()
 
 
 def facts_of(backbone: Backbone) -> BackboneFacts:
-    """Tells a kind of answer what it knows of a backbone."""
+    """Returns what a head needs to know of a backbone."""
     module = backbone.module
     return BackboneFacts(
         backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
@@ -127,7 +133,7 @@ def facts_of(backbone: Backbone) -> BackboneFacts:
 
 
 def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
-    """Lists what ends a text that is written: the end of a target, and a model's own, but GLM's."""
+    """Lists the token ids that end generated text: of a target, and of the model (except GLM)."""
     own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
     known = range(backbone.module.dims.vocab)  # others are never written
     return tuple(dict.fromkeys([specials.stop, *filter(known.__contains__, own)]))

@@ -1,4 +1,4 @@
-"""What is wrong with a config whatever its data and its backbone."""
+"""Checks of a config that need neither its data nor its backbone."""
 
 from jaxprompt.build.demonstrations import check_demos
 from jaxprompt.build.examples import in_form, read_task
@@ -10,11 +10,11 @@ from jaxprompt.errors import InputError, at_least
 
 
 def check_config(config: RunConfig) -> None:
-    """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
+    """Raises InputError for all errors of a config that need no data and no backbone."""
     check_totals(config.train)
     if config.data.batch % config.optim.accumulate:
         raise InputError(
-            f"data.batch={config.data.batch} must divide by "
+            f"data.batch={config.data.batch} must be divisible by "
             f"optim.accumulate={config.optim.accumulate}"
         )
     for field in ("data", "model"):
@@ -25,8 +25,9 @@ def check_config(config: RunConfig) -> None:
     prompt, head = method_of(config), head_of(config)
     if "frequent" in starts_of(config) and not config.corpus.path:
         raise InputError(
-            "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
-            "is empty; give the text (PPT takes that of pre-training), or take start=task or vocab"
+            "prompt.start=frequent samples from the most frequent words of a corpus, but "
+            "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
+            "vocab"
         )
     if config.ppt.task:  # its texts and words are those of a pattern
         return
@@ -41,7 +42,7 @@ def check_config(config: RunConfig) -> None:
 
 
 def check_totals(train: TrainConfig) -> None:
-    """Raises InputError where a run has no length or several, or never looks at dev."""
+    """Raises InputError if a run has no length or several, or never evaluates."""
     names = ("total_steps", "total_epochs", "total_examples")
     totals = {name: getattr(train, name) for name in names}
     if sum(value > 0 for value in totals.values()) != 1:

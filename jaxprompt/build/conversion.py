@@ -1,4 +1,4 @@
-"""Writes a backbone of any kind out once, as a folder that transformers loads."""
+"""Converts a backbone of any supported format to a folder that transformers loads."""
 
 import hashlib
 from pathlib import Path
@@ -14,12 +14,19 @@ from jaxprompt.errors import InputError, brief, choose
 def convert_backbone(
     path: str, output: str | Path, *, revision: str = "", dtype: str = "float32"
 ) -> Report:
-    """Reads a folder, a hub id, a GGUF file or what a package holds, and writes `output`.
+    """Converts a backbone.
 
-    `dtype` is that of the written weights, "float32" or "bfloat16". A folder that the same
-    conversion wrote is replaced. -> what the weights held; `unused` of them are left out.
+    Args:
+      path: a folder, a Hub id, a GGUF file or pkg:PACKAGE/FOLDER.
+      output: the folder to write; a folder that the same conversion wrote is replaced.
+      revision: the Hub revision.
+      dtype: the dtype of the written weights, "float32" or "bfloat16".
 
-    Raises InputError where the weights cannot be read, or `output` holds anything else.
+    Returns:
+      A report on the weights; those listed as `unused` are not written.
+
+    Raises:
+      InputError: if the weights cannot be read, or `output` contains anything else.
     """
     choose("--dtype", dtype, DTYPES)
     where = resolve(path, revision or None)
@@ -28,10 +35,13 @@ def convert_backbone(
     family = family_of(kind) if isinstance(kind, str) else ""
     known = ", ".join(families())
     if not kind:
-        raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
+        raise InputError(f"{where}: the config has no model_type; add one of {known}")
     if family not in families():
-        raise InputError(f"{where} holds a model of type {brief(kind)}; known: {known}")
-    check_loadable(family, f"read {path} as it is")
+        raise InputError(
+            f"{where} contains a model of type {brief(kind)}, which is not supported; known: "
+            f"{known}"
+        )
+    check_loadable(family, f"use {path} without conversion")
     params, report = load_backbone(where, family, hf, dtype=dtype)
     # For what its family refuses: a config that asks for what is not there.
     make_backbone(family, hf, report.heads)

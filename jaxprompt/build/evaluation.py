@@ -1,4 +1,4 @@
-"""Scores of a split by the scorer of a config."""
+"""Evaluates splits with the scorer of a config."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from jaxprompt.training.features.cache import FeatureCache
 def build_measure(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[[Split, tree.Flat, tree.Flat], dict[str, float]]:
-    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
+    """Returns a function from (split, trainable, frozen) to metrics, compiled once per shape."""
     judge = build_judge(config, scorer, placement, kept)
     return lambda *given: judge(*given)[0]
 
@@ -26,9 +26,9 @@ def build_measure(
 def build_judge(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Answers]]:
-    """Makes (split, trainable, frozen) -> metrics and answers.
+    """Returns a function from (split, trainable, frozen) to metrics and answers.
 
-    A prompt that is computed from other numbers is computed once a pass, not once a batch.
+    A prompt that is computed from other parameters is computed once per pass, not per batch.
     """
     kept = kept or FeatureCache(scorer)
     steps: dict[bool, Callable[..., Answers]] = {}

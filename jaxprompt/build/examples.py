@@ -36,9 +36,10 @@ _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(config: TaskConfig) -> Task:
-    """Makes the task of a config block; words and metric of the config replace the task's own.
+    """Returns the task of a config block; words and metric of the config replace the task's.
 
-    Raises InputError for a task that does not fit itself.
+    Raises:
+      InputError: if the fields of the task contradict each other.
     """
     label_words = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
     _check_vocabulary(config)
@@ -52,11 +53,11 @@ def read_task(config: TaskConfig) -> Task:
     if label_words and len(label_words) != len(task.labels):
         raise InputError(
             f"task.words has {len(label_words)} entries for {len(task.labels)} classes of "
-            f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
+            f"{task.name}; give one per class, in the order {', '.join(task.labels)}"
         )
     if config.positive not in ("", task.positive) and task.positive:
         raise InputError(
-            f"task.positive={brief(config.positive)}: the positive class of {task.name} is "
+            f"task.positive={brief(config.positive)}, but the positive class of {task.name} is "
             f"{task.positive!r}, as in its benchmark; leave task.positive out"
         )
     task = dataclasses.replace(
@@ -75,55 +76,57 @@ def read_task(config: TaskConfig) -> Task:
 
 
 def _check_vocabulary(config: TaskConfig) -> None:
-    """Raises InputError where the classes of a task are given in two ways."""
+    """Raises InputError if the classes of a task are given in two ways."""
     others = [name for name in _NO_VOCABULARY if getattr(config, name)]
     if config.vocabulary and (others or config.name != "custom"):
         field = others[0] if others else "name"
         raise InputError(
-            f"task.vocabulary names the classes of task.name=custom, and task.{field}="
-            f"{brief(getattr(config, field))} has its own; leave one of the two out"
+            f"task.vocabulary lists the classes of task.name=custom, but task.{field}="
+            f"{brief(getattr(config, field))} defines others; leave one of the two out"
         )
 
 
 def _check_known(config: TaskConfig, task: Task) -> None:
-    """Raises InputError for a field that only a custom task has, and that would not be read."""
+    """Raises InputError for a field that only a custom task uses."""
     read = ("fields",) * (config.form in TASKS) + ("labels",) * (task.kind == "tags")
     for name in ("fields", *_OF_CUSTOM):
         value = getattr(config, name)
         if name not in read and value not in (getattr(TaskConfig(), name), getattr(task, name)):
             raise InputError(
-                f"task.{name}={brief(value)} is of task.name=custom, and task.name={task.name} has "
-                "its own; leave it out, or give task.name=custom with the columns of your file"
+                f"task.{name}={brief(value)} is only valid with task.name=custom, but "
+                f"task.name={task.name}; leave it out, or set task.name=custom with the columns of "
+                "your file"
             )
 
 
 def asked_task(config: RunConfig) -> Task:
-    """Makes the task of a config, see `read_task`."""
+    """Returns the task of a config, see `read_task`."""
     return read_task(config.task)
 
 
 def in_form(config: RunConfig, task: Task) -> Task:
-    """Lays the task out as a pre-training task where task.form names one.
+    """Formats the task as a pre-training task if task.form names one.
 
-    Raises InputError where it cannot be.
+    Raises:
+      InputError: if that is not possible.
     """
     block = config.task
     if block.form not in TASKS:
         if config.ppt.hard:
             raise InputError(
-                f"ppt.hard=True adds the hard prompt of a pre-training task, and task.form="
+                f"ppt.hard=True adds the hard prompt of a pre-training task, but task.form="
                 f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
             )
         return task
     if not head_of(config).READS_WORDS:
         raise InputError(
-            f"task.form={block.form} answers by label words, which head.name={config.head.name} "
-            "does not read; set head.name=verbalizer"
+            f"task.form={block.form} answers with label words, which head.name={config.head.name} "
+            "does not use; set head.name=verbalizer"
         )
     if task.choices and block.words:
         raise InputError(
-            f"task.words name the choices, which task.form={block.form} does by the names of "
-            "ppt.patterns; empty it, or take task.form=cloze"
+            f"task.words names the choices, but task.form={block.form} takes their names from "
+            "ppt.patterns; leave task.words out, or use task.form=cloze"
         )
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
@@ -132,27 +135,27 @@ def in_form(config: RunConfig, task: Task) -> Task:
 
 
 def _as_written(task: Task, config: TaskConfig) -> Task:
-    """Takes over how a config writes options and label words."""
+    """Applies how a config writes options and label words."""
     spaced = task.spaced if config.spaced == "" else config.spaced == "true"
     return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
 
 def check_tunes(config: RunConfig) -> None:
-    """Raises InputError where a config is for pre-training, or of several tasks."""
+    """Raises InputError if a config is for pre-training, or for several tasks."""
     if config.objective.name:
         raise InputError(
-            f"objective.name={config.objective.name} pre-trains a backbone, which only adapt "
-            "takes; give another config, or set objective.name=''"
+            f"objective.name={config.objective.name} pre-trains a backbone, which only the command "
+            "adapt does; use another config, or set objective.name=''"
         )
     if config.ppt.task:
         raise InputError(
-            f"ppt.task={config.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
-            "take; give another config, or set ppt.task=''"
+            f"ppt.task={config.ppt.task} pre-trains a prompt, which is only valid with the "
+            "commands pretrain, plan and export; use another config, or set ppt.task=''"
         )
     if config.shared.tasks:
         raise InputError(
-            "shared.tasks is of `train` alone, which exports each task's prompt into "
-            "WORKDIR/export/NAME; give that by --prompt, or empty shared.tasks"
+            "shared.tasks is only valid with the command train, which exports each task's prompt "
+            "to WORKDIR/export/NAME; give that with --prompt, or leave shared.tasks empty"
         )
 
 
@@ -174,7 +177,7 @@ class _DataSet:
         self.left_out: list[str] = []
 
     def has(self, task: Task, split: str) -> bool:
-        """Tells whether it has a split of the run."""
+        """Returns whether it has a split of the run."""
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
             task, split, source=self.config.data.source, files=self.files,
@@ -200,17 +203,23 @@ def read_examples(
     config: RunConfig, wanted: Sequence[str] = SPLITS, record: TaskData | None = None,
     given: Mapping[str, Rows] | None = None,
 ) -> Examples:  # fmt: skip
-    """Reads the splits that are there, and draws train and dev by the protocol.
+    """Reads the available splits, and samples train and dev by the protocol.
 
-    With the `record` of a run the task is that run's: no label is looked for in the training data.
-    `given` rows take the place of those that the config names.
-    Raises InputError where dev is wanted and there is none.
+    Args:
+      config: the config of a run.
+      wanted: the splits to read.
+      record: the data record of a run; if given, the task is that of the run, and labels are not
+        inferred from the training data.
+      given: rows by split, in place of the files in the config.
+
+    Raises:
+      InputError: if dev is wanted and there is none.
     """
     check_tunes(config)
     data, data_set = config.data, _DataSet(config, given)
     if makes_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
-            f"data.protocol={data.protocol.name} makes dev of the training examples, and "
+            f"data.protocol={data.protocol.name} splits dev off the training examples, so "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(config.task) if record is None else record.task
@@ -280,17 +289,17 @@ def _train_splits(
 def _no_dev_message(
     config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
 ) -> str:  # fmt: skip
-    """Says why a run has no dev examples; `train` is how many it trains on."""
+    """Returns why a run has no dev examples; `train` is the number of training examples."""
     if makes_dev(config.data):
         protocol = config.data.protocol
         options = [f"data.protocol.{name}" for name in protocol.declared()]
         return (
-            f"data.protocol={protocol.name} gives all {train} examples to train and leaves "
-            f"none for dev; lower its share of them: {', '.join(options)}"
+            f"data.protocol={protocol.name} uses all {train} examples for train and leaves "
+            f"none for dev; reduce the training share: {', '.join(options)}"
         )
     source = "data.files.dev" if in_memory is None else "dev rows"
     return (
-        f"task {task.name} has no dev split here; give {source}, or draw one from train: "
+        f"task {task.name} has no dev split here; give {source}, or split one off train: "
         "data.protocol=holdout and data.protocol.size=N"
     )
 
@@ -309,7 +318,7 @@ def _read_vocabulary(config: RunConfig, task: Task) -> WordList:
 
 
 def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Example]:
-    """Makes the examples by which a split is scored: of dialogues, for f1c, one a turn."""
+    """Returns the examples that a split is scored by: for f1c, one per turn of a dialogue."""
     if task.metric != "f1c":
         return examples
     made: list[Example] = []
@@ -319,17 +328,19 @@ def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Exa
 
 
 def examples_key(config: RunConfig) -> str:
-    """Sums up all that the examples of a run depend on."""
+    """Returns a hash of everything that the examples of a run depend on."""
     return json.dumps(
         [block.to_dict() for block in (config.data, config.task, config.demos)], sort_keys=True
     )
 
 
 def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None = None) -> str:
-    """Names the split of the data set that a split of the run is read from.
+    """Returns the split of the data set that a split of the run is read from.
 
-    Files and `given` rows are already named by the run's splits. Raises InputError where the same
-    examples would choose the prompt and be reported as test.
+    Files and `given` rows already have the names of the run's splits.
+
+    Raises:
+      InputError: if the same examples would both select the prompt and be reported as test.
     """
     data = config.data
     is_named = given is not None or any(data.files.paths())
@@ -337,31 +348,31 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
         return split
     if not makes_dev(data):
         raise InputError(
-            f"data.test_split={data.test_split} would report the examples that choose the best "
-            "prompt; sample dev from train by data.protocol (fraction: with "
+            f"data.test_split={data.test_split} would report the examples that select the best "
+            "prompt; sample dev from train with data.protocol (for fraction: with "
             "data.protocol.holdout), or set data.test_split=test"
         )
     return data.test_split
 
 
 def makes_dev(data: DataConfig) -> bool:
-    """Tells whether the protocol makes dev of training examples."""
+    """Returns whether the protocol takes dev from the training examples."""
     if isinstance(data.protocol, Fraction):
         return data.protocol.holdout > 0
     return data.protocol.name != ""
 
 
 def data_files(config: RunConfig) -> dict[str, Path]:
-    """Finds the files of a user that a config reads, see `sources.local_files`."""
+    """Returns the user's files that a config reads, see `sources.local_files`."""
     return sources.local_files(config.data.source, config.data.files.paths())
 
 
 def read_rows(
     config: RunConfig, task: Task, split: str
 ) -> list[tuple[str, dict[str, object], Example]]:
-    """Reads one split in the order of `read_examples`, with its rows as they stand in the source.
+    """Reads one split in the order of `read_examples`, with the rows as they are in the source.
 
-    `task` has its labels found. -> where each row stands, the row, its example
+    `task` has its labels. Returns the place of each row, the row, and its example.
     """
     data_set = _DataSet(config, None)
     if config.data.protocol.name and split != "test":
@@ -391,8 +402,8 @@ def _draw(
         return None
     if task.kind != "classes" and protocol not in _ANY_ROWS:
         raise InputError(
-            f"data.protocol={protocol} draws by class, and task {task.name} has {task.kind}; "
-            "take holdout, fraction or none"
+            f"data.protocol={protocol} samples by class, but task {task.name} has {task.kind}; "
+            "use holdout, fraction or none"
         )
     labels = [example.label for example in examples]
     if task.kind != "classes" or (protocol == "holdout" and task.choices):
@@ -403,7 +414,7 @@ def _draw(
         if isinstance(data.protocol, KFold) and not keeps:
             raise InputError(
                 f"data.protocol=kfold with data.protocol.k={data.protocol.k} samples single "
-                f"candidates, and {task.metric} is of whole questions; take data.protocol.k=0, or "
+                f"candidates, but {task.metric} needs whole questions; use data.protocol.k=0, or "
                 "task.metric=accuracy"
             )
         groups = [example.question for example in examples]

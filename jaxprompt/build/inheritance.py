@@ -1,4 +1,4 @@
-"""What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
+"""Initialises a prompt from exports: from one, or from the mean of several, cut to its length."""
 
 import os
 from collections.abc import Sequence
@@ -23,44 +23,44 @@ _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
 
 
 def check_init(config: RunConfig, dims: Dims) -> None:
-    """Raises InputError where an export to start from is of another method, form or size."""
+    """Raises InputError if an export to initialise from has another method, form or size."""
     if config.train.init_head:
         _check_head(config)
     for path, method in inherited(config, dims):
         held = _check_export(path, method, dims).backbone.rescale
         if held != config.backbone.rescale and method.must_match():
             raise InputError(
-                f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
-                f"has {config.backbone.rescale}; set it to {held}, or give another export"
+                f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, but this "
+                f"run has {config.backbone.rescale}; set it to {held}, or use another export"
             )
 
 
 def _check_head(config: RunConfig) -> None:
-    """Raises InputError where a head cannot start from the export of the prompt."""
+    """Raises InputError if a head cannot be initialised from the export of the prompt."""
     init = config.prompt.get("init", "")
     if not init and inherited(config):
         raise InputError(
-            "train.init_head=True takes the head of the export that prompt.init names, not that of "
-            "a part; set train.init_head=False"
+            "train.init_head=True initialises the head from the export in prompt.init, not from "
+            "that of a component; set train.init_head=False"
         )
     paths = list_paths(init) if init else []
     if len(paths) != 1:
         raise InputError(
-            "train.init_head=True takes the head of the export that prompt.init names, and that "
-            f"names {len(paths)}; name one, or set train.init_head=False"
+            "train.init_head=True initialises the head from the export in prompt.init, which names "
+            f"{len(paths)}; name one, or set train.init_head=False"
         )
     tensors, metadata = read_export(paths[0])
     named = metadata.head.name
-    has = named if any(name.startswith("head/") for name in tensors) else f"{named} without numbers"
+    has = named if any(name.startswith("head/") for name in tensors) else f"{named} without params"
     if has != config.head.name:
         raise InputError(
-            f"train.init_head=True: prompt.init={paths[0]} has head.name={has}, this run "
-            f"{config.head.name}; give another export, or set train.init_head=False"
+            f"train.init_head=True, but prompt.init={paths[0]} has head.name={has} and this run "
+            f"{config.head.name}; use another export, or set train.init_head=False"
         )
 
 
 def tell_init(config: RunConfig, dims: Dims) -> list[str]:
-    """Says which exports a prompt starts from, and which of them are cut or repeated for it."""
+    """Describes the exports that a prompt is initialised from, and which are cut or repeated."""
     lines = []
     for path, method in inherited(config, dims):
         metadata = read_export(path)[1]
@@ -74,7 +74,7 @@ def tell_init(config: RunConfig, dims: Dims) -> list[str]:
 
 
 def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bool) -> list[str]:
-    """Says where a task is asked otherwise than in the pre-training of its prompt."""
+    """Describes where the format of a task differs from the pre-training of its prompt."""
     before = metadata.pretrained or {}
     if before.get("task") not in TASKS:
         return []
@@ -98,12 +98,12 @@ def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bo
 
 
 def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
-    """Raises InputError where an export is of another method, form or size. -> its metadata"""
+    """Checks the method, form and size of an export and returns its metadata."""
     block, init = method.block(), f"prompt.{method.INIT}={path}"
     if path.endswith(".npy") or os.path.exists(user_path(path) / "adapter_config.json"):
         raise InputError(
-            f"{init} is no export; soft tokens of an .npy file or a PEFT adapter are "
-            f"taken by prompt.name=soft or prefix, prompt.start=file and prompt.file={path}"
+            f"{init} is not an export; for an .npy file or a PEFT adapter use "
+            f"prompt.name=soft or prefix, prompt.start=file and prompt.file={path}"
         )
     try:
         _, metadata = read_export(path)
@@ -111,13 +111,13 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
         raise InputError(f"{init}: {error}") from error
     if metadata.method != block["name"]:
         raise InputError(
-            f"{init} holds a prompt of {metadata.method}; set prompt.name="
-            f"{metadata.method}, or give an export of {block['name']}"
+            f"{init} contains a prompt of method {metadata.method}; set prompt.name="
+            f"{metadata.method}, or use an export of {block['name']}"
         )
     if method.is_computed():
         raise InputError(
-            f"{init} cannot be taken over: this prompt is computed from other numbers than an "
-            f"export holds; set {method.PLAIN}"
+            f"{init} cannot be used: this prompt is computed from other parameters than those in "
+            f"an export; set {method.PLAIN}"
         )
     shared = method.must_match()
     if shared is None:
@@ -129,21 +129,21 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
         value = block[field]
         if (held := metadata.hyper.get(field)) != value:
             raise InputError(
-                f"{init} has prompt.{field}={held!r}, this run {value!r}; set it "
-                f"to {held!r}, or give another export"
+                f"{init} has prompt.{field}={held!r}, but this run has {value!r}; set it "
+                f"to {held!r}, or use another export"
             )
     backbone = metadata.backbone
     if other := [x for x in _SIZES if getattr(backbone.dims, x) != getattr(dims, x)]:
         raise InputError(
-            f"{init} is of a backbone with {other[0]}={getattr(backbone.dims, other[0])} "
-            f"({backbone.id}), this one has {getattr(dims, other[0])}; give that backbone, or "
+            f"{init} is for a backbone with {other[0]}={getattr(backbone.dims, other[0])} "
+            f"({backbone.id}), but this one has {getattr(dims, other[0])}; use that backbone, or "
             "another export"
         )
     return metadata
 
 
 def read_origin(path: str) -> OriginMetadata:
-    """Tells of the export that a prompt started from, for the metadata of what came of it."""
+    """Returns the metadata of the export that a prompt is initialised from."""
     _, metadata = read_export(path)
     return OriginMetadata(
         path=path,
@@ -161,11 +161,20 @@ def read_origin(path: str) -> OriginMetadata:
 def inherit(
     config: RunConfig, fingerprint: str, labels: Sequence[str], init: str, drawn: tree.Params
 ) -> tree.Nested:
-    """Gives the numbers of exported prompts, in the place of those that were `drawn`.
+    """Returns initial parameters from exported prompts.
 
-    Those of several are averaged. Tables of another length are cut, or repeated from their
-    beginning. Raises InputError for exports on other weights, for numbers of another form, and
-    where rows of classes would go to others of `labels`.
+    Several exports are averaged. Tables of another length are cut, or repeated from their start.
+
+    Args:
+      config: the config of the run.
+      fingerprint: of the backbone's weights.
+      labels: the classes of the task.
+      init: the exports.
+      drawn: the randomly initialised parameters that are replaced.
+
+    Raises:
+      InputError: if an export was trained on other weights, has parameters of another form, or
+        would assign its class vectors to other `labels`.
     """
     paths = list_paths(init)
     if "rows" in drawn:
@@ -184,29 +193,30 @@ def inherit(
 
 
 def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
-    """Raises InputError where a class of both stands elsewhere: rows are by their places."""
+    """Raises InputError if a class has another position in the export: vectors are by position."""
     for place, label in enumerate(labels):
         if label in held and list(held).index(label) != place:
             raise InputError(
-                f"prompt.init={path} was trained for the classes {', '.join(held)}, and this run "
-                f"has {label!r} in place {place + 1}; order them alike, or give another export"
+                f"prompt.init={path} was trained for the classes {', '.join(held)}, but this run "
+                f"has {label!r} at position {place + 1}; use the same order, or another export"
             )
 
 
 def inherit_head(
     config: RunConfig, fingerprint: str, labels: Sequence[str], drawn: tree.Params
 ) -> tree.Nested:
-    """Gives the numbers of the head that was exported beside the prompt, for those `drawn`.
+    """Returns the parameters of the exported head, which replace those in `drawn`.
 
-    Raises InputError for an export on other weights, of other classes or with another form.
+    Raises:
+      InputError: if the export was trained on other weights, or has other classes or another form.
     """
     (path,) = list_paths(config.prompt.get("init", ""))
     tensors, metadata = _open(fingerprint, path)
     if metadata.task.labels != tuple(labels):
         own, other = (", ".join(names)[:60] for names in (metadata.task.labels, labels))
         raise InputError(
-            f"train.init_head=True: prompt.init={path} has a head for the classes {own}, this run "
-            f"has {other}; give another export, or set train.init_head=False"
+            f"train.init_head=True, but prompt.init={path} has a head for the classes {own} and "
+            f"this run has {other}; use another export, or set train.init_head=False"
         )
     found = tree.unflatten({n: x for n, x in tensors.items() if n.startswith("head/")})
     _check_shapes(path, found, {"head": drawn})
@@ -214,13 +224,13 @@ def inherit_head(
 
 
 def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
-    """Reads an export that was learned on these weights. -> its tensors and its metadata"""
+    """Reads an export that was trained on these weights; returns its tensors and metadata."""
     tensors, metadata = read_export(path)
     backbone = metadata.backbone
     if backbone.fingerprint != fingerprint:
         raise InputError(
-            f"prompt.init={path} was learned on weights {backbone.fingerprint[:12]} "
-            f"({backbone.id}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+            f"prompt.init={path} was trained on the weights {backbone.fingerprint[:12]} "
+            f"({backbone.id}), but backbone.path has {fingerprint[:12]}; use that backbone, or "
             "another export"
         )
     return tensors, metadata
@@ -237,13 +247,13 @@ def _read(config: RunConfig, fingerprint: str, path: str) -> tree.Nested:
 
 
 def rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
-    """Divides soft tokens by `new` in place of `old`, as the embeddings among which they stand."""
+    """Rescales soft tokens: divides them by `new` instead of `old`, like the embeddings."""
     # In float64, so that what --npy multiplied comes back to the last bit but one.
     return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
 
 
 def _fit(saved: tree.Params, initial: tree.Params) -> tree.Nested:
-    """Cuts or repeats tables whose number of tokens alone is another than that of `initial`."""
+    """Cuts or repeats tables that differ from those of `initial` only in the number of tokens."""
     has, needs = tree.flatten(saved), tree.flatten(initial)
     for name in [name for name in has.keys() & needs.keys() if name.endswith("table")]:
         own, shape = np.asarray(has[name]), needs[name].shape
@@ -257,11 +267,11 @@ def _fit(saved: tree.Params, initial: tree.Params) -> tree.Nested:
 
 
 def _check_shapes(path: str, saved: tree.Params, initial: tree.Params) -> None:
-    """Raises InputError where an export's numbers are not those that this run trains."""
+    """Raises InputError if the parameters of an export are not those that this run trains."""
     has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (saved, initial))
     for name in sorted(has.keys() | needs.keys()):
         if has.get(name) != needs.get(name):
             raise InputError(
-                f"prompt.init={path}: {name} is {has.get(name, 'absent')}, this run needs "
-                f"{needs.get(name, 'none')}; give an export of a run like this one"
+                f"prompt.init={path}: {name} is {has.get(name, 'absent')}, but this run needs "
+                f"{needs.get(name, 'none')}; use an export of a run like this one"
             )

@@ -1,4 +1,4 @@
-"""The numbers that a run starts from, divided into what trains and what is frozen."""
+"""The initial parameters of a run, divided into trainable and frozen ones."""
 
 import functools
 import os
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Weights(NamedTuple):
-    """The numbers of a run before its first step."""
+    """The parameters of a run before its first step."""
 
     trainable: tree.Flat
     frozen: tree.Flat
@@ -48,11 +48,16 @@ def start(
     *,
     restored: bool = False,
 ) -> Weights:
-    """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
+    """Initialises prompt and head, and divides parameters into trainable (float32) and frozen.
 
-    `counts` are those of the text that a prompt starts from (`starting_text.count_tokens`). With
-    `restored` the values of what trains do not matter, for a checkpoint holds them: a prompt that
-    trains as a whole is left as it is.
+    Args:
+      config: the config of the run.
+      scorer: its scorer.
+      loaded: the backbone's weights.
+      counts: token counts of the text that a prompt is initialised from, see `count_tokens`.
+      placement: where parameters go.
+      restored: if True, the values of trainable parameters do not matter because a checkpoint
+        replaces them; a prompt that is entirely trainable is then not initialised.
     """
     params = scorer.model.init(
         rng.key_for(config.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
@@ -89,16 +94,16 @@ def start(
 
 
 def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree.Flat, tree.Flat]:
-    """Splits parameters into what trains and what is frozen."""
+    """Divides parameters into trainable and frozen ones."""
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     if codes := next(filter(tree.is_plane, trainable), None):
         raise InputError(
-            f"backbone.quantize={config.backbone.quantize} keeps {codes.rpartition('/')[0]} as "
-            "codes, which cannot train; take backbone.quantize=none, or let config.trainable leave "
-            "it out"
+            f"backbone.quantize={config.backbone.quantize} quantises {codes.rpartition('/')[0]}, "
+            "which then cannot be trained; use backbone.quantize=none, or exclude it from "
+            "config.trainable"
         )
     # What another export holds never trains, whatever the patterns hit.
     base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
@@ -119,10 +124,10 @@ class _Tables(NamedTuple):
 def check_start(
     config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None
 ) -> None:
-    """Raises InputError for what a prompt cannot start from, without the backbone's numbers.
+    """Raises InputError if a prompt cannot be initialised; needs no weights of the backbone.
 
-    `shapes` are those of all parameters. What prompt.init names is checked by `check_init`, and a
-    corpus (prompt.start=frequent) is not read.
+    `shapes` are those of all parameters. prompt.init is checked by `check_init`, and a corpus
+    (prompt.start=frequent) is not read.
     """
     if config.prompt.get("init") or "frequent" in starts_of(config):
         return
@@ -144,9 +149,10 @@ def check_all(
     config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None,
     fingerprint: str, placement: Placement,
 ) -> tree.Flat:  # fmt: skip
-    """Raises InputError for what `start` would refuse on these weights. -> shapes of what trains
+    """Raises InputError for everything that `start` would reject with these weights.
 
-    See `check_start`; exports that numbers start from are read.
+    See `check_start`; exports to initialise from are read. Returns the shapes of trainable
+    parameters.
     """
     check_init(config, scorer.model.backbone.dims)
     if init := config.prompt.get("init", ""):
@@ -187,9 +193,9 @@ def _make_source(
     config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
     take_over: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
 ) -> Source:  # fmt: skip
-    """Makes what a method may start from. Without `fingerprint` an export of any backbone is read.
+    """Returns the sources that a method may initialise from.
 
-    `take_over` is `Source.inherit`.
+    Without `fingerprint`, exports of any backbone are read. `take_over` is `Source.inherit`.
     """
 
     def read(method: Method, path: str) -> np.ndarray:
@@ -200,8 +206,8 @@ def _make_source(
         backbone = metadata.backbone
         if fingerprint and backbone.fingerprint != fingerprint:
             raise InputError(
-                f"prompt.pretrained={path} was trained on weights {backbone.fingerprint[:12]} "
-                f"({backbone.id}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+                f"prompt.pretrained={path} was trained on the weights {backbone.fingerprint[:12]} "
+                f"({backbone.id}), but backbone.path has {fingerprint[:12]}; use that backbone, or "
                 "another export"
             )
         return numbers_of(path, tensors, metadata)
@@ -237,54 +243,57 @@ def _label_ids(scorer: Scorer) -> list[list[int]]:
 
 
 def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
-    """Reads soft tokens as they are saved. -> float32 [S, E = `width` if given], their divisor"""
+    """Reads saved soft tokens: float32 [S, E = `width` if given], and the divisor they have."""
     if path.endswith(".npy"):
         return artifact.import_npy(path, width), 1.0
     if os.path.exists(user_path(path) / "adapter_config.json"):
         rows = peft.read_peft(path).soft
         if rows is None:
-            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
+            raise InputError(f"{path} contains a prefix; use an adapter with soft tokens")
         return rows, 1.0
     tensors, metadata = read_export(path)
     rows = soft_tokens(tensors)
     if rows is None:
-        raise InputError(f"{path} holds a prompt of {metadata.method}; give one of soft tokens")
+        raise InputError(
+            f"{path} contains a prompt of method {metadata.method}; use one of soft tokens"
+        )
     return rows, metadata.backbone.rescale
 
 
 def read_rows(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
-    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
+    """Reads soft tokens from an .npy file, an export or a PEFT adapter. float32 [S, E]
 
-    They are divided like the embeddings among which they stand, by `rescale`; those of an export
-    may be divided already. The decoder's are the last.
+    They are divided by `rescale`, like the embeddings; those of an export may already be divided.
+    The decoder's are last.
     """
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
     rows, divided = rows_of_file(path, shape[1])
     if rows.shape != shape:
-        raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
+        raise InputError(f"{path} has shape {list(rows.shape)}, but the prompt needs {list(shape)}")
     return rescaled(rows, divided, rescale)
 
 
 def count_tokens(
     config: RunConfig, train: Split | None, count_corpus: Callable[[], np.ndarray | None]
 ) -> np.ndarray | None:
-    """Counts the tokens of the text that prompt.start draws from. int64 [ids]
+    """Counts the tokens of the text that prompt.start samples from. int64 [ids]
 
-    That is the training examples (task) or a corpus (frequent), which only then is read; None where
-    a prompt starts from no text.
+    The text is the training examples (task) or a corpus (frequent), which is read only then.
+    Returns None if the prompt is not initialised from text.
     """
     starts = starts_of(config)
     if "task" in starts:
         if train is None:
-            raise ValueError("prompt.start=task counts training examples, and there are none")
+            raise ValueError("prompt.start=task counts training examples, but there are none")
         return np.bincount(text_ids(train.rows))
     return count_corpus() if "frequent" in starts else None
 
 
 def count_corpus(config: RunConfig, scorer: Scorer, workdir: str | Path) -> np.ndarray:
-    """Counts the tokens of the text at corpus.path, which is indexed where it was not. int64 [ids]
+    """Counts the tokens of the text at corpus.path, and indexes it if necessary. int64 [ids]
 
-    Raises InputError for a text that cannot be read.
+    Raises:
+      InputError: if the text cannot be read.
     """
     vocab = scorer.model.backbone.cfg.vocab
     return read_corpus(config, scorer.tokenizer, vocab, workdir).token_counts()

@@ -1,4 +1,4 @@
-"""The method of a config, and what its numbers start from."""
+"""The prompt method of a config, and how it is initialised."""
 
 import functools
 import os
@@ -17,9 +17,11 @@ _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
 def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
-    """Returns the method of a config, made once; without `dims` for a backbone that limits nothing.
+    """Returns the method of a config, cached; without `dims`, for an unrestricted backbone.
 
-    Raises InputError for a field that its start does not read; of a grid of starts one of them may.
+    Raises:
+      InputError: if a field is set that prompt.start does not use; in a grid over starts, one that
+        none of them uses.
     """
     method = make_method(config.prompt, dims)
     if config.runs.starts:
@@ -27,14 +29,14 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
     for own in (method, *(part.method for part in method.components())):
         for field in _unread(own):
             raise InputError(
-                f"prompt.{field}={brief(getattr(own, field))} is read by prompt.start={field} "
-                f"alone, and prompt.start={own.start}; set that, or leave it out"
+                f"prompt.{field}={brief(getattr(own, field))} is only used with prompt.start="
+                f"{field}, but prompt.start={own.start}; set that, or leave it out"
             )
     return method
 
 
 def drop_unread(config: RunConfig) -> RunConfig:
-    """Returns a config without the fields that the start of its prompt does not read."""
+    """Returns a config without the fields that prompt.start does not use."""
     unread = _unread(make_method(config.prompt, _ANY))
     return config.replace({f"prompt.{field}": "" for field in unread})
 
@@ -44,12 +46,12 @@ def _unread(method: Method) -> list[str]:
 
 
 def starts_of(config: RunConfig) -> list[str]:
-    """Lists what the numbers start from, as `prompt.start` names it; [] for those of an export."""
+    """Lists the initialisations, as in `prompt.start`; [] if it is initialised from an export."""
     return [] if config.prompt.get("init") else method_of(config).starts()
 
 
 def start_files(config: RunConfig) -> list[str]:
-    """Lists the files of soft tokens that numbers start from (prompt.start=file)."""
+    """Lists the files of soft tokens that a prompt is initialised from (prompt.start=file)."""
     if config.prompt.get("init"):
         return []
     method = method_of(config)
@@ -58,16 +60,17 @@ def start_files(config: RunConfig) -> list[str]:
 
 
 def list_paths(init: str) -> list[str]:
-    """Lists the exports that prompt.init names, with commas between them, or one that has some."""
+    """Lists the comma-separated exports in prompt.init; a path with commas is kept if it exists."""
     if os.path.exists(user_path(init)):
         return [init]
     return [path for part in init.split(",") if (path := part.strip())]
 
 
 def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
-    """Lists the exports that numbers start from, each with the method that takes it.
+    """Lists the exports that a prompt is initialised from, each with the method that uses it.
 
-    Raises InputError for several where a method takes one.
+    Raises:
+      InputError: if several are given and the method uses one.
     """
     method = method_of(config, dims)
     init = config.prompt.get("init", "")
@@ -77,25 +80,25 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
         paths = list_paths(init)
         if len(paths) > 1 and part.INIT != "init":
             raise InputError(
-                f"prompt.{part.INIT}={init} names {len(paths)} exports and must name one; only "
-                "prompt.init starts from the mean of several"
+                f"prompt.{part.INIT}={init} names {len(paths)} exports, but must name one; only "
+                "prompt.init can be the mean of several"
             )
         pairs += [(path, part) for path in paths]
     return pairs
 
 
 def head_of(config: RunConfig) -> Kind:
-    """Returns the kind of answer of a config; it is made once."""
+    """Returns the head of a config, cached."""
     return make_kind(config.head)
 
 
 def make_method(prompt: OpenBlock, dims: Dims) -> Method:
-    """Makes the method that a block names, once; its fields are checked."""
+    """Returns the method that a block names, cached; its fields are checked."""
     return _cached_method(prompt, _types(prompt), dims)
 
 
 def make_kind(head: OpenBlock) -> Kind:
-    """Makes the kind of answer that a block names, once; its fields are checked."""
+    """Returns the head that a block names, cached; its fields are checked."""
     return _cached_kind(head, _types(head))
 
 

@@ -1,6 +1,6 @@
-"""The weights that pre-training starts from: a checkpoint's, with the heads that it lacks, or none.
+"""The initial weights of pre-training: random, or a checkpoint's with the heads that it lacks.
 
-What follows goes on from `build.backbone.open_backbone` and `build.backbone.load_weights`.
+These functions follow `build.backbone.open_backbone` and `build.backbone.load_weights`.
 """
 
 import dataclasses
@@ -20,11 +20,14 @@ from jaxprompt.parallel.sharding import Placement
 
 
 def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
-    """Shapes a backbone that is not trained yet from `config.init`, a transformers config.json.
+    """Creates an untrained backbone from `config.init`, a transformers config.json.
 
     The tokenizer is that of `config.path`, "" = the folder of the config; Backbone.folder is its
-    folder. Raises InputError for a config that is none, that transformers would refuse or that asks
-    for what is not done here, and for a tokenizer whose ids exceed the embedding.
+    folder.
+
+    Raises:
+      InputError: if the file is not a config, transformers would reject it, or it needs something
+        unsupported, or if token ids of the tokenizer exceed the embedding table.
     """
     path = user_path(config.init)
     hf = read_json(path, "the config.json of a transformers model")
@@ -45,9 +48,9 @@ def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
 def draw_weights(
     backbone: Backbone, placement: Placement, seed: int, *, part: str = "backbone"
 ) -> tuple[Backbone, Loaded]:
-    """Draws all weights of a backbone that has the heads it is to have.
+    """Randomly initialises all weights of a backbone.
 
-    `part` is their name in the tree, "backbone" or "generator": models of one seed differ by it.
+    `part` is the name in the tree, "backbone" or "generator": models of the same seed differ by it.
     """
     cfg = backbone.module.cfg
     drawn = random_weights.draw_backbone(
@@ -61,10 +64,10 @@ def with_heads(
     backbone: Backbone, loaded: Loaded, heads: Sequence[str], placement: Placement, seed: int, *,
     part: str = "backbone",
 ) -> tuple[Backbone, Loaded]:  # fmt: skip
-    """Gives loaded weights the heads of an objective and no others; those they lack are drawn.
+    """Reduces loaded weights to the heads of an objective; missing heads are initialised randomly.
 
-    A head that does not train with its trunk would no longer fit it. The report lists what was
-    drawn as `fresh`.
+    Other heads are dropped: a head that is not trained with its trunk would no longer fit it. The
+    report lists the new heads as `fresh`.
     """
     changed = random_weights.with_heads(
         loaded, backbone.family, backbone.hf, heads, seed=seed, placement=placement, part=part,
@@ -77,16 +80,16 @@ def with_heads(
 
 
 def as_electra(backbone: Backbone) -> Backbone:
-    """Makes a loaded BERT one half of an ELECTRA: the trunks are the same, names and heads differ.
+    """Turns a loaded BERT into one half of an ELECTRA: same trunk, other names and heads.
 
-    Call it behind `build.backbone.load_weights`, before `with_heads`.
+    Call it after `build.backbone.load_weights` and before `with_heads`.
     """
     if backbone.family == "electra":
         return backbone
     if backbone.family != "bert":
         raise InputError(
-            f"{backbone.folder} holds {with_article(backbone.family)}; replaced-token detection "
-            "takes an ELECTRA or a BERT"
+            f"{backbone.folder} contains {with_article(backbone.family)}; replaced-token detection "
+            "needs an ELECTRA or a BERT"
         )
     kept = {name: value for name, value in backbone.hf.items() if name != "architectures"}
     hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}

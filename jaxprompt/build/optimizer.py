@@ -1,4 +1,4 @@
-"""The optimizer of a config, and how many steps its run has."""
+"""The optimizer of a config, and the number of steps of its run."""
 
 import math
 
@@ -11,7 +11,7 @@ from jaxprompt.training.loop import Milestones
 
 
 def make_plan(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milestones:
-    """Turns the one total that is given into steps; `batch` is the mean number of examples."""
+    """Converts the total of the config to steps; `batch` is the mean number of examples."""
     steps = train.total_epochs * steps_per_epoch or train.total_examples / batch
     # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
     total = train.total_steps or max(1, math.ceil(round(steps, 6)))
@@ -20,19 +20,19 @@ def make_plan(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milesto
 
 
 def plan_of(config: RunConfig, steps_per_epoch: int, examples: int = 0) -> Milestones:
-    """Turns the total of a config into steps; an epoch has `examples`, 0 = all batches are full."""
+    """Converts the total of a config to steps; `examples` per epoch, 0 = all batches are full."""
     return make_plan(config.train, steps_per_epoch, examples / steps_per_epoch or config.data.batch)
 
 
 def counts_epochs(config: RunConfig) -> bool:
-    """Tells whether the optimizer depends on the length of an epoch."""
+    """Returns whether the optimizer depends on the length of an epoch."""
     return isinstance(config.optim.schedule, Exponential)
 
 
 def build_optimizer(
     config: RunConfig, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int
 ) -> optax.GradientTransformation:
-    """Makes the optax chain of a config."""
+    """Builds the optax chain of a config."""
     o = config.optim
     schedule = optim.make_schedule(o.schedule, total=plan.total, epoch=steps_per_epoch)
     parts = {name.split("/")[0] for name in trainable}

@@ -1,4 +1,4 @@
-"""The mesh of a config, and whether a backbone divides over it."""
+"""The mesh of a config, and checks that a backbone can be divided over it."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 
 
 def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Placement:
-    """Makes the mesh of a config; its batches must divide over it."""
+    """Builds the mesh of a config; its batches must be divisible by it."""
     mesh = config.mesh
     placement = make_placement(
         mesh.data, mesh.model, fsdp=mesh.fsdp, slices=mesh.slices, devices=devices
@@ -25,19 +25,19 @@ def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = No
     if share % size:
         cut = f" / optim.accumulate={config.optim.accumulate}" * (config.optim.accumulate > 1)
         raise InputError(
-            f"data.batch={config.data.batch}{cut} does not divide over mesh.data={size}; take a "
+            f"data.batch={config.data.batch}{cut} is not divisible by mesh.data={size}; use a "
             f"multiple of {size * config.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
         )
     if config.data.eval_batch % size:
         raise InputError(
-            f"data.eval_batch={config.data.eval_batch} does not divide over mesh.data={size}; take "
+            f"data.eval_batch={config.data.eval_batch} is not divisible by mesh.data={size}; use "
             f"a multiple of {size}"
         )
     return placement
 
 
 def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone") -> None:
-    """Raises InputError where the parameters of a backbone do not divide over the mesh."""
+    """Raises InputError if the parameters of a backbone cannot be divided over the mesh."""
     if placement.mesh.size > 1:
         module = backbone.module
         rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))

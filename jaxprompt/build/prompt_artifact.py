@@ -1,4 +1,4 @@
-"""A trained prompt on its way out of a run and back in: tensors and metadata."""
+"""Packs a trained prompt into tensors and metadata, and unpacks it."""
 
 import dataclasses
 import datetime
@@ -50,9 +50,9 @@ def pack(
     scorer: Scorer, trainable: tree.Flat, frozen: tree.Flat, *, backbone: BackboneConfig,
     fingerprint: str, config: RunConfig, metrics: Metrics,
 ) -> tuple[dict[str, np.ndarray], PromptMetadata]:  # fmt: skip
-    """Folds the prompt. -> (tensors by flat name, metadata)
+    """Folds the prompt and returns its tensors by flat name, and its metadata.
 
-    Trained weights of the backbone, where there are any, go along. The rest as in `make_metadata`.
+    Trained weights of the backbone are included. Arguments as in `make_metadata`.
     """
     params = tree.merge(trainable, frozen)
     # Any example will do: what is folded depends on no text.
@@ -76,15 +76,15 @@ def make_metadata(
     scorer: Scorer, prompt: Method, *, backbone: BackboneConfig, fingerprint: str,
     config: RunConfig, metrics: Metrics,
 ) -> PromptMetadata:  # fmt: skip
-    """Makes the metadata of a prompt that started from no other export.
+    """Returns the metadata of a prompt that was not initialised from another export.
 
     Args:
-      scorer: of the run.
+      scorer: the scorer of the run.
       prompt: the method whose parameters are exported.
-      backbone: the config's, with the family that its config.json has.
-      fingerprint: of the backbone's weights.
-      config: of the run.
-      metrics: by split.
+      backbone: the config block, with the family of its config.json.
+      fingerprint: the fingerprint of the backbone's weights.
+      config: the config of the run.
+      metrics: the metrics by split.
     """
     plugins = plugins_of(prompt, scorer.head, backbone.family)
     return PromptMetadata(
@@ -120,7 +120,8 @@ def make_metadata(
 def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     """Reads the tensors and the metadata of an export, a folder or hub:owner/name.
 
-    Raises InputError for one that is not whole.
+    Raises:
+      InputError: if the export is incomplete.
     """
     tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
     check_plugins(path, metadata.plugins or {})
@@ -148,12 +149,12 @@ def plugins_of(prompt: Method, head: Kind, family: str) -> dict[str, str]:
 
 
 def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
-    """Raises InputError where a package that an export needs is not installed, see `plugins_of`."""
+    """Raises InputError if a package that an export needs is not installed, see `plugins_of`."""
     for package, version in plugins.items():
         if not is_installed(package):
             raise InputError(
                 f"{path} needs the package {package} {version}, which is not installed; "
-                f"pip install {package}"
+                f"run: pip install {package}"
             )
 
 
@@ -165,12 +166,19 @@ def unpack(
     path: str, *, backbone: BackboneConfig, batch: int, placement: Placement,
     force: bool = False, sentence_encoder: str = "", pretrained: str = "",
 ) -> Exported:  # fmt: skip
-    """Reads an exported prompt and puts it on its backbone.
+    """Loads an exported prompt and its backbone.
 
-    An empty path of `backbone` takes the one that the metadata name, and so do an
-    empty `sentence_encoder` and `pretrained`, the export that this one depends on. Raises
-    InputError where the backbone's weights are others than the prompt was learned on, unless
-    `force`.
+    Args:
+      path: the export.
+      backbone: the config block; if its path is empty, the one in the metadata is used.
+      batch: the batch size.
+      placement: where parameters go.
+      force: accepts other weights than those that the prompt was trained on.
+      sentence_encoder: replaces the path in the metadata.
+      pretrained: replaces the path of the export that this one depends on.
+
+    Raises:
+      InputError: if the prompt was trained on other weights, unless `force`.
     """
     tensors, metadata = read_export(path)
     metadata = with_encoder(metadata, sentence_encoder)
@@ -184,7 +192,7 @@ def unpack(
 
 
 def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -> BackboneConfig:
-    """Fills a backbone's config block with what an export says; it has its own path where given."""
+    """Fills a backbone block from the metadata of an export; a path in the block is kept."""
     config = dataclasses.replace(
         config, sentinel=metadata.sentinel, rescale=metadata.rescale, quantize=metadata.quantize
     )
@@ -198,14 +206,15 @@ def scorer_from_metadata(
 ) -> Scorer:
     """Builds the scorer that the metadata of an export describe.
 
-    Raises InputError for a backbone of another family, and for another tokenizer or other layers
-    than it was learned with, unless `force`.
+    Raises:
+      InputError: if the backbone has another family, or, unless `force`, another tokenizer or
+        other layers than in training.
     """
     backbone = metadata.backbone
     if opened.family != backbone.family:  # no prompt means anything there
         raise InputError(
-            f"the prompt was learned on {backbone.family} ({backbone.id}), and the backbone is "
-            f"{opened.family}; load one of its family"
+            f"the prompt was trained on {backbone.family} ({backbone.id}), but the backbone is "
+            f"{opened.family}; load a {backbone.family} backbone"
         )
     task = metadata.task
     scorer = build_scorer(
@@ -215,7 +224,7 @@ def scorer_from_metadata(
     if not force:
         cure = "load that backbone, or pass --force (force=True)"
         check_identity(
-            backbone.identity(), identity_of(scorer), "the prompt was learned with", cure
+            backbone.identity(), identity_of(scorer), "the prompt was trained with", cure
         )
     return scorer
 
@@ -223,9 +232,10 @@ def scorer_from_metadata(
 def numbers_of(
     path: str, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Method, tree.Nested]:
-    """Gives what others start from of an export that was read. -> method, its numbers, nested
+    """Returns the method of an export and its nested parameters, to initialise others from.
 
-    Raises InputError where the export that it depends on is another now.
+    Raises:
+      InputError: if the export that it depends on has changed.
     """
     method = _method_of(metadata)
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
@@ -234,7 +244,7 @@ def numbers_of(
 
 
 def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Take:
-    """Makes what reads the exports that a prompt started from, one of which may have moved."""
+    """Returns a reader of the exports that a prompt depends on; `moved` is a new path of one."""
     digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 
     def take(named: str) -> tuple[Method, tree.Nested]:
@@ -242,19 +252,19 @@ def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Tak
         where = moved or named
         if named not in digests:
             raise InputError(
-                f"{path} depends on {named}, and does not say which export that was; "
+                f"{path} depends on {named}, but does not record which export that was; "
                 "export the prompt again"
             )
         try:
             tensors, metadata = read_export(where)
         except InputError as error:
             raise InputError(
-                f"{path} depends on {where}: {error}; say by pretrained where it is"
+                f"{path} depends on {where}: {error}; give its path as pretrained"
             ) from error
         if digests[named] != metadata.sha256:
             raise InputError(
-                f"{path} depends on {where}, which holds another export now; restore it, or say by "
-                "pretrained where it is"
+                f"{path} depends on {where}, which contains another export now; restore it, or "
+                "give its new path as pretrained"
             )
         return numbers_of(where, tensors, metadata)
 
@@ -265,10 +275,18 @@ def with_base(
     path: str, tensors: Mapping[str, np.ndarray], init: OriginMetadata | None, scorer: Scorer,
     moved: str = "",
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Adds the numbers of the export that this one depends on, which may have moved.
+    """Adds the parameters of the export that this one depends on.
 
-    Raises InputError where that is not there, or is another than when the prompt was trained, and
-    where it depends on none and `moved` is given.
+    Args:
+      path: the export, for messages.
+      tensors: the tensors of the export.
+      init: the export that it depends on.
+      scorer: the scorer of the export.
+      moved: the new path of the export that it depends on, if it has moved.
+
+    Raises:
+      InputError: if that export is missing or differs from the one in training, or if there is
+        none and `moved` is given.
     """
     method = scorer.model.prompt
     if moved and not method.inherits():
@@ -282,10 +300,12 @@ def with_base(
 def join(
     path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, whole: LoadedBackbone
 ) -> tree.Nested:
-    """Puts the tensors of a prompt beside the backbone's. -> params, nested, on the device
+    """Combines the tensors of a prompt with the backbone's parameters.
 
-    `path` names the prompt in messages. Raises InputError where a tensor is missing, unknown or of
-    another shape.
+    `path` names the prompt in messages. Returns nested params on the device.
+
+    Raises:
+      InputError: if a tensor is missing, unknown or has another shape.
     """
     scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
     flat = tree.flatten({"backbone": loaded.params})
@@ -299,34 +319,34 @@ def join(
     lost = wanted.keys() - tensors.keys()
     if any(x.startswith("head/") for x in lost) and not any(x.startswith("head/") for x in tensors):
         raise InputError(
-            f"{path} has no numbers of a head, and head {scorer.head.name} must be trained; give "
-            "head=jp.verbalizer(), which reads label words, or train a prompt"
+            f"{path} has no parameters of a head, but head {scorer.head.name} must be trained; "
+            "use head=jp.verbalizer(), which uses label words, or train a prompt"
         )
     for name in sorted(wanted.keys() ^ tensors.keys()):
-        state = "lacks" if name in wanted else "holds the unknown"
+        state = "lacks" if name in wanted else "has the unknown"
         raise InputError(f"{path} {state} tensor {name!r}; export the prompt again")
     for name, leaf in wanted.items():
         if leaf.shape != tensors[name].shape:
             shape = list(tensors[name].shape)
             raise InputError(
-                f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}; give the "
-                "backbone that it was learned on, or another prompt"
+                f"{path}: {name} is {shape}, but the backbone needs {list(leaf.shape)}; use the "
+                "backbone that it was trained on, or another prompt"
             )
     own = put(tensors, placement.parameters(tensors))
     return tree.unflatten(flat | own)
 
 
 def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Gives the soft tokens of an export, those of the decoder last. -> [S, E], None = it has none
+    """Returns the soft tokens of an export, the decoder's last, None if it has none. [S, E]
 
-    They stand among embeddings that `backbone.rescale` divides.
+    They are on the scale of embeddings divided by `backbone.rescale`.
     """
     rows = {name: tensors[f"prompt/{name}"] for name in _ROWS if f"prompt/{name}" in tensors}
     return unfold(rows)["table"] if rows else None
 
 
 def plain_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
-    """Gives the same as the unmodified backbone takes them: multiplied by `backbone.rescale`."""
+    """Returns soft tokens on the scale of the unmodified backbone: times `backbone.rescale`."""
     rows = soft_tokens(tensors)
     return None if rows is None else rows * np.float32(rescale)
 

@@ -1,4 +1,4 @@
-"""Puts backbone, method, head and template together: those of a config, or of an export."""
+"""Combines backbone, method, head and template: those of a config, or of an export."""
 
 from jaxprompt.build.backbone import ends_of, facts_of
 from jaxprompt.build.method import make_kind, make_method
@@ -27,9 +27,9 @@ from jaxprompt.types import Asks, Role
 
 
 def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
-    """Picks the layout: the given one, else the task's own for this head and kind of backbone.
+    """Returns the template: the given one, or the task's for this head and kind of backbone.
 
-    A task in the form of a pre-training task has its layout already.
+    A task in the form of a pre-training task already has its template.
     """
     own = head.layout_of(task, style, form)
     text = template or own if form in ("cloze", "text") else own
@@ -37,13 +37,13 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
             f"task {task.name} has no template for a {head.name} head on a {style} backbone; "
-            f"give task.template, e.g. '{fields} [mask]'"
+            f"set task.template, e.g. '{fields} [mask]'"
         )
     return text
 
 
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
-    """Reads a template and checks it against the task, the head and the prompt's slots."""
+    """Parses a template and checks it against the task, the head and the number of slots."""
     parsed = parse(text)
     check(
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
@@ -56,14 +56,14 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     if task.predicate and task.markers and not any(part.mark for part in parsed.parts):
         field = task.fields[0]
         raise InputError(
-            f"task.markers={','.join(task.markers)} stand around the predicate, and template "
-            f"{text!r} does not say where; write {{{field}|marked}}, or empty task.markers"
+            f"task.markers={','.join(task.markers)} mark the predicate, but template {text!r} "
+            f"does not say where; write {{{field}|marked}}, or leave task.markers empty"
         )
     return parsed
 
 
 def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
-    """Tells a method what it may know of a task."""
+    """Returns what a method needs to know of a task."""
     words = tuple(
         tuple(tuple(ids[ids >= 0].tolist()) for ids in own if (ids >= 0).any())
         for own in (verbalizer.ids if verbalizer else ())
@@ -75,7 +75,7 @@ def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: S
 def check_fit(
     backbone: Backbone, *, prompt: OpenBlock, head: OpenBlock, max_len: int
 ) -> tuple[Method, Kind]:
-    """Makes the method and the head, and checks that they and the length fit the backbone."""
+    """Builds the method and the head, and checks that they and the length fit the backbone."""
     kind = make_kind(head)
     dims = module_for(backbone, kind).dims
     method = make_method(prompt, dims)
@@ -95,7 +95,7 @@ def check_fit(
 
 
 def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
-    """Returns how a config lays examples out, of which one has at most `choices` choices."""
+    """Returns how a config formats examples, where an example has at most `choices` choices."""
     data, task = config.data, config.task
     return ExampleLayout(
         max_len=data.max_len,
@@ -114,10 +114,19 @@ def build_scorer(
     template: str, batch: int, share: tuple[int, int] = (0, 1),
     demos: Demonstrations | None = None, chat: bool = False,
 ) -> Scorer:  # fmt: skip
-    """Puts backbone, method, head and template together and checks that they fit.
+    """Combines backbone, method, head and template and checks that they fit.
 
-    `share` says which part of a batch this process holds, of how many; `chat` lays the template
-    into the tokenizer's own chat form.
+    Args:
+      backbone: the backbone.
+      task: the task.
+      layout: how examples are formatted.
+      prompt: the block of the method.
+      head: the block of the head.
+      template: the template, "" = the task's.
+      batch: the batch size.
+      share: which part of a batch this process has, and of how many parts.
+      demos: demonstrations, if any.
+      chat: applies the tokenizer's chat template.
     """
     method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=layout.max_len)
     form, choices = layout.form, layout.choices
@@ -168,55 +177,55 @@ def build_scorer(
 
 
 def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) -> None:
-    """Raises InputError where a template cannot be a turn of a chat."""
+    """Raises InputError if a template cannot be a turn of a chat."""
     if facts.style != "causal":
         raise InputError(
-            f"task.chat=True is for models that write on, {facts.where} is "
+            f"task.chat=True needs a generative model, but {facts.where} is "
             f"{with_article(facts.family)}; set it to False"
         )
     if form not in ("cloze", "text"):
-        raise InputError(f"task.chat=True has no form={form}; take task.form=cloze, or text")
+        raise InputError(f"task.chat=True does not support task.form={form}; use cloze or text")
     if demos is not None:
         raise InputError(
-            f"task.chat=True lays one turn, and {demos.settings.shown} would show several; set it "
-            "to 0, or task.chat=False"
+            f"task.chat=True formats one turn, but {demos.settings.shown} would add several; set "
+            "it to 0, or set task.chat=False"
         )
 
 
 def check_computed(
     method: Method, name: str, template: Template, style: str, demos: Demonstrations | None
 ) -> None:
-    """Raises InputError where a prompt that is computed from the input cannot stand beside it.
+    """Raises InputError if a prompt that is computed from the input does not fit the template.
 
-    `name` is that of the config, `style` that of the backbone.
+    `name` is the method's in the config, `style` the backbone's.
     """
     if "encoder" not in method.reads:
         return
     if demos is not None:
         raise InputError(
-            f"{demos.settings.shown} puts other texts into the input, and prompt.name={name} "
-            "computes its prompt from the input; set it to 0, or take another method"
+            f"{demos.settings.shown} adds other texts to the input, but prompt.name={name} "
+            "computes its prompt from the input; set it to 0, or use another method"
         )
     before = [part.kind for part in template.parts if part.kind != "mask"]
     if style == "causal" and method.num_slots() and before[-1:] == ["soft"]:
         raise InputError(
-            f"task.template={template.source!r} ends in [soft], where this backbone reads; with "
+            f"task.template={template.source!r} ends in [soft], where this backbone predicts; with "
             f"prompt.name={name} a short text has fewer soft tokens: put [soft] before the text, "
-            "or words after it"
+            "or add words after it"
         )
 
 
 def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> Beside:
-    """Says how demonstrations are laid for a kind of backbone, each with its class's first word.
+    """Returns how demonstrations are formatted, each with the first word of its class.
 
-    A left-to-right model reads them in front of the example; a line break ends each. On a masked
-    model the token that ends an input does, and T5's stand behind a space.
+    For a left-to-right model they precede the example, and each ends with a line break. For a
+    masked model each ends with the token that ends an input; T5's follow a space.
     """
     specials, settings = laid.specials, demos.settings
     if laid.verbalizer is None:
         raise InputError(
-            f"{settings.shown} shows label words, which head.name={laid.head.name} does not read; "
-            "take head.name=verbalizer, or set it to 0"
+            f"{settings.shown} shows label words, which head.name={laid.head.name} does not use; "
+            "use head.name=verbalizer, or set it to 0"
         )
     words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
     between = [*specials.end] if specials.style == "masked" else []

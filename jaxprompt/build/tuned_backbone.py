@@ -1,4 +1,4 @@
-"""What a run changed of its backbone: as differences in an export, or as a folder of its own."""
+"""Exports the tuned weights of a backbone: as differences, or as a folder for transformers."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 class Delta(NamedTuple):
-    """Tensors with the backbone's as differences, and what that costs."""
+    """Tensors with the backbone's as differences, and the error and size of these."""
 
     tensors: dict[str, np.ndarray]
     before: int  # bytes of the tuned weights
@@ -27,24 +27,27 @@ class Delta(NamedTuple):
 
 
 def tuned_names(tensors: Iterable[str]) -> list[str]:
-    """Lists the weights of the backbone that an export holds, whole or as differences."""
+    """Lists the backbone weights in an export, in full or as differences."""
     own = [name for name in tensors if name.startswith((_TUNED, _DELTA + _TUNED))]
     return sorted(name.removeprefix(_DELTA) for name in own)
 
 
 def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str) -> Delta:
-    """Puts differences from the backbone in the place of tuned weights.
+    """Replaces tuned weights by their differences from the backbone.
 
-    A difference is float16, within 2**-11 of itself or 3e-8. Of a table of which less than half of
-    the rows moved, delta_rows/NAME int32 [R] lists those that did and delta/NAME [R, ...] holds
-    them alone. Raises InputError, which names `flag`, where nothing of the backbone was tuned, for
-    a backbone that is not loaded in float32, and for a difference that float16 does not reach.
+    A difference is float16, with an error of at most 2**-11 of it or 3e-8. For a table of which
+    less than half of the rows changed, delta_rows/NAME int32 [R] lists these rows and
+    delta/NAME [R, ...] contains only them.
+
+    Raises:
+      InputError: names `flag`; if no backbone weight was tuned, the backbone is not loaded in
+        float32, or a difference exceeds the range of float16.
     """
     base, found = tree.flatten({"backbone": whole.loaded.params}), dict(tensors)
     names = _need_tuned(tensors, flag)
     if (dtype := whole.backbone.config.dtype) != "float32":
         raise InputError(
-            f"{flag}: differences are from weights in float32, and the backbone is loaded in "
+            f"{flag}: differences need float32 weights, but the backbone is loaded in "
             f"{dtype}; load it with dtype=float32"
         )
     before = after = 0
@@ -70,20 +73,25 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
 def without_delta(
     path: str, tensors: Mapping[str, np.ndarray], base: tree.Flat, vocab: int
 ) -> dict[str, np.ndarray]:
-    """Puts tuned weights, float32, in the place of differences. The inverse of `as_delta`.
+    """Replaces differences by tuned weights in float32; the inverse of `as_delta`.
 
-    `base` holds the backbone's weights by flat name. Where its tables have more than `vocab` rows,
-    which fill them up for a mesh, tuned ones are filled up with zeros too. Raises InputError where
-    a difference does not fit them, and where they are not in float32; `path` names the export.
+    Args:
+      path: the export, for messages.
+      tensors: its tensors.
+      base: the backbone's weights by flat name.
+      vocab: the size of the vocabulary; tables that are padded for a mesh are padded with zeros.
+
+    Raises:
+      InputError: if a difference does not fit the weights, or these are not in float32.
     """
     found = {name: x for name, x in tensors.items() if not name.startswith((_DELTA, _ROWS))}
     for key in sorted(tensors.keys() - found.keys()):
         name = key.removeprefix(_DELTA).removeprefix(_ROWS)
         if name not in base or _DELTA + name not in tensors:
-            raise InputError(f"{path} holds the unknown tensor {key!r}; export the prompt again")
+            raise InputError(f"{path} has the unknown tensor {key!r}; export the prompt again")
         if base[name].dtype != np.float32:  # rounded: the sum would not be what was trained
             raise InputError(
-                f"{path} holds differences from weights in float32, and the backbone is loaded in "
+                f"{path} contains differences from float32 weights, but the backbone is loaded in "
                 f"{base[name].dtype}; load it with dtype=float32, or export without --delta"
             )
         start, rows = np.asarray(base[name]), tensors.get(_ROWS + name)
@@ -96,8 +104,8 @@ def without_delta(
         )
         if moved.shape != wanted or not within:
             raise InputError(
-                f"{path}: {_DELTA}{name} is {list(moved.shape)}, the backbone needs "
-                f"{list(wanted)} and rows below {len(start)}; export the prompt again"
+                f"{path}: {_DELTA}{name} is {list(moved.shape)}, but the backbone needs "
+                f"{list(wanted)} and row numbers below {len(start)}; export the prompt again"
             )
         found[name] = _apply(start, moved, rows)
     return {name: _filled_up(x, base.get(name), vocab) for name, x in found.items()}
@@ -115,8 +123,8 @@ def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     if names := [name for name in tensors if name.startswith(_TUNED)]:
         return names
     if tuned_names(tensors):
-        raise InputError(f"{flag}: the prompt holds differences already; save it without {flag}")
-    raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+        raise InputError(f"{flag}: the prompt already contains differences; save it without {flag}")
+    raise InputError(f"{flag}: the run did not tune the backbone; export without it")
 
 
 def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
@@ -132,17 +140,19 @@ def save_tuned(
     folder: str | Path, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata,
     whole: LoadedBackbone, run: str, flag: str,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Writes the tuned backbone as a folder that transformers loads. -> the other tensors
+    """Writes the tuned backbone as a folder that transformers loads; returns the other tensors.
 
-    `run` names what the folder belongs to, as in `save_backbone`, which says what it raises.
-    Raises InputError, which names `flag`, where nothing of the backbone was tuned.
+    `run` identifies the run that the folder belongs to, as in `save_backbone`.
+
+    Raises:
+      InputError: as `save_backbone`; also, naming `flag`, if no backbone weight was tuned.
     """
     _need_tuned(tensors, flag)
     check_loadable(whole.backbone.family, f"export without {flag}, or with --delta")
     base = tree.flatten({"backbone": whole.loaded.params})
     if any(map(tree.is_plane, base)):
         raise InputError(
-            f"{flag} writes floats, and this run's backbone is quantized "
+            f"{flag} needs float weights, but the backbone of this run is quantised "
             f"(backbone.quantize={whole.backbone.config.quantize}); export without {flag}"
         )
     own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}

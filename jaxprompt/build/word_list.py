@@ -1,4 +1,4 @@
-"""Classes that are the words of a list, each one token: the objects of facts, as LAMA asks them.
+"""Classes that are the words of a list, each a single token: the objects of facts, as in LAMA.
 
 Petroni et al. 2019 rank the words of a list that the vocabularies of all compared models share.
 """
@@ -18,7 +18,7 @@ from jaxprompt.files import user_path
 
 
 class WordList(NamedTuple):
-    """The classes that a list of words makes for a tokenizer."""
+    """The classes that a word list gives with a tokenizer."""
 
     labels: tuple[str, ...]  # the first word of each token
     values: tuple[str, ...]  # all words of each, "|" between them; () = one each
@@ -35,9 +35,9 @@ class WordList(NamedTuple):
 
 
 def read_words(path: str | Path) -> list[str]:
-    """Reads the words of a text file, one per line, each once. Raises InputError without any."""
+    """Reads the distinct words of a text file, one per line. Raises InputError if it has none."""
     path = user_path(path, "task.vocabulary")
-    cure = "give a text file of one word per line"
+    cure = "use a text file with one word per line"
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:
@@ -46,16 +46,19 @@ def read_words(path: str | Path) -> list[str]:
         raise InputError(f"task.vocabulary={path} is not UTF-8; {cure}") from error
     words = [*dict.fromkeys(word for line in lines if (word := line.strip()))]
     if not words:
-        raise InputError(f"task.vocabulary={path} holds no word; {cure}")
+        raise InputError(f"task.vocabulary={path} is empty; {cure}")
     return words
 
 
 def choose_classes(
     words: Sequence[str], tokenizer: Tokenizer, *, spaced: bool, path: str
 ) -> WordList:
-    """Makes a class of each word that is one token; words of the same token are one class.
+    """Returns a class for each word that is one token; words with the same token are one class.
 
-    `spaced` encodes them behind a space. Raises InputError where fewer than two are one token.
+    `spaced` encodes words after a space.
+
+    Raises:
+      InputError: if fewer than two words are one token.
     """
     found: dict[int, list[str]] = {}
     several = 0
@@ -68,8 +71,9 @@ def choose_classes(
             found.setdefault(ids[0], []).append(word)
     if len(found) < 2:
         raise InputError(
-            f"task.vocabulary={path}: {len(found)} of {len(words)} words, as {words[0]!r:.40}, are "
-            f"one token of {tokenizer.name_or_path!r}; a task needs 2 or more: give another list"
+            f"task.vocabulary={path}: {len(found)} of {len(words)} words, e.g. {words[0]!r:.40}, "
+            f"are a single token of {tokenizer.name_or_path!r}; a task needs at least 2: use "
+            "another list"
         )
     labels = tuple(own[0] for own in found.values())
     values = tuple("|".join(own) for own in found.values())
@@ -77,15 +81,17 @@ def choose_classes(
 
 
 def with_words(task: Task, known: WordList) -> Task:
-    """Takes the words of a list for the classes of a task."""
+    """Uses the words of a list as the classes of a task."""
     return check_task(replace(task, labels=known.labels, values=known.values))
 
 
 def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
-    """Leaves out the rows whose label is no word of the list. -> the others, and how many of all
+    """Removes the rows whose label is not in the list; returns the others, and "N of M" removed.
 
-    What is no label at all stays, for the reading of examples to refuse. Raises InputError where
-    no row is left.
+    Invalid labels stay, and reading the examples rejects them.
+
+    Raises:
+      InputError: if no row is left.
     """
     known = {*task.labels, *(word for value in task.values for word in value.split("|"))}
 
@@ -96,8 +102,8 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
     kept = [number for number, row in enumerate(rows) if is_known(row)]
     if not kept:
         raise InputError(
-            f"{rows.path}: {task.label} is no word of task.vocabulary in any of {len(rows)} "
-            f"examples, as {spelling(rows[0][task.label])!r:.40}; give a list that holds them as "
-            "one token each, or name another column by task.label"
+            f"{rows.path}: {task.label} is not in task.vocabulary in any of {len(rows)} "
+            f"examples, e.g. {spelling(rows[0][task.label])!r:.40}; use a list that contains them "
+            "as single tokens, or set task.label to another column"
         )
     return rows.take(kept), f"{len(rows) - len(kept)} of {len(rows)}"

@@ -1,1 +1,1 @@
-"""Pre-trained weights in, prompts in and out: Hugging Face folders and PEFT adapters."""
+"""Imports pre-trained weights and exports prompts: Hugging Face folders and PEFT adapters."""

@@ -1,8 +1,9 @@
-"""The exported prompt: prompt.safetensors with the numbers, and prompt.json with its metadata.
+"""The exported prompt: prompt.safetensors with the tensors, and prompt.json with the metadata.
 
-The safetensors file is plain (any reader opens it) and the same tensors give the same bytes. The
-metadata say what the numbers belong to; they hold the file's SHA-256, so that the two stay
-together, and a checksum of the other fields, so that no damaged label or template goes unnoticed.
+The safetensors file is plain (any reader opens it), and the same tensors give the same bytes. The
+metadata describe what the tensors belong to. They contain the SHA-256 of the tensor file, which
+ties the two files together, and a checksum of the other fields, which reveals damaged labels or
+templates.
 """
 
 import contextlib
@@ -40,9 +41,18 @@ TENSORS, METADATA = "prompt.safetensors", "prompt.json"
 def write_artifact(
     folder: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Path, Path]:
-    """Writes tensors (name -> array) and their metadata into `folder`; returns both paths.
+    """Writes tensors and their metadata into a folder.
 
-    Raises InputError when the disk refuses.
+    Args:
+      folder: where to write.
+      tensors: arrays by name.
+      metadata: what the tensors belong to.
+
+    Returns:
+      The paths of the two files.
+
+    Raises:
+      InputError: if the files cannot be written.
     """
     data = encode_tensors(tensors)
     metadata = dataclasses.replace(metadata, sha256=hashlib.sha256(data).hexdigest())
@@ -57,7 +67,7 @@ def write_artifact(
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Returns what prompt.safetensors holds; the same tensors give the same bytes."""
+    """Returns the bytes of prompt.safetensors; the same tensors give the same bytes."""
     from safetensors.numpy import save
 
     plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
@@ -66,10 +76,17 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], PromptMetadata]:
-    """Reads (tensors, metadata) from a folder or from one of the two files in it.
+    """Reads an export.
 
-    Raises InputError for a file that is missing, cut, foreign, of a newer format, or of another
-    export than its neighbour, and for metadata that are not as they were written.
+    Args:
+      path: the folder, or one of the two files in it.
+
+    Returns:
+      (tensors by name, metadata).
+
+    Raises:
+      InputError: if a file is missing, cut short, not ours or of a newer format, if the two files
+        are from different exports, or if the metadata were edited.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -83,46 +100,50 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Promp
     # The last two: a type that numpy lacks.
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{folder / TENSORS} is no whole safetensors file ({error}); export or copy it again"
+            f"{folder / TENSORS} is not a complete safetensors file ({error}); export or copy it "
+            "again"
         ) from error
     if hashlib.sha256(data).hexdigest() != metadata.sha256:
         raise InputError(
-            f"{folder / TENSORS} is not the file that {METADATA} was written for; export both again"
+            f"{folder / TENSORS} and {METADATA} are from different exports; export both again"
         )
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
-            raise InputError(f"{folder / TENSORS}: {name} holds NaN or infinity; train it again")
+            raise InputError(
+                f"{folder / TENSORS}: {name} contains NaN or infinity; train the prompt again"
+            )
     return tensors, metadata
 
 
 def check_fingerprint(backbone: BackboneMetadata, fingerprint: str, *, force: bool) -> bool:
-    """Returns whether the prompt was learned on the weights that have this fingerprint.
+    """Returns whether the prompt was trained on the weights that have this fingerprint.
 
-    Raises InputError when it was not, unless `force`.
+    Raises:
+      InputError: if it was trained on other weights and `force` is False.
     """
     learned = backbone.fingerprint
     if learned != fingerprint and not force:
         own, other = map(_quantized, (learned, fingerprint))
         if own != other:
             raise InputError(
-                f"the prompt was learned with quantize={own!r}, the backbone has {other!r}; "
-                f"load_backbone(..., quantize={own!r})"
+                f"the prompt was trained with quantize={own!r}, but the backbone is loaded with "
+                f"quantize={other!r}; use load_backbone(..., quantize={own!r})"
             )
         raise InputError(
-            f"the prompt was learned on weights {learned[:12]} ({backbone.id}), "
+            f"the prompt was trained on the weights {learned[:12]} ({backbone.id}), "
             f"not on {fingerprint[:12]}; load that backbone, or pass --force (force=True)"
         )
     return learned == fingerprint
 
 
 def _quantized(fingerprint: str) -> str:
-    """Tells how weights are quantized by what stands in front of their digest."""
+    """Returns how the weights are quantised, from the prefix of their fingerprint."""
     kind, dash, _ = fingerprint.partition("-")
     return kind if dash else "none"
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that a prompt's numbers depend on."""
+    """Returns the versions of Python and of the packages that affect a prompt's values."""
     found = {"python": platform.python_version()}
     for name in ("jaxprompt", "jax", "jaxlib", "flax", "optax", "numpy", "transformers"):
         try:
@@ -133,9 +154,18 @@ def package_versions() -> dict[str, str]:
 
 
 def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
-    """Reads a prompt saved with numpy.save. [P, E], any float type -> float32; E = `width` if given
+    """Reads a prompt that was saved with numpy.save.
 
-    Raises InputError for a file that is missing, no .npy, holds objects, or has another shape.
+    Args:
+      path: a .npy file of [P, E], of any float type.
+      width: the embedding width E that is required, if any.
+
+    Returns:
+      The prompt as float32, [P, E].
+
+    Raises:
+      InputError: if the file is missing, is not a .npy file, contains Python objects, or has
+        another shape.
     """
     path = user_path(path)
     try:
@@ -143,7 +173,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
         with open(path, "rb") as file:
             if file.read(2) == b"PK":
                 raise InputError(
-                    f"{path} is an .npz archive; give one array written with numpy.save"
+                    f"{path} is an .npz archive; save a single array with numpy.save instead"
                 )
         # Mapped, so that no more is taken than the file holds, whatever its header announces.
         with warnings.catch_warnings():
@@ -154,31 +184,31 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     except (OSError, ValueError, EOFError, *_HEADERS) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
-            f"cannot read {path} as .npy: {' '.join(reason.split())}; write it with numpy.save"
+            f"cannot read {path} as .npy: {' '.join(reason.split())}; save it with numpy.save"
         ) from error
     if not np.issubdtype(prompt.dtype, np.floating):
-        raise InputError(f"{path} holds {prompt.dtype}; a prompt is float16, float32 or float64")
+        raise InputError(f"{path} has dtype {prompt.dtype}; use float16, float32 or float64")
     if prompt.ndim != 2 or not prompt.size or prompt.shape[1] != (width or prompt.shape[1]):
-        wanted = f"this backbone takes [length, {width}]" if width else "a prompt is [length, E]"
+        wanted = f"this backbone needs [length, {width}]" if width else "use [length, width]"
         raise InputError(f"{path} has shape {list(prompt.shape)}; {wanted}")
     # A copy: the mapped file is closed with the array that maps it. Made before the check: a number
     # beyond float32's range is an infinity from here on.
     with np.errstate(over="ignore"):
         rows = prompt.astype(np.float32)
     if not np.isfinite(rows).all():
-        raise InputError(f"{path} holds NaN or infinity in float32; save a prompt that is finite")
+        raise InputError(f"{path} contains NaN or infinity as float32; save finite values")
     return rows
 
 
 def summary_of(folder: str | os.PathLike) -> str:
-    """Says what an export is of in a few words, "" where there is none that can be read."""
+    """Returns a one-line summary of an export, "" if there is no readable export."""
     try:
         export = _read_metadata(Path(folder) / METADATA)
     except InputError:
         return ""
     parts = ("name", export.task.name), ("method", export.method), ("seed", export.seed)
     summary = ", ".join(f"{name} {brief(value)}" for name, value in parts)
-    return f"{summary}, numbers {str(export.sha256)[:12]}"
+    return f"{summary}, parameters {str(export.sha256)[:12]}"
 
 
 def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
@@ -192,7 +222,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
     # The writer takes the bytes as they lie: C order and this machine's byte order.
     array = np.asarray(array)
     if array.dtype.kind not in "biuf":  # bfloat16 too: numpy readers cannot open it
-        raise ValueError(f"an exported tensor is of a plain numpy type, not {array.dtype}")
+        raise ValueError(f"exported tensors need a plain numpy dtype, not {array.dtype}")
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
@@ -208,9 +238,9 @@ def _read_bytes(path: Path) -> bytes:
             raise InputError(
                 f"{run} has no export; run python -m jaxprompt export --workdir={run}"
             ) from error
-        cure = f"it has an export of each task: give one of {', '.join(inner)} in that folder"
+        cure = f"it has one export per task: use {', '.join(inner)} in that folder"
         if inner == ["export"]:
-            cure = f"give {path.parent / 'export'}, which is there"
+            cure = f"use {path.parent / 'export'}, which exists"
         raise InputError(
             f"cannot read {path}: {error.strerror}; "
             f"{cure if inner else 'give the folder that `export` wrote'}"
@@ -222,10 +252,12 @@ def _read_metadata(path: Path) -> PromptMetadata:
     try:
         values = parse_json(data)
     except ValueError as error:
-        raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
+        raise InputError(
+            f"{path} is not complete JSON ({error}); export or copy it again"
+        ) from error
     if not isinstance(values, dict) or "format" not in values:
         raise InputError(
-            f"{path} is not the metadata of a prompt; give the folder that `export` wrote"
+            f"{path} does not contain the metadata of a prompt; give the folder that `export` wrote"
         )
     if values.get("checksum", json_checksum(values)) != json_checksum(values):
         raise InputError(
@@ -234,7 +266,7 @@ def _read_metadata(path: Path) -> PromptMetadata:
         )
     if values["format"] != FORMAT:
         raise InputError(
-            f"{path} has format {brief(values['format'])}, this version reads {FORMAT}; "
+            f"{path} has format {brief(values['format'])}, but this version reads format {FORMAT}; "
             "update jaxprompt"
         )
     for name in ("sha256", "checksum"):

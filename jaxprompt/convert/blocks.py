@@ -1,8 +1,8 @@
-"""Reads blocks of a tensor from its file: rows and columns of it as a matrix.
+"""Reads blocks of a tensor from its file, as rows and columns of a matrix.
 
-Only the bytes of a block are read, into memory that goes with it. A mapped file would do without
-the copy, but every page once touched would count as this process's memory, and a disk that fails
-would end it with a signal.
+Only the bytes of a block are read, into memory that is freed with the block. A memory-mapped file
+would avoid the copy, but every page once touched would count as memory of this process, and a disk
+error would end the process with a signal.
 """
 
 import errno
@@ -20,15 +20,15 @@ from jaxprompt.errors import InputError
 _PAGE = 4096
 _CURES: dict[int | None, str] = {
     errno.EACCES: "check its permissions", errno.EPERM: "check its permissions",
-    errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: fetch it anew",
-    errno.ENOENT: "it is a link to nothing: fetch it anew",
+    errno.EIO: "check the disk", errno.EINVAL: "it is cut short or damaged: download it again",
+    errno.ENOENT: "it is a broken link: download it again",
 }  # fmt: skip
 
 Read = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
 
 class Entry(NamedTuple):
-    """One tensor of a file."""
+    """One tensor in a checkpoint file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -41,12 +41,12 @@ class Entry(NamedTuple):
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Gives the rows and columns of a tensor: its last axis is the columns, all others the rows."""
+    """Returns the rows and columns of a tensor as a matrix: the last axis is the columns."""
     return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
 def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dtype) -> Read:
-    """Makes what reads a matrix of rows of `width` items, which begins at the byte `start`."""
+    """Returns a reader of a matrix with rows of `width` items, which begins at byte `start`."""
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         own = columns.stop - columns.start
@@ -64,7 +64,7 @@ def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dt
 
 
 def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
-    """Reads from a place in the file until the array is full."""
+    """Fills the array with bytes from `offset` on."""
     left = array.reshape(-1).view(np.uint8).data
     while left:
         try:
@@ -74,11 +74,11 @@ def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
         except OSError as error:
             raise unreadable(path, error) from error
         if not count:
-            raise InputError(f"{path} was cut short while it was read; fetch it anew.")
+            raise InputError(f"{path} was cut short while it was read; download it again")
         left, offset = left[count:], offset + count
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Returns the one-line error for a file that the system does not give."""
+    """Returns the one-line error for a file that the operating system cannot read."""
     cure = _CURES.get(error.errno, "check the path")
-    return InputError(f"{path} cannot be read ({error.strerror}); {cure}.")
+    return InputError(f"{path} cannot be read ({error.strerror}); {cure}")

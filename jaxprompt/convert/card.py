@@ -1,4 +1,4 @@
-"""The card of a saved backbone: where it comes from and how well it does, for people to read."""
+"""The model card (README.md) of a saved backbone: its origin and its scores."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,11 +25,16 @@ CONVERTED_FIELDS = (
 
 
 def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
-    """Writes a card as Markdown, with the header that the hub reads.
+    """Renders a model card as Markdown, with the YAML header that the Hub reads.
 
-    `card` is plain JSON: mappings become tables, lists become items. Raises ValueError where it
-    lacks one of CARD_FIELDS, of TUNED_FIELDS where it names a task, or of CONVERTED_FIELDS where it
-    names a source.
+    Args:
+      title: the heading.
+      architecture: the class of transformers.
+      card: plain JSON; mappings become tables, lists become items.
+
+    Raises:
+      ValueError: if one of CARD_FIELDS is missing, or of TUNED_FIELDS if the card names a task, or
+        of CONVERTED_FIELDS if it names a source.
     """
     how = "pre-trained"
     fields: tuple[str, ...] = CARD_FIELDS

@@ -1,4 +1,4 @@
-"""Finds the folder or file of a pre-trained backbone: a local path, a pip package or a hub id."""
+"""Locates the folder or file of a pre-trained backbone: a path, a pip package or a Hub id."""
 
 import importlib.util
 import os
@@ -31,11 +31,15 @@ _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.
 
 
 def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
-    """Returns the local folder of a backbone, downloading it when it is a hub id not yet cached.
+    """Returns the local folder of a backbone; downloads it if it is a Hub id that is not cached.
 
-    Reads a folder path, "pkg:PACKAGE[/SUBFOLDER]" (an installed pip package, not imported), or a
-    hub id ("name" or "owner/name"). HF_HUB_OFFLINE=1 answers from the cache alone. A path, and one
-    in a package, may be that of a .gguf file, which is returned.
+    Args:
+      path_or_id: a folder, "pkg:PACKAGE[/SUBFOLDER]" (an installed pip package, which is not
+        imported), or a Hub id ("name" or "owner/name"). A path, also one in a package, may point
+        to a .gguf file, which is then returned.
+      revision: the Hub revision.
+
+    With HF_HUB_OFFLINE=1 only the cache is used.
     """
     text = str(path_or_id)
     if text.startswith("pkg:"):
@@ -48,25 +52,25 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
         if is_gguf(path):
             return path
         raise InputError(
-            f"backbone {text!r} is a file; give the folder that holds config.json, or a .gguf file."
+            f"backbone {text!r} is a file; give the folder with config.json, or a .gguf file"
         )
     if is_gguf(path):
-        raise InputError(f"backbone {text!r} does not exist; give the path of a .gguf file.")
+        raise InputError(f"backbone {text!r} does not exist; give the path of a .gguf file")
     if not is_hub_id(text):
         raise InputError(
-            f"backbone {text!r} is no folder and no hub id; give an existing folder, "
-            "'owner/name' or 'pkg:package/folder'."
+            f"backbone {text!r} is neither a folder nor a Hub id; give an existing folder, "
+            "'owner/name' or 'pkg:package/folder'"
         )
     return _hub_folder(text, revision)
 
 
 def is_hub_id(text: str) -> bool:
-    """Tells whether a text has the form of a hub id, "name" or "owner/name"."""
+    """Returns whether a string has the form of a Hub id, "name" or "owner/name"."""
     return bool(_HUB_ID.fullmatch(text))
 
 
 def package_folder(package: str, sub: str = "model") -> Path:
-    """Returns the folder or .gguf file `sub` of an installed pip package, which is not imported."""
+    """Returns a folder or .gguf file of an installed pip package, which is not imported."""
     module = package.replace("-", "_")
     # find_spec would import the parent of a dotted name.
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
@@ -82,13 +86,13 @@ def package_folder(package: str, sub: str = "model") -> Path:
         inside = sorted(p.name for p in root.iterdir() if is_one(p) and p.name[0] not in "_.")
         what = "file" if is_gguf(sub) else "folder"
         raise InputError(
-            f"package {package!r} has no {what} {sub!r}; it has: {', '.join(inside) or 'none'}."
+            f"package {package!r} has no {what} {sub!r}; it has: {', '.join(inside) or 'none'}"
         )
     return found
 
 
 def read_config(folder: str | Path) -> dict:
-    """Reads config.json of a backbone folder, or makes it of the metadata of a .gguf file."""
+    """Reads config.json of a backbone folder, or builds it from the metadata of a .gguf file."""
     if is_gguf(folder):
         return read_gguf_config(folder)
     path = Path(folder) / "config.json"
@@ -99,9 +103,10 @@ def read_config(folder: str | Path) -> dict:
 
 
 def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Lists the ids with which a model ends a text, by generation_config.json, else its config.
+    """Returns the token ids that end a text, from generation_config.json or else the config.
 
-    Raises InputError for a file that cannot be read, and for what is neither an id nor a list.
+    Raises:
+      InputError: if the file cannot be read, or the value is neither an id nor a list of ids.
     """
     path = folder / _GENERATION
     own = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
@@ -128,10 +133,10 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
 
     at = f" at revision {revision!r}" if revision else ""
     cure = (
-        "check the name and the network, or give the path of a downloaded folder: --backbone where "
-        "a prompt names it, else backbone.path."
+        "check the name and the network, or give the path of a downloaded folder: --backbone if a "
+        "prompt names the backbone, otherwise backbone.path"
     )
-    with asking(f"backbone {repo!r}{at} is no folder here and the hub did not give it", cure):
+    with asking(f"backbone {repo!r}{at} is not a local folder and could not be downloaded", cure):
         # Many repositories hold both formats; torch's is fetched only where it is the only one.
         folder = fetch(_SAFETENSORS)
         if not any(folder.glob("*.safetensors")):

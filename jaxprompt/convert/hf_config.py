@@ -1,7 +1,7 @@
-"""Reads fields of a transformers config.json, which anyone may have written.
+"""Reads fields of a transformers config.json, which is untrusted input.
 
-Each reader returns the field, or `default` where it is left out or null, and raises InputError
-where it is of another kind or out of its range.
+Each reader returns the field, or `default` if it is missing or null. It raises InputError if the
+field has another type or is out of range.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,22 +16,22 @@ LIMIT = 2**31  # of sizes and ids, which are int32 where they are computed with
 
 
 def read_size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """Reads a size, a whole number above 0; without a default it may not be missing."""
-    return _read(hf, field, default, int, "a whole number above 0", lambda x: 0 < x < LIMIT)
+    """Reads a size, an integer above 0; it is required if there is no default."""
+    return _read(hf, field, default, int, "an integer above 0", lambda x: 0 < x < LIMIT)
 
 
 def read_id(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """Reads the id of a token."""
+    """Reads a token id."""
     return _read(hf, field, default, int, "a token id", lambda x: 0 <= x < LIMIT)
 
 
 def read_flag(hf: Mapping[str, Any], field: str, default: bool) -> bool:
-    """Reads true or false."""
+    """Reads a boolean."""
     return _read(hf, field, default, bool, "true or false", lambda _: True)
 
 
 def read_tied(hf: Mapping[str, Any], family: str) -> bool:
-    """Reads whether the output table is the word table; `family` is what model_type is else."""
+    """Reads tie_word_embeddings; `family` is used if model_type is missing."""
     return read_flag(hf, "tie_word_embeddings", hf.get("model_type", family) not in _UNTIED)
 
 
@@ -46,7 +46,7 @@ def read_positive(hf: Mapping[str, Any], field: str, default: float) -> float:
 
 
 def read_word(hf: Mapping[str, Any], field: str, default: str, known: Collection[str]) -> str:
-    """Reads one of the `known` words. Raises InputError naming them for another."""
+    """Reads one of the `known` words. Raises InputError, which lists them, for any other."""
     word = hf.get(field)
     word = default if word is None else word
     if not isinstance(word, str) or word not in known:
@@ -55,10 +55,10 @@ def read_word(hf: Mapping[str, Any], field: str, default: str, known: Collection
 
 
 def refuse(hf: Mapping[str, Any], *fields: str) -> None:
-    """Raises InputError where a config sets a flag that would make another function of it."""
+    """Raises InputError if the config sets one of these unsupported flags."""
     for field in fields:
         if read_flag(hf, field, False):
-            raise InputError(f"{field}=true is not supported; take a checkpoint without it")
+            raise InputError(f"{field}=true is not supported; use a checkpoint without it")
 
 
 def _read(hf: Mapping[str, Any], field: str, default, kind: type, limit: str, holds) -> Any:

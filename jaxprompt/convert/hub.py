@@ -1,4 +1,4 @@
-"""Exports on the Hugging Face hub: fetched as hub:owner/name[@revision], and pushed."""
+"""Exports on the Hugging Face Hub: download of hub:owner/name[@revision], and upload."""
 
 import contextlib
 import re
@@ -16,16 +16,23 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def fetch_prompt(place: str) -> Path:
-    """Fetches an export or a PEFT adapter, hub:owner/name or hub:owner/name@revision. -> its folder
+    """Downloads an export or a PEFT adapter.
 
-    HF_HUB_OFFLINE=1 answers from the cache alone. Raises InputError where the hub does not give it.
+    Args:
+      place: hub:owner/name or hub:owner/name@revision.
+
+    Returns:
+      The local folder. With HF_HUB_OFFLINE=1 only the cache is used.
+
+    Raises:
+      InputError: if it cannot be downloaded.
     """
     from huggingface_hub import constants, snapshot_download
 
     name, _, revision = place.removeprefix(SCHEME).partition("@")
     check_name(name)
-    cure = "check the name and the network, or log in with `hf auth login` where it is private"
-    with asking(f"{place} cannot be fetched", cure):
+    cure = "check the name and the network, or log in with `hf auth login` if it is private"
+    with asking(f"{place} could not be downloaded", cure):
         folder = snapshot_download(
             name, revision=revision or None, local_files_only=constants.HF_HUB_OFFLINE,
             allow_patterns=[TENSORS, METADATA, README, *peft.FILES],
@@ -34,18 +41,23 @@ def fetch_prompt(place: str) -> Path:
 
 
 def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
-    """Pushes an export to the repository `name`, "owner/name". -> its URL
+    """Uploads an export with a model card to the repository `name`, "owner/name".
 
-    Where there is none it is made, as a private one. A README.md that says what the prompt is goes
-    along. Raises InputError where the hub refuses.
+    Creates a private repository if there is none.
+
+    Returns:
+      The URL.
+
+    Raises:
+      InputError: if the upload fails.
     """
     from huggingface_hub import HfApi
 
     check_name(name)
     write_model_card(folder, metadata, f"{SCHEME}{name}")
     api = HfApi()
-    cure = "log in with `hf auth login`, and give a repository that is yours"
-    with asking(f"--push={name}: the export is written, but the hub refused it", cure):
+    cure = "log in with `hf auth login`, and use a repository that you can write to"
+    with asking(f"--push={name}: the export is written, but the upload failed", cure):
         # Demonstrations are training examples: whoever made the repository says who sees them.
         url = api.create_repo(name, exist_ok=True, private=True)
         api.upload_folder(
@@ -57,7 +69,7 @@ def push_prompt(folder: str | Path, name: str, metadata: PromptMetadata) -> str:
 
 @contextlib.contextmanager
 def asking(what: str, cure: str) -> Iterator[None]:
-    """Turns what the hub's library raises in a block into an InputError: what failed, and why."""
+    """Turns an exception of the Hub's library into an InputError that says what failed and why."""
     # The second is of the library below it, which a failed connection raises.
     from huggingface_hub.errors import HFValidationError, HTTPError
 
@@ -73,6 +85,6 @@ def asking(what: str, cure: str) -> Iterator[None]:
 
 
 def check_name(name: str) -> None:
-    """Raises InputError for what is no owner/name."""
+    """Raises InputError if `name` is not owner/name."""
     if not _NAME.fullmatch(name):
-        raise InputError(f"{brief(name)} is no name on the hub; give owner/name")
+        raise InputError(f"{brief(name)} is not a Hub repository; use owner/name")

@@ -1,4 +1,4 @@
-"""Reads the fields of the Llama family's configs, and fills in what a model type leaves out."""
+"""Reads the config fields of the Llama family, with the defaults of each model type."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _GLOBAL = 28  # layers of a Qwen
 
 
 class ModelType(NamedTuple):
-    """What tells a model type from Llama; numbers are those of a config that leaves them out."""
+    """How a model type differs from Llama; numbers are the defaults of its config."""
 
     gemma: bool = False  # norms by 1 + w, scaled embeddings, a tanh GELU by default
     sandwich: bool = False  # norms behind the attention and the MLP too
@@ -47,7 +47,7 @@ MODEL_TYPES = {
 
 
 def read_type(hf: Mapping[str, Any]) -> tuple[str, ModelType]:
-    """Reads which of the model types a config is of; "llama" where it does not say."""
+    """Returns the model type of a config; "llama" if it has none."""
     name = hf.get("model_type", "llama")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise InputError(f"model_type={brief(name)} is unknown; {nearest('', MODEL_TYPES)}")
@@ -55,7 +55,7 @@ def read_type(hf: Mapping[str, Any]) -> tuple[str, ModelType]:
 
 
 def read_heads(hf: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Reads the numbers of heads, of heads of keys, and their size. Raises InputError."""
+    """Reads the number of heads, of key-value heads, and the head size. Raises InputError."""
     own = read_type(hf)[1]
     width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
     # A config that says null has as many as heads, one that says nothing those of its type.
@@ -64,13 +64,13 @@ def read_heads(hf: Mapping[str, Any]) -> tuple[int, int, int]:
     size = read_size(hf, "head_dim", own.head_dim or max(width // heads, 1))
     if heads % key_heads:
         raise InputError(
-            f"num_attention_heads={heads} must divide by num_key_value_heads={key_heads}; give the "
-            "config.json of these weights"
+            f"num_attention_heads={heads} must be divisible by num_key_value_heads={key_heads}; "
+            "give the config.json of these weights"
         )
     if size % 2 or not (hf.get("head_dim") or own.head_dim or width % heads == 0):
         raise InputError(
-            f"hidden_size={width} must be an even multiple of num_attention_heads={heads}, or "
-            "head_dim be given, an even number"
+            f"hidden_size={width} must be an even multiple of num_attention_heads={heads}; "
+            "otherwise set head_dim to an even number"
         )
     return heads, key_heads, size
 
@@ -85,7 +85,7 @@ def read_activation(hf: Mapping[str, Any]) -> str:
 
 
 def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
-    """Lists which maps have a bias: "qkv", "out", "mlp"."""
+    """Lists which linear layers have a bias: "qkv", "out", "mlp"."""
     _, own = read_type(hf)
     every = own.biases and not own.qkv_bias and read_flag(hf, "attention_bias", False)
     mlp = own.mlp_bias and read_flag(hf, "mlp_bias", False)
@@ -94,32 +94,32 @@ def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:
 
 
 def read_positions(hf: Mapping[str, Any]) -> int:
-    """Reads for how many positions a model was made."""
+    """Reads the maximum number of positions."""
     return read_size(hf, "max_position_embeddings", _POSITIONS[read_type(hf)[0]])
 
 
 def read_cap(hf: Mapping[str, Any], field: str, default: float) -> float:
-    """Reads the bound of scores or of logits; null is none, and Gemma 2 alone has a default."""
+    """Reads a soft cap of scores or logits; null is none, and only Gemma 2 has a default."""
     name, _ = read_type(hf)
     if name not in _CAPPED:
         return 0.0
     if hf.get(field) is None:
         return default if name == "gemma2" and field not in hf else 0.0
     if name != "gemma2" and field == "attn_logit_softcapping":  # which transformers passes over
-        raise InputError(f"{field}={brief(hf[field])} is not supported for {name}; null is")
+        raise InputError(f"{field}={brief(hf[field])} is not supported for {name}; use null")
     return read_positive(hf, field, default)
 
 
 def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[bool, ...], int]:
-    """Reads which layers are local, and their window. -> bool of each layer, tokens"""
+    """Returns whether each layer is local, and the window in tokens."""
     qwen = name in ("qwen2", "qwen3")
     if name in ("llama", "gemma"):
         return (False,) * layers, 0
     if qwen and not read_flag(hf, "use_sliding_window", False):
         if KINDS[1] in _read_kinds(hf, [KINDS[0]] * layers):
             raise InputError(
-                f"use_sliding_window=false and layer_types has {KINDS[1]}; give the config.json of "
-                "these weights"
+                f"use_sliding_window=false, but layer_types has {KINDS[1]}; give the config.json "
+                "of these weights"
             )
         return (False,) * layers, 0
     none = "sliding_window" in hf and hf["sliding_window"] is None
@@ -139,7 +139,7 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
     local = tuple(kind == KINDS[1] for kind in _read_kinds(hf, kinds))
     if any(local) and not window:
         raise InputError(
-            f"layer_types has {KINDS[1]} and sliding_window=null; give the window's tokens"
+            f"layer_types has {KINDS[1]}, but sliding_window=null; set it to the window in tokens"
         )
     return local, window
 
@@ -151,14 +151,14 @@ def _read_kinds(hf: Mapping[str, Any], default: list[str]) -> list[str]:
     fits = isinstance(kinds, list) and len(kinds) == len(default)
     if not fits or any(kind not in KINDS for kind in kinds):
         raise InputError(
-            f"layer_types={brief(kinds)} must be a list of {len(default)} words of "
-            f"{', '.join(KINDS)}, one for each of num_hidden_layers"
+            f"layer_types={brief(kinds)} must be a list of {len(default)} entries "
+            f"({', '.join(KINDS)}), one for each of num_hidden_layers"
         )
     return kinds
 
 
 def _read_first(hf: Mapping[str, Any]) -> int:
-    """Reads the first local layer of a Qwen, from 0."""
+    """Reads the first local layer of a Qwen model, counted from 0."""
     first = hf.get("max_window_layers")
     first = _GLOBAL if first is None else first
     if not is_kind(first, int) or first < 0:

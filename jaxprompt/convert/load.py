@@ -1,4 +1,4 @@
-"""Fills the parameter tree of a backbone from a checkpoint folder, straight into its shards."""
+"""Loads the parameters of a backbone from a checkpoint folder, straight into their shards."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,13 +28,13 @@ from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
-_COMPLETE = "give a complete checkpoint whose config.json belongs to it."
-_ANEW = "the file is damaged, or of a kind that is not known: fetch it anew, or give another."
+_COMPLETE = "give a complete checkpoint with the config.json that belongs to it"
+_ANEW = "the file is damaged or of an unsupported kind: download it again, or use another"
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class Report(NamedTuple):
-    """What a checkpoint gave."""
+    """What a checkpoint contains."""
 
     heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "mask_decoder", "rtd", "lm"
     fresh: tuple[str, ...]  # heads that it does not hold: of the family, or those drawn for it
@@ -49,7 +49,7 @@ class Report(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The parameters of a backbone, a nested dict of arrays, and how they came about."""
+    """The parameters of a backbone, a nested dict of arrays, and a report on their origin."""
 
     params: dict[str, Any]
     report: Report
@@ -65,36 +65,42 @@ def load_backbone(
     quantize: str = "none",
     placement: Placement | None = None,
 ) -> Loaded:
-    """Reads the trunk and every head that the checkpoint holds, a block of a tensor at a time.
-
-    `config` is the folder's config.json; `dtype` is "float32" or "bfloat16". `rescale` divides
-    T5's residual stream by that factor: what writes into it is divided, so that a norm gives the
-    same and float16 does not overflow (PPT's released code, with 100).
-
-    `quantize` "int8" or "int4" keeps the matrices of the layers and the vocabulary's tables as
-    codes (layers/quantized.py); everything else is of `dtype`. The blocks of a GGUF file's Q8_0,
-    Q4_0 and Q4_1 are taken over where the codes have as many bits or more.
-
-    With a `placement` each parameter is a jax.Array that lives where `placement.parameter` says,
-    vocabulary tables with zero rows up to `placement.padded`; without one, a numpy array. The
-    memory taken is that of the shards which this process holds, each once, and a few blocks.
+    """Reads the trunk and every head in the checkpoint, one block of a tensor at a time.
 
     The fingerprint is the SHA-256 over the name (ours), shape, dtype and bytes of each tensor in
-    the file, the same for every placement. The processes of a mesh share the hashing out by bytes
-    and gather what they found, so all of them must call this; each reads what its shards hold (to
-    whole rows, where part of one is less than a page of the file) and what it hashes.
+    the file. It is the same for every placement. The processes of a mesh divide the hashing by
+    bytes and gather the digests, so all of them must call this function. Each process reads what
+    its shards contain (whole rows if part of a row is less than a page of the file) and what it
+    hashes.
 
-    Raises InputError where a tensor of the trunk or part of a head is missing or has another shape
-    than config.json says.
+    Args:
+      folder: the checkpoint, or a .gguf file.
+      family: the backbone family.
+      config: the folder's config.json.
+      dtype: "float32" or "bfloat16".
+      rescale: divides T5's residual stream by this factor: all weights that write into it are
+        divided, so that norms return the same values and float16 does not overflow (PPT's released
+        code uses 100).
+      quantize: "int8" or "int4" stores the matrices of the layers and the embedding tables as
+        codes (layers/quantized.py); everything else has `dtype`. Blocks of a GGUF file's Q8_0,
+        Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or more.
+      placement: if given, each parameter is a jax.Array with the sharding
+        `placement.parameter`, and embedding tables are padded with zero rows to
+        `placement.padded`; otherwise parameters are numpy arrays. Memory is needed for the shards
+        of this process, each once, and for a few blocks.
+
+    Raises:
+      InputError: if a tensor of the trunk or part of a head is missing, or its shape differs from
+        config.json.
     """
     table = family_of(family)
     if dtype not in DTYPES:
-        raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
+        raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     sizes, gate = axis_sizes(config, table), gate_of(config)
     if rescale != 1.0 and not (gate or feed_forward_of(config) == "relu"):
         raise InputError(
-            f"rescale={rescale} needs a gated or relu feed-forward block, config.json says "
-            f"{config['feed_forward_proj']!r}; take rescale 1"
+            f"rescale={rescale} needs a gated or relu feed-forward block, but config.json has "
+            f"{config['feed_forward_proj']!r}; use rescale=1"
         )
     with open_weights(folder) as weights:
         names = _Names(weights, table, sizes.get("I", 1), quantized_by(config))
@@ -103,8 +109,8 @@ def load_backbone(
         spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
         if any(spare):
             raise InputError(
-                f"{folder} holds {spare[0]}, of a gated feed-forward block, which config.json does "
-                "not ask for; give the config.json of these weights."
+                f"{folder} has {spare[0]}, which belongs to a gated feed-forward block, but "
+                "config.json has an ungated one; give the config.json of these weights"
             )
         writes = bool({"mlm", "lm"} & set(heads))
         tied = not writes or (read_tied(config, family) and _is_tied(weights, names, table))
@@ -137,19 +143,19 @@ def load_backbone(
 
 
 def quantized_by(config: Mapping[str, Any]) -> str:
-    """Names what a config.json says has quantized the weights, "" where nothing has."""
+    """Returns the quantisation method named in a config.json, "" if there is none."""
     held = config.get("quantization_config")
     return str(held.get("quant_method") or "another library") if isinstance(held, dict) else ""
 
 
 def present_heads(folder: str | Path, family: str, config: Mapping[str, Any]) -> set[str]:
-    """Lists the heads that a checkpoint holds, from its config.json and its tensors' names."""
+    """Returns the heads in a checkpoint, from its config.json and the names of its tensors."""
     with open_weights(folder) as weights:
         return set(_Names(weights, family_of(family)).heads(config))
 
 
 class _Names:
-    """Finds our tensors in a file, whether or not it carries the family's prefix."""
+    """Finds our tensors in a file, with or without the family's prefix."""
 
     def __init__(self, weights: Weights, family: Family, inner: int = 1, quantized: str = ""):
         self.family, self.weights, self.inner = family, weights, inner
@@ -161,23 +167,23 @@ class _Names:
         self.prefix = family.prefix if prefixed else ""
 
     def find(self, tensor: Tensor, layer: int = 0) -> str | None:
-        """Returns the file's name of a tensor, None where the file lacks it."""
+        """Returns the file's name of a tensor, None if the file lacks it."""
         names = (*self._candidates(tensor, layer), *tensor.elsewhere)
         return next((name for name in names if name in self.names), None)
 
     def required(self, tensor: Tensor, layer: int) -> str:
-        """Returns the file's name of a tensor that `require` has asked for."""
+        """Returns the file's name of a tensor that `require` has checked."""
         name = self.find(tensor, layer)
         if name is None:
             raise KeyError(f"{self.folder} lacks {tensor.path} of layer {layer}")
         return name
 
     def today(self, tensor: Tensor, layer: int = 0) -> str:
-        """Returns the name that today's checkpoints give a tensor."""
+        """Returns the name of a tensor in current checkpoints."""
         return self._candidates(tensor, layer)[-1]
 
     def heads(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Lists the heads of which the file holds at least one tensor that the model has."""
+        """Lists the heads of the model for which the file has at least one tensor."""
         unless, known = self.family.unless, traits_of(self.family, config)
         has = {
             head: any(tensor.when in known and self.find(tensor) for tensor in tensors)
@@ -187,7 +193,7 @@ class _Names:
         return (*(head for head in has if has[head]), *self.family.always)
 
     def require(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
-        """Raises InputError where the file lacks one of the tensors."""
+        """Raises InputError if the file lacks one of the tensors."""
         lost = [
             self.today(tensor, i)
             for tensor in wanted
@@ -201,22 +207,23 @@ class _Names:
             )
 
     def forbid_more(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
-        """Raises InputError where the file has more layers than config.json says."""
+        """Raises InputError if the file has more layers than config.json says."""
         for tensor in wanted:
             count = copies(tensor, sizes)
             if tensor.stack and (more := self.find(tensor, count)):
                 raise self._wrong(
-                    f"{self.folder} holds {more}, and config.json has {count} such layers, too few "
-                    "for it; give the config.json of these weights."
+                    f"{self.folder} has {more}, but config.json says {count} such layers; give the "
+                    "config.json of these weights"
                 )
 
     def _wrong(self, message: str) -> InputError:
-        """Makes the error for tensors that are not those of config.json."""
+        """Returns the error for tensors that do not match config.json."""
         if not self.quantized:
             return InputError(message)
         return InputError(
-            f"{self.folder} holds weights that {self.quantized} has quantized, which are not read; "
-            "give the unquantized checkpoint, and backbone.quantize=int8 or int4 for codes"
+            f"{self.folder} contains weights quantised with {self.quantized}, which is not "
+            "supported; give the unquantised checkpoint, with backbone.quantize=int8 or int4 if "
+            "you want quantisation"
         )
 
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
@@ -228,20 +235,20 @@ class _Names:
                 raise self._wrong(
                     f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
                     f"{'its metadata' if self.is_gguf else 'config.json'} says {list(shape)}; "
-                    + (_ANEW if self.is_gguf else "give the config.json of these weights.")
+                    + (_ANEW if self.is_gguf else "give the config.json of these weights")
                 )
             if self.weights.dtype(name) not in FLOATS:
                 raise self._wrong(
-                    f"{name} in {self.folder} is {self.weights.dtype(name)}; only "
-                    f"{', '.join(FLOATS)} are read, give a checkpoint that is not quantized."
+                    f"{name} in {self.folder} has dtype {self.weights.dtype(name)}, but only "
+                    f"{', '.join(FLOATS)} are supported; give an unquantised checkpoint"
                 )
         return found
 
     def unused(self, known: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
         """Lists the tensors of the file that are not read.
 
-        A copy of a tensor under another of its names is left out, one of other numbers is not:
-        the first name is read, and the rest may be of an older version.
+        Omits an equal copy of a tensor under another of its names, but lists a copy with other
+        values: the first name is read, and the rest may be from an older version.
         """
         read: set[str] = set()
         for tensor in known:
@@ -261,10 +268,10 @@ class _Names:
 
 
 def _is_tied(weights: Weights, names: _Names, family: Family) -> bool:
-    """Tells whether no output table is there that is not the word table.
+    """Returns whether there is no output table that differs from the word embeddings.
 
-    Torch files hold a copy of the word table; a table of other numbers is used though
-    config.json says tied, as transformers does.
+    Torch files contain a copy of the word embeddings. A table with other values is used even if
+    config.json says tied, as in transformers.
     """
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
     return decoder is None or word is None or _same(weights, decoder, word)

@@ -1,4 +1,4 @@
-"""The README.md beside a prompt: what it is for, how good it is, and the lines that use it."""
+"""The model card of a prompt, README.md: its purpose, its scores, and the code that uses it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from jaxprompt.files import check_others, make_folder, read_json, user_path, wri
 
 README = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that tells a card of ours
+_TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that identifies our model cards
 _AUTO = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
@@ -23,7 +23,7 @@ _AUTO = {
 
 
 def write_model_card(folder: str | Path, metadata: PromptMetadata, name: str = "") -> Path:
-    """Writes the README.md of an export. `name` is its place, "hub:owner/name" or a folder."""
+    """Writes the README.md of an export; `name` is its place, "hub:owner/name" or a folder."""
     place = name or str(folder)
     code = [
         "import jaxprompt as jp",
@@ -36,22 +36,25 @@ def write_model_card(folder: str | Path, metadata: PromptMetadata, name: str = "
 
 
 def check_card(folder: str | Path) -> None:
-    """Raises InputError where the README.md of a folder is not one of an export."""
+    """Raises InputError if the README.md of a folder is not the model card of an export."""
     path = Path(folder) / README
     if path.exists() and not _is_ours(path):
         raise InputError(
-            f"{path} was not written by an export, and a push writes its own there; move it, or "
-            "give another folder"
+            f"{path} was not written by an export, and an upload would overwrite it; move it, or "
+            "use another folder"
         )
 
 
 def check_peft_folder(folder: str | Path, output: str | Path, beside: str | None = None) -> None:
-    """Raises InputError where a PEFT folder would stand among what this export does not write.
+    """Raises InputError if a PEFT folder contains files that this export does not write.
 
-    `output` is the folder of the prompt, `beside` another file that the same export writes; both
-    may be the PEFT folder's, and stand there from the last time.
+    An adapter that PEFT itself wrote has the same files; the README.md tells them apart.
 
-    An adapter of PEFT's own has the same files: the README.md beside it tells whose it is.
+    Args:
+      folder: the PEFT folder.
+      output: the folder of the prompt, which may be the same.
+      beside: another file of the same export, which may be in the same folder from an earlier
+        export.
     """
     folder = Path(folder)
     known = set()
@@ -72,10 +75,10 @@ def _is_ours(readme: Path) -> bool:
 
 
 def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int = 0) -> Path:
-    """Writes the README.md of a PEFT folder, with the labels where it has a head.
+    """Writes the README.md of a PEFT folder, with the labels if it has a head.
 
-    PEFT makes the base model anew and is told how many labels it has: `outputs` of the head, where
-    the task names none.
+    The code in it creates the base model, which needs the number of labels: `outputs` of the head
+    if the task does not name them.
     """
     task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
     auto, labels = _AUTO[task_type], metadata.task.labels
@@ -98,13 +101,13 @@ def write_peft_card(folder: str | Path, metadata: PromptMetadata, outputs: int =
 
 
 def is_hub_id(name: str) -> bool:
-    """Tells whether the id of a backbone is a name on the hub: no folder, file or package."""
+    """Returns whether the id of a backbone is a Hub id, not a folder, file or package."""
     is_other = name.startswith("pkg:") or name.endswith(".gguf") or os.path.exists(user_path(name))
     return _HUB_ID.fullmatch(name) is not None and not is_other
 
 
 def _backbone_of(backbone: BackboneMetadata) -> str:
-    """Writes the arguments of `load_backbone`: the id, and what is not as by default."""
+    """Returns the arguments of `load_backbone`: the id, and all that differ from the defaults."""
     default = BackboneConfig()
     names = ("revision", "rescale", "quantize")
     values = ((name, getattr(backbone, name)) for name in names)
@@ -113,7 +116,7 @@ def _backbone_of(backbone: BackboneMetadata) -> str:
 
 
 def _row_of(task: Task) -> str | dict[str, str | list[str]]:
-    """Makes up a row that has the columns of a task; of one column it is its text."""
+    """Returns a sample input with the columns of a task; a string if there is only one column."""
     if len(task.fields) < 2 and not task.choices:
         return "a text"
     row: dict[str, str | list[str]] = {x: "a text" for x in task.fields if x not in task.derive}
@@ -139,14 +142,14 @@ def _write(folder: str | Path, metadata: PromptMetadata, library: str, code: lis
         "---", *base, f"library_name: {library}",
         _TAGS, "---", "",
         f"# A {metadata.method} prompt for {task.name}", "",
-        f"It was learned for the model `{backbone.id}`, weights "
+        f"It was trained for the model `{backbone.id}`, weights "
         f"`{backbone.fingerprint[:12]}`, with seed {metadata.seed}. Its template is "
         f"`{metadata.template}`.", "",
     ]  # fmt: skip
     if library == "peft" and backbone.quantize != "none":
         lines += [
-            f"It was learned on {backbone.quantize} codes of these weights, and PEFT multiplies "
-            "the weights themselves: scores differ a little.", "",
+            f"It was trained on the weights with {backbone.quantize} quantisation, and PEFT uses "
+            "the unquantised weights: scores differ slightly.", "",
         ]  # fmt: skip
     if task.labels:
         lines += [f"Labels: {', '.join(task.labels)}.", ""]

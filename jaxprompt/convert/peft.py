@@ -1,11 +1,11 @@
 """Prompts in PEFT's adapter folders, read and written without torch.
 
-A folder holds adapter_config.json and adapter_model.safetensors. Soft prompts (PROMPT_TUNING, and
-P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 2*L*N*D]; both
-stand in float32. A head's tensors keep torch's names and [out, in] layout.
+A folder contains adapter_config.json and adapter_model.safetensors. Soft prompts (PROMPT_TUNING,
+and P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 2*L*N*D]; both
+are float32. A head's tensors keep torch's names and [out, in] layout.
 
 On an encoder-decoder (num_transformer_submodules 2) PEFT saves soft prompts of [2*P, E] and uses
-the first half; its prefix stands in the decoder's self-attention alone, where layers share rows.
+the first half. Its prefix is only in the decoder's self-attention, where layers share vectors.
 """
 
 import json
@@ -29,7 +29,7 @@ _NEED_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 
 
 class Adapter(NamedTuple):
-    """A prompt as PEFT keeps it. `soft` or `k` and `v` are set, by `method`; all float32."""
+    """A prompt in PEFT's form: `soft`, or `k` and `v`, is set, by `method`; all float32."""
 
     method: str  # "soft" or "prefix"
     soft: np.ndarray | None  # [P, E]
@@ -43,12 +43,12 @@ class Adapter(NamedTuple):
 def prefix_from_peft(
     flat: np.ndarray, layers: int, heads: int, head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits PEFT's rows into keys and values. [P, 2*L*N*D] -> [L, P, N, D] x 2"""
+    """Splits PEFT's prefix into keys and values. [P, 2*L*N*D] -> [L, P, N, D] x 2"""
     width = 2 * layers * heads * head_dim
     if flat.ndim != 2 or flat.shape[1] != width:
         raise InputError(
-            f"prefix has shape {list(flat.shape)}; {layers} layers of {heads} heads of {head_dim} "
-            f"need [length, {width}]: the adapter belongs to another backbone."
+            f"the prefix has shape {list(flat.shape)}; {layers} layers of {heads} heads of size "
+            f"{head_dim} need [length, {width}]: use the backbone of the adapter"
         )
     rows = flat.reshape(-1, layers, 2, heads, head_dim)  # [P, L, 2, N, D]
     k, v = rows.transpose(2, 1, 0, 3, 4)  # [P, L, 2, N, D] -> [2, L, P, N, D]
@@ -56,10 +56,10 @@ def prefix_from_peft(
 
 
 def tie_layers(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gives the keys and values that PEFT puts into the decoder of an encoder-decoder.
+    """Returns the keys and values that PEFT uses in the decoder of an encoder-decoder.
 
-    It doubles the rows k_0, v_0, k_1, ... and deals four to a layer, of which it uses two: an even
-    number of layers shares them in pairs and leaves half of the rows unused.
+    PEFT doubles the list k_0, v_0, k_1, ... and assigns four items to a layer, which uses two of
+    them: an even number of layers shares keys and values in pairs, and half of them are unused.
     [L, P, N, D] x 2 -> [L, P, N, D] x 2
     """
     layers = k.shape[0]
@@ -78,7 +78,8 @@ def prefix_to_peft(k: np.ndarray, v: np.ndarray) -> np.ndarray:
 def read_peft(folder: str | Path) -> Adapter:
     """Reads an adapter: PROMPT_TUNING, P_TUNING or PREFIX_TUNING, with its head.
 
-    Raises InputError for other kinds and broken files.
+    Raises:
+      InputError: if the adapter is of another type or its files are broken.
     """
     folder = user_path(folder)
     config = read_json(folder / _CONFIG, "a PEFT adapter folder")
@@ -86,31 +87,31 @@ def read_peft(folder: str | Path) -> Adapter:
     method = _METHODS.get(kind) if isinstance(kind, str) else None
     if method is None:
         raise InputError(
-            f"{folder / _CONFIG}: peft_type {brief(kind)} is not read; "
-            f"known: {', '.join(_METHODS)}."
+            f"{folder / _CONFIG}: peft_type {brief(kind)} is not supported; "
+            f"use one of {', '.join(_METHODS)}"
         )
     modules = config.get("num_transformer_submodules") or 1
     if modules not in (1, 2):
         raise InputError(
             f"{folder / _CONFIG}: num_transformer_submodules={brief(modules)} must be 1 or 2; "
-            "save the adapter anew."
+            "save the adapter again"
         )
     tensors = _read_tensors(folder / _TENSORS)
     if "prompt_embeddings" not in tensors:
-        raise InputError(f"{folder / _TENSORS} lacks 'prompt_embeddings'; save the adapter anew.")
+        raise InputError(f"{folder / _TENSORS} lacks 'prompt_embeddings'; save the adapter again")
     table = tensors.pop("prompt_embeddings")
     if table.ndim != 2:
         raise InputError(
             f"{folder / _TENSORS}: prompt_embeddings has shape {list(table.shape)}, not [length, "
-            "width]; save the adapter anew."
+            "width]; save the adapter again"
         )
     head = {name.removeprefix(_HEAD_PREFIX): tensor for name, tensor in tensors.items()}
     if method == "soft":
         length, rest = divmod(len(table), modules)
         if rest or length != config.get("num_virtual_tokens", length):
             raise InputError(
-                f"{folder / _TENSORS} holds {len(table)} rows, {_CONFIG} tells of {modules} x "
-                f"{brief(config.get('num_virtual_tokens', length))}; save the adapter anew."
+                f"{folder / _TENSORS} has {len(table)} vectors, but {_CONFIG} says {modules} x "
+                f"{brief(config.get('num_virtual_tokens', length))}; save the adapter again"
             )
         # Of an encoder-decoder the second half is never used.
         return Adapter("soft", table[:length], None, None, head, config)
@@ -118,8 +119,8 @@ def read_peft(folder: str | Path) -> Adapter:
     sizes = [int(size) for size in shape if size is not None and is_kind(size, int) and size > 0]
     if len(sizes) < len(shape) or sizes[2] % sizes[1]:
         raise InputError(
-            f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that "
-            f"divides by it, not {brief(shape)}; save the adapter anew."
+            f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that is "
+            f"divisible by it, not {brief(shape)}; save the adapter again"
         )
     layers, heads, width = sizes
     k, v = prefix_from_peft(table, layers, heads, width // heads)
@@ -140,13 +141,23 @@ def write_peft(
     head: Mapping[str, np.ndarray] | None = None,
     task_type: str | None = None,
 ) -> tuple[Path, Path]:
-    """Writes an adapter that PeftModel.from_pretrained loads, a soft prompt or a prefix. -> paths
+    """Writes an adapter that PeftModel.from_pretrained loads: a soft prompt or a prefix.
 
-    soft [P, E]; prefix (k, v), each [L, P, N, D]; head: torch names to tensors, needed for the
-    classification tasks, e.g. {"classifier.weight": [C, H], "classifier.bias": [C]}. task_type is
-    PEFT's, by default SEQ_CLS with a head and FEATURE_EXTRACTION without; CAUSAL_LM for GPT-2,
-    SEQ_2_SEQ_LM for T5, where PEFT holds no prefix of ours. `base` names the model, `revision` its
-    state on the hub.
+    Args:
+      folder: where to write.
+      base: the name of the base model.
+      revision: its revision on the Hub.
+      layers: the number of layers of the base model.
+      heads: its number of attention heads.
+      soft: a soft prompt, [P, E].
+      prefix: keys and values, each [L, P, N, D].
+      head: torch names to tensors, required for the classification tasks, e.g.
+        {"classifier.weight": [C, H], "classifier.bias": [C]}.
+      task_type: PEFT's task type; by default SEQ_CLS with a head and FEATURE_EXTRACTION without.
+        Use CAUSAL_LM for GPT-2 and SEQ_2_SEQ_LM for T5, for which PEFT cannot store our prefixes.
+
+    Returns:
+      The paths of the two files.
     """
     if soft is not None and prefix is None:
         table = soft
@@ -156,14 +167,14 @@ def write_peft(
         raise ValueError("give either soft or prefix")
     if prefix is not None and task_type == "SEQ_2_SEQ_LM":
         raise InputError(
-            "PEFT holds no deep prompt of an encoder-decoder: it ties the decoder's layers in "
-            "pairs and has none elsewhere; ship prompt.safetensors, which export writes without "
-            "--peft"
+            "PEFT cannot store the deep prompt of an encoder-decoder: it shares prefixes between "
+            "pairs of decoder layers and has none in the encoder; use prompt.safetensors, which "
+            "export writes without --peft"
         )
     head = dict(head or {})
     task_type = task_type or ("SEQ_CLS" if head else "FEATURE_EXTRACTION")
     if task_type in _NEED_HEAD and not head:
-        raise InputError(f"PEFT loads no {task_type} adapter without a head; give its tensors.")
+        raise InputError(f"PEFT needs a head for a {task_type} adapter; give the head's tensors")
     config = {
         "base_model_name_or_path": base,
         "inference_mode": True,
@@ -189,7 +200,7 @@ def write_peft(
 
 
 def outputs_of(adapter: Mapping[str, Any]) -> int:
-    """Counts the outputs of the head among the arguments of `write_peft`, 0 without one."""
+    """Returns the number of outputs of the head in the arguments of `write_peft`, 0 if no head."""
     head = adapter.get("head") or {}
     return next((len(x) for name, x in sorted(head.items()) if name.endswith("bias")), 0)
 
@@ -202,19 +213,19 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     try:
         tensors = load_file(path)
     except SafetensorError as error:
-        raise InputError(f"{path} is corrupt or cut short ({error}); fetch it anew.") from error
+        raise InputError(f"{path} is corrupt or cut short ({error}); download it again") from error
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error}); save the adapter with safe_serialization=True."
+            f"{path} cannot be read ({error}); save the adapter with safe_serialization=True"
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a type that numpy lacks
-        raise InputError(f"{path} holds {error}, not floats; save the adapter anew.") from error
+        raise InputError(f"{path} has {error}, not floats; save the adapter again") from error
     for name, tensor in tensors.items():
         if tensor.dtype.name not in FLOATS:
-            raise InputError(f"{path}: {name} is {tensor.dtype}, no float; save the adapter anew.")
+            raise InputError(f"{path}: {name} is {tensor.dtype}, not float; save the adapter again")
     # Before the check: a number beyond float32's range is an infinity from here on.
     tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise InputError(f"{path}: {name} holds NaN or infinity; train the adapter anew.")
+            raise InputError(f"{path}: {name} contains NaN or infinity; train it again")
     return tensors

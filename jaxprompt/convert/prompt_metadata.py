@@ -1,4 +1,4 @@
-"""prompt.json, the metadata of an export: what its tensors belong to."""
+"""The metadata of an export, prompt.json: what its tensors belong to."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _COUNT = kinds.Field(int, 1, "choices of an example", "at least 1")
 
 
 def _as_in(config: type[Block], name: str) -> Any:
-    """Declares a field that is checked as that of a config."""
+    """Returns a field that is validated like the field of a config block."""
     return dataclasses.field(metadata={kinds.DECLARED: config.declared()[name]})
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneMetadata(Document):
-    """The backbone that a prompt was learned on."""
+    """The backbone that a prompt was trained on."""
 
     id: str = _as_in(BackboneConfig, "path")
     revision: str = _as_in(BackboneConfig, "revision")
@@ -42,14 +42,14 @@ class BackboneMetadata(Document):
     layers: str | None = None
 
     def identity(self) -> dict[str, str]:
-        """Returns the digests that there are, as `data.text.identity.identity_of` makes them."""
+        """Returns the available digests, in the form of `data.text.identity.identity_of`."""
         digests = {"tokenizer": self.tokenizer, "layers": self.layers}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleLayout(Document):
-    """How examples are laid out."""
+    """How examples are formatted."""
 
     max_len: int = _as_in(DataConfig, "max_len")
     max_target: int = _as_in(DataConfig, "max_target")
@@ -86,23 +86,23 @@ class DemosMetadata(Document):
     examples: tuple[DemoMetadata, ...]
 
     def check(self, task: Task) -> None:
-        """Raises InputError where these are no demonstrations of a task."""
+        """Raises InputError if these demonstrations do not fit a task."""
         counts = {name: getattr(self, name) for name in COUNTS}
         if sum(count > 0 for count in counts.values()) != 1:
-            raise InputError(f"demos has {counts}, of which one must be above 0")
+            raise InputError(f"demos has {counts}, of which exactly one must be above 0")
         if not self.examples:
             raise InputError("demos.examples is empty")
         for example in self.examples:
             has_texts = example.fields.keys() >= set(task.fields)
             if not has_texts or not 0 <= example.label < len(task.labels):
                 raise InputError(
-                    f"demos.examples has {brief(example.to_json())}, which is none of the task"
+                    f"demos.examples has {brief(example.to_json())}, which does not fit the task"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginMetadata(Document):
-    """An export that a prompt was initialized from."""
+    """An export that a prompt was initialised from."""
 
     path: str
     method: str
@@ -112,13 +112,13 @@ class OriginMetadata(Document):
     created: str
     sha256: str
     pretrained: Mapping[str, object] | None = None
-    init: "OriginMetadata | None" = None  # the export that this one was initialized from
+    init: "OriginMetadata | None" = None  # the export that this one was initialised from
     more: tuple["OriginMetadata", ...] = ()  # the other exports of the same run
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptMetadata(Document):
-    """All that is needed to answer with the tensors of an export, and where they come from."""
+    """All that is needed to predict with the tensors of an export, and their origin."""
 
     method: str
     hyper: OpenBlock  # the method in the config of the run
@@ -147,14 +147,14 @@ class PromptMetadata(Document):
 
     @classmethod
     def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
-        """Reads the metadata of an export, which may come from anyone.
+        """Reads the metadata of an export, which is untrusted input.
 
         Args:
-          values: what JSON holds.
-          path: of the export, for messages.
+          values: the parsed JSON.
+          path: the export, for messages.
 
         Raises:
-          InputError: for a field that is missing, of another kind, or out of its range.
+          InputError: if a field is missing, of another type, or out of range.
         """
         metadata = super().from_json(values, path)
         try:
@@ -162,7 +162,7 @@ class PromptMetadata(Document):
             if metadata.demos is not None:
                 metadata.demos.check(metadata.task)
             if (size := min(metadata.backbone.dims)) < 0:
-                raise InputError(f"backbone.dims has {size}, and no size is negative")
+                raise InputError(f"backbone.dims contains {size}, but sizes cannot be negative")
         except InputError as error:
             raise InputError(f"{path}: {error}; {cls.FIX}") from error
         return metadata

@@ -1,4 +1,4 @@
-"""Turns numbers into codes of 8 or 4 bits, block by block (layers/quantized.py), on the host."""
+"""Quantises arrays to 8 or 4 bits, block by block (layers/quantized.py), on the host."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ _LIMIT = float(np.finfo(np.float16).max)
 
 
 class Planes(NamedTuple):
-    """Quantized rows of a matrix; blocks lie along the columns."""
+    """Quantised rows of a matrix; blocks are along the columns."""
 
     codes: np.ndarray  # uint8 [rows, columns], or [rows, columns / 2] with two codes in a byte
     scale: np.ndarray  # float16 [rows, columns / 32]
@@ -18,23 +18,25 @@ class Planes(NamedTuple):
 
     @property
     def T(self) -> "Planes":
-        """The same with blocks along the rows."""
+        """The same, with blocks along the rows."""
         return Planes(*(plane.T for plane in self))
 
 
 def quantize(numbers: np.ndarray, bits: int) -> Planes:
-    """Quantizes rows whose length the size of a block divides.
+    """Quantises rows whose length is a multiple of the block size.
 
-    The least number of a block has code 0 and the greatest the highest code. No number moves by
-    more than half a step, 2^-10 of the block's greatest magnitude and 2^-24, which is what rounding
-    minimum and scale to float16 takes. Raises ValueError for a number above half of float16's
-    greatest.
+    The smallest value of a block has code 0 and the largest the highest code. No value changes by
+    more than half a step, plus 2^-10 of the block's largest magnitude and 2^-24, the error of
+    rounding minimum and scale to float16.
+
+    Raises:
+      ValueError: if a magnitude exceeds half of float16's maximum.
     """
     rows, columns = numbers.shape
     blocks = numbers.astype(np.float32, copy=False).reshape(rows, columns // BLOCK, BLOCK)
     low, high = blocks.min(-1), blocks.max(-1)
     if max(np.abs(low).max(initial=0.0), np.abs(high).max(initial=0.0)) > _LIMIT / 2:
-        raise ValueError(f"numbers above {_LIMIT / 2:,.0f}, too large for float16")
+        raise ValueError(f"values above {_LIMIT / 2:,.0f}, too large for float16")
     levels = 2**bits - 1
     minimum = low.astype(np.float16)
     # Never above the numbers: a step below 0 would leave one code to all of them.
@@ -53,7 +55,7 @@ def quantize(numbers: np.ndarray, bits: int) -> Planes:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Lays codes of blocks [..., 32] into bytes. -> [..., 32], or [..., 16] of 4 bits"""
+    """Packs the codes of blocks [..., 32] into bytes: [..., 32], or [..., 16] with 4 bits."""
     if bits == 8:
         return codes
     half = BLOCK // 2

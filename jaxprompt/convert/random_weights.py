@@ -1,4 +1,4 @@
-"""Draws the parameters of a backbone, as its paper does, straight into their shards."""
+"""Randomly initialises a backbone as in its paper, straight into the shards."""
 
 import functools
 import math
@@ -36,19 +36,20 @@ _HEADS = {head for family in FAMILIES.values() for head in family.heads}
 
 
 class Draw(NamedTuple):
-    """How a family's parameters are drawn: N(0, deviation^2), a norm's scale constant."""
+    """How a family is initialised: N(0, deviation^2), constants for biases and norm scales."""
 
     family: str
     config: Mapping[str, Any]
     sizes: Mapping[str, int]
 
     def deviation(self, tensor: Tensor) -> float:
-        """Gives the standard deviation of a kernel or a table.
+        """Returns the standard deviation of a kernel or a table.
 
-        BERT and its kin: one for all, as in the released code. GPT-2 and ModernBERT: what writes
-        into the residual stream is divided by the square root of the number of writers, two a layer
-        (Radford et al. 2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
-        attention has no 1 / sqrt(D), so the query's kernel holds it; the word table is N(0, 1).
+        BERT and its variants: one for all, as in the released code. GPT-2 and ModernBERT: weights
+        that write into the residual stream are divided by the square root of their number, two a
+        layer (Radford et al. 2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
+        attention has no 1 / sqrt(D), so the query's kernel includes it; the word embeddings are
+        N(0, 1).
         """
         if self.family != "t5":
             base = self._amount("initializer_range", 0.02)
@@ -68,7 +69,7 @@ class Draw(NamedTuple):
         return factor / math.sqrt(scale)
 
     def zero_row(self, tensor: Tensor) -> int | None:
-        """Gives the row of padding in a table of embeddings, which transformers sets to zero."""
+        """Returns the row of the padding token, which transformers sets to zero."""
         tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
         if self.family not in _PAD or tensor.path not in tables:
             return None
@@ -77,13 +78,13 @@ class Draw(NamedTuple):
         row, rows = read_id(self.config, "pad_token_id", _PAD[self.family]), tensor.axes[0]
         if row >= self.sizes[rows]:
             raise InputError(
-                f"config.json has pad_token_id={row}, beyond the {self.sizes[rows]} rows of "
-                f"{tensor.path}; give the config.json of these sizes"
+                f"config.json has pad_token_id={row}, but {tensor.path} has only "
+                f"{self.sizes[rows]} rows; give the config.json of these sizes"
             )
         return row
 
     def constant(self, tensor: Tensor) -> float | None:
-        """Gives what biases and the scales of norms are filled with, None for what is drawn."""
+        """Returns the constant value of biases and norm scales, None for random parameters."""
         if tensor.path.endswith("/bias"):
             return 0.0
         if tensor.path.endswith("/scale"):
@@ -101,12 +102,24 @@ def draw_backbone(
     family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
     placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
 ) -> Loaded:  # fmt: skip
-    """Draws a trunk and heads from a transformers config alone.
+    """Randomly initialises a trunk and heads from a transformers config alone.
 
-    `part` is what the parameters are called in the tree, "backbone" or "generator": models of one
-    seed differ by it. A parameter is the same on every mesh. `dtype` and `rescale` as in load.py.
-    Raises InputError where the config lacks a size or has a deviation that is none, and where the
-    family has no such head.
+    A parameter is the same on every mesh.
+
+    Args:
+      family: the backbone family.
+      config: a transformers config.json.
+      heads: the heads to initialise.
+      seed: the random seed.
+      placement: where each parameter goes.
+      part: the name of the model in the tree, "backbone" or "generator"; models with the same seed
+        differ by it.
+      dtype: as in load.py.
+      rescale: as in load.py.
+
+    Raises:
+      InputError: if the config lacks a size or has an invalid deviation, or the family has no such
+        head.
     """
     table = check_heads(family, heads)
     sizes = axis_sizes(config, table)
@@ -127,10 +140,12 @@ def with_heads(
     loaded: Loaded, family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
     placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
 ) -> Loaded:  # fmt: skip
-    """Leaves a loaded backbone the heads that are asked for, and draws those that it lacks.
+    """Reduces a loaded backbone to the requested heads, and randomly initialises missing ones.
 
-    The report lists what was drawn: `fresh`, and `missing` by the names in a file. Raises
-    InputError where the family has no such head.
+    The report lists what was initialised: `fresh`, and `missing` by the names in a file.
+
+    Raises:
+      InputError: if the family has no such head.
     """
     table = check_heads(family, heads)
     sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
@@ -166,13 +181,13 @@ def with_heads(
 
 
 def check_heads(family: str, heads: Collection[str]) -> Family:
-    """Looks a family up. Raises InputError where it lacks one of the heads."""
+    """Returns a family. Raises InputError if it lacks one of the heads."""
     table = family_of(family)
     known = (*table.heads, *table.always)
     absent = [head for head in heads if head not in known]
     if absent:
         raise InputError(
-            f"{with_article(family)} has no {absent[0]} head; take an objective for "
+            f"{with_article(family)} has no {absent[0]} head; use an objective for "
             f"{' or '.join(known)}, or another backbone"
         )
     return table

@@ -1,4 +1,4 @@
-"""Reads how a config turns queries and keys by their positions (Su et al. 2021), scaled or not."""
+"""Reads the rotary position embeddings of a config (Su et al. 2021), scaled or not."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 
 class Turning(NamedTuple):
-    """How one kind of layer turns its queries and keys."""
+    """The rotary embeddings of one type of layer."""
 
     rates: tuple[float, ...]  # [D / 2], radians a position
     factor: float = 1.0  # of what is turned
@@ -35,11 +35,17 @@ class Turning(NamedTuple):
 def read_turning(
     hf: Mapping[str, Any], size: int, positions: int, *, kind: str = "", theta: float = 1e4
 ) -> Turning:
-    """Reads the turns of heads of a size, of a model of so many positions.
+    """Reads the rotary embeddings of a config.
 
-    `kind` is that of the layers ("full_attention", "sliding_attention") where each has its own;
-    `theta` the base where none is given. Raises InputError for a kind of scaling, or a field of
-    it, that is not known.
+    Args:
+      hf: the config.
+      size: the head size.
+      positions: the maximum number of positions.
+      kind: the type of layer ("full_attention", "sliding_attention") if each has separate values.
+      theta: the base if the config has none.
+
+    Raises:
+      InputError: if the type of scaling, or one of its fields, is not supported.
     """
     own = _find(hf, kind)
     name = own.pop("rope_type", None) or own.pop("type", None) or "default"
@@ -49,8 +55,7 @@ def read_turning(
     share = own.pop("partial_rotary_factor", None)
     if share not in (None, 1, 1.0):
         raise InputError(
-            f"partial_rotary_factor={brief(share)} is not supported: whole heads are turned; take "
-            "a model that has 1"
+            f"partial_rotary_factor={brief(share)} is not supported; use a model whose factor is 1"
         )
     trained = hf.get("original_max_position_embeddings")
     # Beside one block for all layers it stands before the block's own, as transformers takes it.
@@ -63,7 +68,7 @@ def read_turning(
     if more:
         raise InputError(
             f"rope_parameters with rope_type={name} have {more[0]}={brief(own[more[0]])}, which "
-            f"is not read; known: {', '.join(_KINDS[name]) or 'rope_theta alone'}"
+            f"is not supported; supported: {', '.join(_KINDS[name]) or 'only rope_theta'}"
         )
     rates = make_rates(size, base)
     if name == "linear":
@@ -82,7 +87,7 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
     whole, older = hf.get("rope_parameters"), hf.get("rope_scaling")
     for name, block in (("rope_parameters", whole), ("rope_scaling", older)):
         if block is not None and not isinstance(block, dict):
-            raise InputError(f"{name}={brief(block)} must be an object; give its fields in braces")
+            raise InputError(f"{name}={brief(block)} must be an object; write its fields in braces")
     share = {"partial_rotary_factor": hf.get("partial_rotary_factor")}
     local = kind == "sliding_attention"
     top = {"rope_theta": hf.get("rope_local_base_freq" if local else "rope_theta")} | share
@@ -91,13 +96,13 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
         found = (whole or {}).get(kind) if kind else None
         if not kind or not isinstance(found, dict | None):
             raise InputError(
-                f"rope_parameters={brief(whole)} names kinds of layers, which this model_type does "
-                "not tell apart; give rope_theta and rope_type alone"
+                f"rope_parameters={brief(whole)} has one block per layer type, which this "
+                "model_type does not support; give only rope_theta and rope_type"
             )
         found = dict(found or {})
     elif kind and whole:  # which transformers passes over
         raise InputError(
-            f"rope_parameters={brief(whole)} do not say which kind of layers they are for; write "
+            f"rope_parameters={brief(whole)} does not say which layer type it is for; use "
             "{'full_attention': {...}, 'sliding_attention': {...}}"
         )
     else:
@@ -109,13 +114,13 @@ def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _is_nested(hf: Mapping[str, Any]) -> bool:
-    """Tells whether each kind of layer has a block of its own."""
+    """Returns whether each type of layer has a separate block."""
     return any(isinstance(value, dict) for value in (hf.get("rope_parameters") or {}).values())
 
 
 def _factor(own: Mapping[str, Any]) -> float:
     if own.get("factor") is None:
-        raise InputError("rope_parameters lack factor, by which positions are scaled; add it")
+        raise InputError("rope_parameters has no factor to scale positions by; add it")
     return read_positive(own, "factor", 1.0)
 
 
@@ -137,8 +142,8 @@ def _yarn(rates, own: Mapping[str, Any], base: float, positions: int) -> Turning
     """Slows what turns seldom, leaves what turns often, and lengthens both (Peng et al. 2024)."""
     if base <= 1:
         raise InputError(
-            f"rope_type=yarn has rope_theta={base:g}, by whose logarithm it divides; it must be "
-            "above 1: give the config.json that was saved with the weights"
+            f"rope_type=yarn has rope_theta={base:g}, which must be above 1; give the config.json "
+            "that was saved with the weights"
         )
     trained = read_size(own, "original_max_position_embeddings", positions)
     factor = read_positive(own, "factor", positions / trained)

@@ -1,7 +1,7 @@
 """Writes a backbone as a folder that transformers loads: the inverse of load.py, by its tables.
 
-A folder is written beside its place and renamed once it is whole. Several processes that share the
-parameters call together; process 0 writes.
+The files are written to a temporary folder, which is renamed once it is complete. All processes
+that share the parameters must call together; process 0 writes.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _RENEWED = (
 
 
 class _Entry(NamedTuple):
-    """One tensor of the file: the parameters whose parts stand in it, in their order."""
+    """One tensor of the file, and the parameters that are concatenated in it."""
 
     parts: list[Tensor]
     layer: int
@@ -52,17 +52,28 @@ def save_backbone(
     tokenizer: str | Path, card: Mapping[str, Any], run: str, dtype: str = "float32",
     rescale: float = 1.0, file_bytes: int = FILE_BYTES,
 ) -> Path:  # fmt: skip
-    """Writes weights, config.json, tokenizer and card. -> the folder
+    """Writes weights, config.json, tokenizer and model card.
 
-    `params` is a nested dict as load_backbone gives it, of arrays on any mesh, with the heads that
-    are to be saved: padding of the vocabulary is cut off, a T5's `rescale` undone. `config` is a
-    transformers config.json, `tokenizer` the folder, or .gguf file, whose tokenizer is copied,
-    `card` as in card.py. A file holds at most `file_bytes`, or one tensor; the host holds a tensor
-    at a time.
+    Args:
+      folder: where to write; a folder that the same run wrote is replaced.
+      family: the backbone family.
+      config: a transformers config.json.
+      params: a nested dict as load_backbone returns it, of arrays on any mesh, with the heads to
+        save. Padding of the vocabulary is removed and a T5's `rescale` is undone.
+      tokenizer: the folder, or .gguf file, whose tokenizer is copied.
+      card: the contents of the model card, see card.py.
+      run: identifies the run that the folder belongs to.
+      dtype: the dtype of the file.
+      rescale: as in load_backbone.
+      file_bytes: the maximum size of a file, unless a single tensor is larger. The host holds one
+        tensor at a time.
 
-    `run` names what the folder belongs to: a folder that the same run wrote is replaced.
-    Raises InputError where the folder holds anything else, and when the disk refuses; what was
-    there before is then untouched.
+    Returns:
+      The folder.
+
+    Raises:
+      InputError: if the folder contains anything else, or cannot be written. Existing files are
+        then untouched.
     """
     table = family_of(family)
     flat, sizes = flatten(params), axis_sizes(config, table)
@@ -118,7 +129,7 @@ def save_backbone(
 
 
 def check_loadable(family: str, cure: str) -> None:
-    """Raises InputError, which ends with `cure`, for a family that no class of transformers is."""
+    """Raises InputError, which ends with `cure`, if transformers has no class for a family."""
     if not family_of(family).classes:
         raise InputError(f"transformers has no class that loads {with_article(family)}; {cure}")
 
@@ -126,10 +137,12 @@ def check_loadable(family: str, cure: str) -> None:
 def describe(
     family: str, config: Mapping[str, Any], heads: Collection[str], dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Makes the config.json of saved weights, with the class that transformers loads them with.
+    """Returns the config.json of saved weights, with the class of transformers that loads them.
 
-    Transformers' own config class fills in what is left out; what `config` says stays as it is.
-    Raises InputError where that class refuses the config.
+    The config class of transformers fills in missing fields; those of `config` stay as they are.
+
+    Raises:
+      InputError: if that class rejects the config.
     """
     from transformers import AutoConfig
 
@@ -142,7 +155,7 @@ def describe(
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"transformers refuses the config ({reason}); give the config.json of a {kind}"
+            f"transformers rejects the config ({reason}); give the config.json of a {kind}"
         ) from error
     # Not by transformers' own tables of classes: those can be read only where torch is installed.
     classes = family_of(family).classes
@@ -286,19 +299,19 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     # Other files of the patterns, as a chat template, are no tokenizer by themselves.
     kinds = {path.suffix for path in found if path.name != "generation_config.json"}
     if not kinds & {".json", ".txt", ".model"}:
-        raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")
+        raise InputError(f"{folder} has no tokenizer; give the folder with tokenizer.json")
     return sorted(path for path in found if path.is_file())
 
 
 @contextlib.contextmanager
 def _held(target: Path) -> Iterator[None]:
-    """Lets one run at a time write a folder: of two, each would write into what the other moves."""
+    """Locks the folder, so that only one run at a time writes it."""
     path = target.with_name(f".{target.name}.lock")
 
     @contextlib.contextmanager
     def hold() -> Iterator[None]:
         make_folder(target.parent)
-        held = acquire(path, target, "take another folder")
+        held = acquire(path, target, "use another folder")
         try:
             yield
         finally:
@@ -312,15 +325,15 @@ def _held(target: Path) -> Iterator[None]:
 
 
 def _check_free(target: Path, run: str) -> None:
-    """Raises InputError where the place holds what another run, or something else, has written."""
+    """Raises InputError if the folder contains files of another run or of something else."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
         marker = target / TRAINING
         own = read_json(marker, "a saved model").get("run") if marker.is_file() else None
         if own != run:
-            what = f"the model of another run ({own})" if own else "what this run did not write"
-            held = f"holds {what}" if target.is_dir() else "is a file"
+            what = f"the model of another run ({own})" if own else "files of something else"
+            held = f"contains {what}" if target.is_dir() else "is a file"
             raise InputError(f"{target} {held}; give a new or empty folder")
 
 

@@ -1,4 +1,4 @@
-"""What a config makes of the tables of names: the size of each axis, the tensors of the model."""
+"""Applies a config to the tables of names: the size of each axis, the tensors of the model."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -14,9 +14,10 @@ HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
 
 
 def family_of(name: str) -> Family:
-    """Looks a table up, of a backbone of another package its `FAMILY`.
+    """Returns the table of a family; for a backbone of another package, its `FAMILY`.
 
-    Raises InputError for an unknown family, and for a package without that table.
+    Raises:
+      InputError: if the family is unknown, or the package has no such table.
     """
     if name in FAMILIES:
         return FAMILIES[name]
@@ -26,14 +27,14 @@ def family_of(name: str) -> Family:
     table = getattr(BACKBONES.load(name), "FAMILY", None)
     if not isinstance(table, Family):
         raise InputError(
-            f"the package {plugin}, backbone {name!r}: its module needs FAMILY, the names of its "
-            "tensors (jaxprompt.convert.tensors.Family)"
+            f"the package {plugin} has no table FAMILY for the backbone {name!r}; define it as a "
+            "jaxprompt.convert.tensors.Family in its module"
         )
     return table
 
 
 def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """Reads the size of every axis letter from config.json."""
+    """Returns the size of every axis letter."""
     sizes: dict[str, int] = {"1": 1, "3": 3}
     for letter, field in family.sizes.items():
         # It names another letter, whose size it has.
@@ -56,25 +57,25 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
         width, heads = sizes["H"], sizes["N"]
         if width % heads:
             fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
-            raise InputError(f"{fields[0]} must divide by {fields[1]}.")
+            raise InputError(f"{fields[0]} must be divisible by {fields[1]}")
         sizes["D"] = width // heads
     return sizes | derived
 
 
 def feed_forward_of(config: Mapping[str, Any]) -> str:
-    """Reads the kind of a T5's feed-forward block, as "relu" or "gated-gelu"."""
+    """Returns the type of a T5's feed-forward block, e.g. "relu" or "gated-gelu"."""
     # The defaults of the configuration classes of transformers.
     usual = "gated-gelu" if config.get("model_type") == "mt5" else "relu"
     return str(config.get("feed_forward_proj", usual))
 
 
 def gate_of(config: Mapping[str, Any]) -> str:
-    """Reads how a T5's feed-forward block is gated, "" = not at all."""
+    """Returns the activation of a T5's gated feed-forward block, "" if it is not gated."""
     return feed_forward_of(config).rpartition("-")[0]
 
 
 def traits_of(family: Family, config: Mapping[str, Any]) -> set[str]:
-    """Lists what a config says of a model, see `Tensor.when`, save what the sizes tell."""
+    """Returns the traits of a model, see `Tensor.when`, except those that follow from sizes."""
     return {"", "gated" if gate_of(config) else "ungated", *family.traits(config)}
 
 
@@ -82,7 +83,7 @@ def select(
     family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[str],
     *, tied: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Lists the tensors of a model: its trunk, its heads, its own output table where not tied."""
+    """Lists the tensors of a model: trunk, heads, and the output table if it is not tied."""
     known = traits_of(family, config)
     if sizes["E"] != sizes["H"]:
         known.add("projected")
@@ -92,21 +93,21 @@ def select(
 
 
 def copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    """Counts how often a tensor stands in the file: once a layer, or once."""
+    """Returns how often a tensor is in the file: once per layer, or once."""
     return sizes[tensor.stack] if tensor.stack else 1
 
 
 def names_of(tensor: Tensor, layer: int, prefix: str, inner: int = 1) -> list[str]:
-    """Lists the names that a layer of a tensor may have in a file, today's last.
+    """Lists the possible names of a layer of a tensor in a file, the current name last.
 
-    `inner` layers make up a group of those that are shared.
+    `inner` is the number of layers in a group of shared layers.
     """
     prefix = "" if tensor.outside or tensor.path.startswith(HEADS) else prefix
     return [prefix + tensor.name(source, layer, inner) for source in tensor.sources]
 
 
 def file_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Gives the shape of the file's tensor, all of its parts together."""
+    """Returns the shape of the tensor in the file, with all of its parts."""
     first, *rest = (math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes)
     if tensor.transposed or not rest:
         return (first * tensor.part[1], *rest)

@@ -1,4 +1,4 @@
-"""Fills arrays with tensors of a file, block by block: hashed, cast or quantized, transposed,
+"""Fills arrays with tensors of a file, block by block: hashed, cast or quantised, transposed and
 stacked.
 """
 
@@ -30,7 +30,7 @@ _GAP = 16  # numbers between a tile's rows: at a power of two a column would sha
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Makes an array, not filled, at an address that JAX takes over on the CPU without a copy."""
+    """Returns an empty array at an address that JAX can use on the CPU without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     space = np.empty(size + 64, np.uint8)
     # numpy promises less; XLA's CPU client takes over buffers that are aligned to 64 bytes.
@@ -39,7 +39,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def digest(*parts: str, data: bytes = b"") -> str:
-    """Hashes texts, and the hash of data, so that no two lists of them run together."""
+    """Hashes strings, and the hash of data, so that different lists have different hashes."""
     hashes = (hashlib.sha256(part.encode()).digest() for part in parts)
     return hashlib.sha256(b"".join(hashes) + data).hexdigest()
 
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     columns: int = 1
 
     def scaled(self, rows: slice, columns: slice) -> tuple[slice, slice]:
-        """Says where a range of the file's matrix lies in this array's."""
+        """Returns where a range of the file's matrix is in this array's."""
         return _divided(rows, self.rows), _divided(columns, self.columns)
 
 
@@ -101,7 +101,7 @@ class _Shard(NamedTuple):
 
 
 class Filler:
-    """Makes parameters from tensors of the file; several threads hash and copy."""
+    """Fills parameters with tensors of the file; several threads hash and copy."""
 
     def __init__(
         self, weights: Weights, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
@@ -115,9 +115,13 @@ class Filler:
         self.processes = sorted({device.process_index for device in devices})
 
     def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
-        """Reads tensors by their names in the file, one a layer. -> (flat params, digests)
+        """Reads tensors.
 
-        The digests are of all layers of all tensors, whichever process hashed them.
+        Args:
+          found: the names in the file of each tensor, one per layer.
+
+        Returns:
+          (flat params, digests of all layers of all tensors, whichever process hashed them).
         """
         flat: Flat = {}
         digests: list[str] = []
@@ -158,8 +162,8 @@ class Filler:
             digests = list(set(" ".join(processes.gather(" ".join(digests))).split()))
             if len(digests) != sum(map(len, found.values())):
                 raise InputError(
-                    f"the processes read different weights as {self.weights.folder}; give all of "
-                    "them the same checkpoint"
+                    f"the processes read different weights from {self.weights.folder}; use the "
+                    "same checkpoint for all of them"
                 )
         return flat, digests
 
@@ -183,7 +187,7 @@ class Filler:
         return own
 
     def _layout(self, tensor: Tensor) -> tuple[tuple[int, ...], NamedSharding | None]:
-        """Gives the whole shape of a parameter and where it lives."""
+        """Returns the full shape of a parameter and its sharding."""
         letters = tensor.stack + tensor.axes
         if self.placement is None:
             return tuple(self.sizes[letter] for letter in letters), None
@@ -192,7 +196,7 @@ class Filler:
         return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
 
     def _has_planes(self, tensor: Tensor) -> bool:
-        """Tells whether a parameter is quantized."""
+        """Returns whether a parameter is quantised."""
         return self.bits > 0 and input_axis(tensor.path) is not None
 
     def _parts(self, tensor: Tensor) -> list[_Part]:
@@ -300,8 +304,8 @@ class Filler:
     def _check_finite(self, name: str, block: np.ndarray) -> None:
         if not is_finite(block):
             raise InputError(
-                f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
-                "checkpoint is damaged: fetch it anew, or take another"
+                f"{name} in {self.weights.file(name)} contains NaN or infinity; the checkpoint is "
+                "damaged: download it again, or use another"
             )
 
     def _digest(self, tensor: Tensor, layer: int, name: str, data: bytes) -> str:
@@ -324,14 +328,14 @@ class Filler:
         return (block,)
 
     def _keeps_codes(self, tensor: Tensor, name: str) -> bool:
-        """Tells whether codes of the file stay as they are."""
+        """Returns whether codes of the file are used as they are."""
         unchanged = not tensor.residual or self.rescale == 1.0
         return unchanged and _lies_along_columns(tensor) and self.weights.has_codes(name, self.bits)
 
     def _quantized(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
     ) -> Planes:
-        """Takes codes of the file over where they fit, and makes them of its numbers elsewhere."""
+        """Returns codes of the file if they fit, and quantises its values otherwise."""
         along_columns = _lies_along_columns(tensor)
         if self._keeps_codes(tensor, name):
             found = self.weights.read_planes(name, rows, columns, self.bits)
@@ -346,7 +350,7 @@ class Filler:
         except ValueError as error:
             raise InputError(
                 f"{name} in {self.weights.file(name)} has {error}, which "
-                f"backbone.quantize={self.quantize} keeps of each block; take "
+                f"backbone.quantize={self.quantize} stores for each block; use "
                 "backbone.quantize=none"
             ) from error
 
@@ -372,7 +376,7 @@ class Filler:
 
 
 def _lies_along_columns(tensor: Tensor) -> bool:
-    """Tells whether the input of a quantized parameter is the columns of the file's matrix.
+    """Returns whether the input axis of a quantised parameter is the columns in the file.
 
     It is in torch's linear layers and in tables, and not in GPT-2's.
     """

@@ -1,10 +1,10 @@
-"""What a table of names is made of: our parameters, and what each is called in the file.
+"""The types of a table of names: our parameters, and the name of each in the file.
 
 Axes are letters (see types.py): V vocab, E embedding, H width, N heads, D head dim, F mlp, and
 here also P positions, S segment types, R distance buckets, X width of the LM features, W width of
-a convolution, 1 and 3. Parameters under "layers/" and "decoder_layers/" stand in the file once a
-layer, {i}, and are stacked on a leading axis, L or K, the decoder's number of layers; those under
-"later_layers/" stand there for all layers but the first, on an axis J.
+a convolution, 1 and 3. Parameters under "layers/" and "decoder_layers/" are in the file once per
+layer, {i}, and are stacked on a leading axis, L or K, the decoder's number of layers. Those under
+"later_layers/" are there for all layers but the first, on an axis J.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,12 +29,12 @@ class Tensor(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """The leading axis of what the file holds once a layer: "L", "K", "J"; "" = not stacked."""
+        """The leading axis of stacked parameters: "L", "K", "J"; "" if not stacked."""
         stacks = {"layers": "L", "decoder_layers": "K", "later_layers": "J"}
         return stacks.get(self.path.split("/")[0], "")
 
     def name(self, source: str, layer: int, inner: int = 1) -> str:
-        """Writes a layer into a name; `inner` layers make up a group, {g}, of those shared."""
+        """Returns the name of a layer; `inner` is the size of a group, {g}, of shared layers."""
         if "{g}" in source:
             return source.format(g=layer // inner, i=layer % inner)
         # The first of the later layers is the file's number 1.
@@ -55,7 +55,7 @@ def _no_traits(config: Mapping[str, Any]) -> Collection[str]:
 
 
 class Family(NamedTuple):
-    """The names of one family; trunk and pooler names may follow `prefix`, the rest never do."""
+    """The names of one family; only trunk and pooler names may follow `prefix`."""
 
     prefix: str
     trunk: tuple[Tensor, ...]
@@ -81,13 +81,13 @@ IGNORED = (
 def make_table(
     path: str, *sources: str, axes: str, residual: float = 0.0, when: str = ""
 ) -> tuple[Tensor, ...]:
-    """Names a lookup table."""
+    """Returns the names of a lookup table."""
     names = tuple(f"{source}.weight" for source in sources)
     return (Tensor(f"{path}/table", names, axes, tuple(axes), residual=residual, when=when),)
 
 
 def make_norm(path: str, source: str, axis: str, when: str = "") -> tuple[Tensor, ...]:
-    """Names the scale and the bias of a norm."""
+    """Returns the names of a norm's scale and bias."""
     # gamma and beta are the names of checkpoints converted from TensorFlow.
     return (
         Tensor(f"{path}/scale", (f"{source}.gamma", f"{source}.weight"), axis, (axis,), when=when),
@@ -96,7 +96,7 @@ def make_norm(path: str, source: str, axis: str, when: str = "") -> tuple[Tensor
 
 
 def make_linear(path: str, source: str, into: str, out: str, when: str = "") -> tuple[Tensor, ...]:
-    """Names the kernel and the bias of a linear map."""
+    """Returns the names of a linear layer's kernel and bias."""
     kernel, bias = f"{path}/kernel", f"{path}/bias"
     return (
         Tensor(kernel, (f"{source}.weight",), into + out, (out, into), transposed=True, when=when),
@@ -105,7 +105,7 @@ def make_linear(path: str, source: str, into: str, out: str, when: str = "") -> 
 
 
 def make_mlm(dense: str, norm: str, *bias: str) -> tuple[Tensor, ...]:
-    """Names the head of a masked language model."""
+    """Returns the names of a masked language modelling head."""
     return (
         *make_linear("mlm/dense", dense, "H", "X"),
         *make_norm("mlm/norm", norm, "X"),
@@ -114,5 +114,5 @@ def make_mlm(dense: str, norm: str, *bias: str) -> tuple[Tensor, ...]:
 
 
 def make_decoder(source: str, path: str = "mlm/table") -> Tensor:
-    """Names the output table."""
+    """Returns the name of the output table."""
     return Tensor(path, (source,), "VX", ("V", "X"))

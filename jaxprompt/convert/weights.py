@@ -1,6 +1,6 @@
 """Reads the tensors of a checkpoint block by block: safetensors, torch files as data, or GGUF.
 
-Torch files are mapped into memory, unlike the others (blocks.py): their layout is torch's own.
+Only torch files are memory-mapped, because torch defines their layout (see blocks.py).
 """
 
 import math
@@ -39,14 +39,14 @@ _BLOCK = 2**20  # bytes of `blocks`: they stay in a core's cache while they are 
 class Weights:
     """The tensors of one checkpoint, by name; nothing is read before `read` or `read_block`.
 
-    As a matrix, a tensor has its last axis as columns, and all others as rows (one of none).
+    As a matrix, a tensor has its last axis as columns and all others as rows (a scalar has one).
     """
 
     folder: Path
     _entries: dict[str, Entry]
 
     def names(self) -> list[str]:
-        """Lists the tensor names, sorted."""
+        """Returns the tensor names, sorted."""
         return sorted(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -66,41 +66,41 @@ class Weights:
         return as_matrix(self.shape(name))
 
     def blocks(self, name: str, multiple: int = 1) -> Iterator[slice]:
-        """Divides the rows of a tensor as a matrix into what is read at once."""
+        """Divides the rows of a tensor as a matrix into blocks that are read at once."""
         rows, columns = self.matrix(name)
         step = max(1, _BLOCK // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
         step = -(-step // multiple) * multiple
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor in the dtype of the file, which is one of FLOATS."""
+        """Reads one tensor in the dtype of the file, one of FLOATS."""
         rows, columns = self.matrix(name)
         return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(self.shape(name))
 
     def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
-        """Reads part of a tensor as a matrix. -> [rows, columns], contiguous"""
+        """Reads part of a tensor as a matrix, [rows, columns], contiguous."""
         return self._entries[name].read(rows, columns)
 
     def is_quantized(self, name: str) -> bool:
-        """Tells whether the file has codes in the place of a tensor's numbers."""
+        """Returns whether a tensor is quantised in the file."""
         return self._entries[name].is_quantized
 
     def read_planes(self, name: str, rows: slice, columns: slice, bits: int) -> Planes | None:
-        """Reads part of a tensor that is quantized in the file, as it stands there.
+        """Reads part of a quantised tensor without dequantising it.
 
-        None where the file has floats, or codes of other blocks or more bits.
+        Returns None if the file has floats, or codes with other blocks or more bits.
         """
         read = self._entries[name].read_planes
         return None if read is None else read(rows, columns, bits)
 
     def has_codes(self, name: str, bits: int) -> bool:
-        """Tells whether the file has codes of a tensor that so many bits can take over."""
+        """Returns whether the file has codes of a tensor that fit into this many bits."""
         block = slice(0, 1), slice(0, BLOCK)
         return self.is_quantized(name) and self.read_planes(name, *block, bits) is not None
 
 
 def is_finite(block: np.ndarray) -> bool:
-    """Tells whether a block of a dtype in FLOATS has neither NaN nor infinity, as float32."""
+    """Returns whether a block of a dtype in FLOATS is finite as float32."""
     if block.dtype == np.float64:
         with np.errstate(over="ignore"):
             # It will be float32 at most, where it may be infinite.
@@ -122,7 +122,7 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
     try:
         present = set() if is_gguf(folder) else {path.name for path in folder.iterdir()}
     except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error.strerror}); check the path.") from error
+        raise InputError(f"{folder} cannot be read ({error.strerror}); check the path") from error
     with ExitStack() as stack:
         if is_gguf(folder):
             yield Weights(folder, open_gguf(folder, stack))
@@ -137,31 +137,35 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
                 yield Weights(folder, _open_shards(folder / index, open_file, stack))
                 return
         raise InputError(
-            f"{folder} holds neither {_SAFETENSORS} nor {_TORCH}; "
-            "give a folder as save_pretrained writes it."
+            f"{folder} contains neither {_SAFETENSORS} nor {_TORCH}; "
+            "give a folder written by save_pretrained"
         )
 
 
 def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, Entry]:
     where = read_json(index, "a complete sharded checkpoint").get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
-        raise InputError(f"{index} has no 'weight_map' of tensor to file; fetch the folder anew.")
+        raise InputError(f"{index} has no valid 'weight_map'; download the folder again")
     entries: dict[str, Entry] = {}
     for shard in sorted(set(where.values())):
         # An index may come from anyone: it must not lead to other files of this machine.
         if Path(shard).name != shard:
-            raise InputError(f"{index} names {shard!r}, outside its folder; fetch the folder anew.")
+            raise InputError(
+                f"{index} lists {shard!r}, outside its folder; download the folder again"
+            )
         path = index.parent / shard
         if not path.exists():
-            raise InputError(f"{index.name} names {shard!r}, absent from {index.parent}; fetch it.")
+            raise InputError(
+                f"{index.name} lists {shard!r}, which is missing from {index.parent}; download it"
+            )
         tensors = open_file(path, stack)
         names = [name for name, file in where.items() if file == shard]
         lost = sorted(set(names) - set(tensors))
         if lost:
             raise InputError(
-                f"{index} says that {shard} holds {lost[0]!r}, which it lacks ({len(lost)} such "
-                "tensors in this file); index and files are of different versions, download the "
-                "folder again"
+                f"{index} lists {lost[0]!r} in {shard}, which does not contain it ({len(lost)} "
+                "such tensors in this file); index and files are from different versions: download "
+                "the folder again"
             )
         # A shard may hold more, such as an older copy of another shard's tensor: as in
         # transformers, the index alone says what is read, and from which file.
@@ -180,7 +184,7 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
         header = parse_json(file.read(size))
     except (SafetensorError, ValueError) as error:
         raise InputError(
-            f"{path} is corrupt or cut short ({error}); delete it and fetch it anew."
+            f"{path} is corrupt or cut short ({error}); delete it and download it again"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -193,7 +197,7 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
     name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
     size = math.prod(shape) * _NUMPY[name].itemsize if name in _NUMPY else end - begin
     if end - begin != size or data + end > os.fstat(file.fileno()).st_size:
-        raise InputError(f"{path} has a header that does not fit its size; fetch it anew.")
+        raise InputError(f"{path} has a header that does not match its size; download it again")
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         width = as_matrix(shape)[1]
@@ -209,8 +213,8 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
         import torch
     except ImportError:
         raise InputError(
-            f"{path} is a torch file and torch is not installed; pip install torch, "
-            "or convert the folder to safetensors."
+            f"{path} is a torch file, but torch is not installed; run: pip install torch, "
+            "or convert the folder to safetensors"
         ) from None
     try:
         # Only zip archives, torch's format since 1.6, can be mapped instead of read whole.
@@ -222,17 +226,17 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
     # Of the other errors there are a dozen kinds; some advise to run what the file brings along.
     except Exception as error:
         raise InputError(
-            f"{path} cannot be read as plain tensors: it is damaged, or holds pickled code, which "
-            "is never run; fetch it anew, or give a folder with safetensors files."
+            f"{path} cannot be read as plain tensors: it is damaged, or contains pickled code, "
+            "which is never run; download it again, or give a folder with safetensors files"
         ) from error
     if not isinstance(state, dict) or not all(_is_plain(*pair) for pair in state.items()):
-        raise InputError(f"{path} is no table of tensors; save model.state_dict() alone.")
+        raise InputError(f"{path} is not a dict of tensors; save only model.state_dict()")
 
     return {name: _torch_entry(path, tensor.detach()) for name, tensor in state.items()}
 
 
 def _is_plain(name: Any, tensor: Any) -> bool:
-    """Tells whether an item of a state dict is a named tensor whose numbers lie in memory."""
+    """Returns whether an item of a state dict is a named tensor in memory."""
     import torch
 
     plain = torch.is_tensor(tensor) and tensor.layout == torch.strided and not tensor.is_quantized

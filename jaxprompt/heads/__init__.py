@@ -1,8 +1,8 @@
-"""Kinds of answer, one file each, by its name; each file's class `Head` is all of it.
+"""Heads, one file each, by name; the class `Head` of a file is all that defines a head.
 
-A kind says what it needs of a backbone and a task, how its input is laid out and where it is read,
-its modules and its loss, and how what they give becomes answers and metrics. The modules of
-pre-training, in `pretraining/`, are no kinds: nothing asks them for an answer.
+A head declares what it needs of a backbone and a task, how its input is formatted and which
+positions it reads, its modules and its loss, and how their outputs become predictions and metrics.
+The modules of pre-training, in `pretraining/`, are not heads: they make no predictions.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from jaxprompt.types import Objective
 
 
 class BackboneFacts(NamedTuple):
-    """What a kind of answer knows of a backbone."""
+    """What a head needs to know of a backbone."""
 
     family: str
     where: str  # its folder, for messages
@@ -43,7 +43,7 @@ class BackboneFacts(NamedTuple):
 
 
 class TaskSetup(NamedTuple):
-    """What a run asks."""
+    """The task, template and settings of a run that a head depends on."""
 
     task: Task
     template: Template
@@ -54,7 +54,7 @@ class TaskSetup(NamedTuple):
 
 
 class HeadLayout(NamedTuple):
-    """A kind of answer laid out for a task and a backbone."""
+    """A head prepared for a task and a backbone."""
 
     head: "Kind"  # with nothing left open
     modules: dict[str, nn.Module]  # "main" scores
@@ -68,7 +68,7 @@ class HeadLayout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of answer. Hyper-parameters are fields, so a misspelt one is an error."""
+    """The base of all heads. Hyperparameters are fields, so a misspelt one is an error."""
 
     OF: ClassVar[str] = "classes"  # the tasks that it answers, of data.tasks.KINDS
     WRITES: ClassVar[bool] = False  # it writes texts: what it gives are no scores
@@ -81,92 +81,92 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Its file's name, or that of its entry point, which is its config value."""
+        """The name of its file or entry point, which is its config value."""
         return HEADS.name_of(type(self))
 
     def block(self) -> dict[str, Any]:
-        """Gives the block of a config that makes it."""
+        """Returns the config block of this head."""
         return {"name": self.name} | dataclasses.asdict(self)
 
     # -- what it needs -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
 
     def check_backbone(self, facts: BackboneFacts) -> None:
-        """Raises InputError for a backbone that cannot give this answer."""
+        """Raises InputError for a backbone that does not support this head."""
 
     def check_length(self, max_len: int) -> None:
-        """Raises InputError for an input too short to be read as the fields say."""
+        """Raises InputError if the maximum input length is too small for the fields."""
 
     def check_method(self, name: str, reads: tuple[str, ...]) -> None:
-        """Raises InputError for a method that it cannot answer with."""
+        """Raises InputError for a prompt method that does not work with this head."""
 
     def reads_rows(self) -> bool:
-        """Tells whether it reads rows of classes that a method trains."""
+        """Returns whether it uses class vectors that a method trains."""
         return False
 
     def check_rows(self, name: str, count: int) -> None:
-        """Raises InputError for a method whose rows of classes it would not read."""
+        """Raises InputError for a method whose class vectors it would not use."""
         if count and not self.reads_rows():
             raise InputError(
-                f"prompt.name={name} trains {count} rows for the classes, and head.name="
-                f"{self.name} reads none here; take head.name=label_rows, or discriminator with "
-                "head.copies=True, or (of dart) prompt.labels=False"
+                f"prompt.name={name} trains {count} vectors for the classes, but head.name="
+                f"{self.name} does not use them; use head.name=label_rows, discriminator with "
+                "head.copies=True, or (for dart) prompt.labels=False"
             )
 
     def check_task(self, task: Task) -> None:
-        """Raises InputError for a task of other answers."""
+        """Raises InputError for a task with another type of answer."""
         if task.kind != self.OF:
             heads = HEADS.loadable().items()
             fitting = " or ".join(name for name, cls in heads if cls.OF == task.kind)
             raise InputError(
-                f"head.name={self.name} does not answer a {KINDS[task.kind].name} task; take "
+                f"head.name={self.name} does not support a {KINDS[task.kind].name} task; use "
                 f"head.name={fitting}, or a task with {KINDS[self.OF].field}"
             )
 
     def check_form(self, form: str, style: str) -> None:
-        """Raises InputError for a form of the task that a style of backbone cannot have."""
+        """Raises InputError for a task.form that this style of backbone does not support."""
         if form == "text" and style == "masked":
-            raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
+            raise InputError("task.form=text needs a generative backbone; use cloze, or a T5")
 
     def check_encoder(self, facts: BackboneFacts, reads: str) -> None:
-        """Raises InputError for a backbone that does not read the input both ways."""
+        """Raises InputError for a backbone that is not bidirectional."""
         if facts.style != "masked":
             raise InputError(
-                f"head.name={self.name} reads every {reads} of the input, which "
-                f"{with_article(facts.family)} is not asked for here; take a BERT, RoBERTa, "
-                "ELECTRA, ALBERT, DeBERTa or ModernBERT"
+                f"head.name={self.name} reads every {reads} of the input bidirectionally, which "
+                f"{with_article(facts.family)} does not support; use a BERT, RoBERTa, ELECTRA, "
+                "ALBERT, DeBERTa or ModernBERT"
             )
 
     # -- layout ------------------------------------------------------------------------------------
 
     def fit_task(self, task: Task, choices: int) -> Task:
-        """Completes a task of examples with up to so many choices."""
+        """Completes a task whose examples have up to this many choices."""
         del choices
         return task
 
     def layout_of(self, task: Task, style: str, form: str) -> str:
-        """Picks the task's own layout for this kind; "" where it has none."""
+        """Returns the task's template for this head; "" if it has none."""
         del style, form
         return task.plain
 
     def needs_mask(self, form: str) -> bool:
-        """Tells whether a template must have a [mask]."""
+        """Returns whether a template must have a [mask]."""
         del form
         return False
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template that this kind cannot read."""
+        """Raises InputError for a template that does not fit this head."""
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
-        """Lays itself out for a task and a backbone, which were checked."""
+        """Prepares this head for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
 
     def specials(
         self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer, sentinels: int = 0
     ) -> Specials:
-        """Reads the special tokens that its input and its answer are made with."""
+        """Returns the special tokens of its input and its output."""
         return read_specials(
             tokenizer, facts.style, eos=setup.eos, sentinel=facts.sentinel,
             masks=max(int(setup.template.has_mask), sentinels),
@@ -176,7 +176,7 @@ class Kind:
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
-        """Encodes examples; `targets` says whether they are to be learned from."""
+        """Encodes examples; with `targets`, for training."""
         del targets
         labels = np.array([example.label for example in examples], np.int32)
         # Examples of one task may have different numbers of choices; classes are always all there.
@@ -186,27 +186,27 @@ class Kind:
         return Split(rows, labels, np.array(counts, np.int32), texts)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example | None:
-        """Makes up an example that is as long as can be; None = as one with classes."""
+        """Returns an example of maximum length; None = one is made from the classes."""
         del task, text, max_target
         return None
 
     # -- training ----------------------------------------------------------------------------------
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the terms of the loss. Raises InputError for a smoothing that it cannot have."""
+        """Returns the terms of the loss. Raises InputError for unsupported label smoothing."""
         raise TypeError(f"{type(self).__name__} must define objectives")
 
     # -- answers -----------------------------------------------------------------------------------
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says what a run's answers are, and how many there are of each."""
+        """Describes the answers of a run and how often each occurs."""
         names = task.labels or tuple(string.ascii_uppercase[:classes])
         return tell_labels(names, {name: part.labels for name, part in splits.items()})
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Measures what was found of a split, [units, C or C + 1], against what is right.
+        """Computes metrics of a split's outputs, [units, C or C + 1].
 
-        Where other words than those of the classes may win, "other_words" is how often they do.
+        If words outside the classes may win, "other_words" is how often they do.
         """
         scores = drop_absent(found, split.counts, classes)
         best = decide(scores, classes)
@@ -215,24 +215,24 @@ class Kind:
         return own | other
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
-        """Takes over what was chosen on dev beside the best numbers, as a threshold."""
+        """Returns a copy with values that were selected on dev, e.g. a threshold."""
         del dev
         return self
 
     def check_found(self, found: Any) -> None:
-        """Raises InputError where the scores of an example are NaN: nothing is the best of them."""
+        """Raises InputError if the scores of an example are NaN."""
         broken = np.flatnonzero(np.isnan(found).reshape(len(found), -1).any(-1))
         if broken.size:
             raise InputError(
-                f"the scores of {broken.size} of {len(found)} examples are NaN, the first of them "
-                f"of example {broken[0] + 1}; the trained numbers are too large for this backbone: "
-                "lower optim.lr, set optim.clip, or take backbone.dtype=float32"
+                f"the scores of {broken.size} of {len(found)} examples are NaN, first in "
+                f"example {broken[0] + 1}; the trained parameters are too large for this backbone: "
+                "lower optim.lr, set optim.clip, or use backbone.dtype=float32"
             )
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
+        """Computes metrics over the examples with known answers. -> metrics, their number"""
         known = split.labels >= 0
         if not known.any():
             return {}, 0
@@ -243,24 +243,24 @@ class Kind:
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 
     def labels_of(self, split: Split) -> np.ndarray:
-        """Gives what is right of each example, of a kind whose answers are classes."""
+        """Returns the right class of each example, for heads that predict classes."""
         return split.labels
 
     def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
-        """Gives the class that is answered to each example; None where answers are no classes."""
+        """Returns the predicted class of each example; None if this head predicts no classes."""
         if self.OF != "classes":
             return None
         return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
 
     def columns(self, task: Task) -> tuple[str, ...]:
-        """Names the columns that `answers` gives for a task."""
+        """Returns the names of the columns of `answers`."""
         del task
         return self.COLUMNS
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example, by `columns`: its class and the chances of all."""
+        """Yields the output of each example, by `columns`: its class and all probabilities."""
         found = drop_absent(found, split.counts, classes)[:, :classes]
         best, chances = decide(found, classes), probabilities(found, classes)
         yield from say_classes(task, examples, best, chances)
@@ -271,7 +271,7 @@ def say_classes(
 ) -> Iterator[dict[str, Any]]:
     """Yields the `best` [examples] class of each, with the `values` [examples, C] of all.
 
-    Of more than MANY classes those of the best are given.
+    With more than MANY classes, only the best ones are included.
     """
     classes = values.shape[1]
     for example, own, index in zip(examples, values, best, strict=True):
@@ -285,15 +285,16 @@ def say_classes(
 
 
 def kinds() -> list[str]:
-    """Lists the kinds of answer, those of installed packages too."""
+    """Lists the heads, including those of installed packages."""
     return HEADS.names()
 
 
 def make_head(name: str, **fields: Any) -> Kind:
-    """Makes a kind of answer by name.
+    """Creates a head by name.
 
-    Raises InputError for an unknown name, and a hyper-parameter that is unknown, of another type or
-    out of its range.
+    Raises:
+      InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
+        range.
     """
     choose("head.name", name, kinds())
     head_class = HEADS.load(name)
@@ -310,6 +311,6 @@ def make_head(name: str, **fields: Any) -> Kind:
 
 
 def writer() -> Kind:
-    """Makes the kind that writes texts."""
+    """Creates the head that generates text."""
     heads = (HEADS.load(name) for name in HEADS.built_in())
     return next(head() for head in heads if head.WRITES)

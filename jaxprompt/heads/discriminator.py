@@ -1,6 +1,6 @@
-"""Classes listed in the input, each judged by ELECTRA's replaced-token head (DPT, section 3).
+"""Classes listed in the input, each scored by ELECTRA's replaced-token head (DPT, section 3).
 
-A class is right where the token that begins its name looks original in the context.
+A class is right if the first token of its name looks original in the context.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Listed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Head(Kind):
-    """Classes by whether the first subword of each in the template's [classes] looks original."""
+    """Scores classes by whether the first subword of each in [classes] looks original."""
 
     READS_WORDS: ClassVar[bool] = True
     LISTS_CLASSES: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Head(Kind):
     )
 
     def check(self) -> None:
-        """Raises InputError for what is unknown or out of range."""
+        """Raises InputError for unknown or out-of-range values."""
         choose("head.score", self.score, SCORES)
         choose("head.loss", self.loss, LOSSES)
         choose("head.order", self.order, ORDERS)
@@ -83,7 +83,7 @@ class Head(Kind):
         at_least("head.group", self.group, 0)
         if self.bias and (self.group or self.hierarchy):
             raise InputError(
-                "head.bias=True has a number for each class of one list; leave head.group and "
+                "head.bias=True has one parameter per class of a single list; leave head.group and "
                 "head.hierarchy out, or set head.bias=False"
             )
 
@@ -92,43 +92,44 @@ class Head(Kind):
         check_discriminator(self, facts)
 
     def reads_rows(self) -> bool:
-        """Tells whether rows write the classes."""
+        """Returns whether trained vectors replace the class names."""
         return self.copies
 
     def check_task(self, task: Task) -> None:
-        """Raises InputError for a task of other answers, or one whose examples have their own."""
+        """Raises InputError for another type of answer, or if examples have separate choices."""
         super().check_task(task)
         if task.choices and not task.labels:
             raise InputError(
-                f"head.name={self.name} lists the classes of a task, and those of {task.name} are "
-                "each example's own choices; take head.name=verbalizer, or linear with {choice}"
+                f"head.name={self.name} lists the classes of a task, but the examples of "
+                f"{task.name} have separate choices; use head.name=verbalizer, or linear with "
+                "{choice}"
             )
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template with a mask, or of one row a choice."""
+        """Raises InputError for a template with a mask or with one input per choice."""
         if template.has_mask or template.uses_choice:
             extra = "[mask]" if template.has_mask else "{choice}"
             raise InputError(
                 f"template {template.source!r} has {extra}, which head.name={self.name} does not "
-                "read; take it out"
+                "use; remove it"
             )
 
     def check_form(self, form: str, style: str) -> None:
-        """Raises InputError for a form of the task that lists no classes."""
+        """Raises InputError for a task.form without listed classes."""
         if form != "cloze":
             raise InputError(
-                f"head.name={self.name} does not take task.form={form}; set task.form=cloze"
+                f"head.name={self.name} does not support task.form={form}; set task.form=cloze"
             )
 
     def layout_of(self, task: Task, style: str, form: str) -> str:
-        """Writes the classes behind the task's own layout (eq. 1)."""
+        """Appends the classes to the task's template (eq. 1)."""
         return f"{task.plain} Class: [classes]." if task.plain else ""
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads each class at its first subword."""
         task = setup.task
         if len(task.labels) < 2:
-            raise InputError(f"head.name={self.name} needs 2 classes or more; name task.labels")
+            raise InputError(f"head.name={self.name} needs at least 2 classes; set task.labels")
         words = [entry[0] for entry in task.words or [(label,) for label in task.labels]]
         verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
         head = dataclasses.replace(self, listed=self.order_of(task))
@@ -158,7 +159,7 @@ class Head(Kind):
         )
 
     def order_of(self, task: Task) -> tuple[str, ...]:
-        """Gives the labels in the order in which they are listed."""
+        """Returns the labels in the order in which they are listed."""
         if not self.listed and self.order == "task":
             return task.labels
         if not self.listed:  # RandomState's streams are frozen by numpy's policy
@@ -166,7 +167,7 @@ class Head(Kind):
             return tuple(task.labels[number] for number in drawn)
         if sorted(self.listed) != sorted(task.labels):
             raise InputError(
-                f"head.listed={', '.join(self.listed)} must hold each class of {task.name} once: "
+                f"head.listed={', '.join(self.listed)} needs each class of {task.name} once: "
                 f"{', '.join(task.labels)}"
             )
         return self.listed
@@ -181,9 +182,9 @@ class Head(Kind):
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
-        """Encodes examples, with several lists an input for each.
+        """Encodes examples; with several lists, one input for each.
 
-        To be learned from a hierarchy are the lists on the way to the right class alone.
+        For training on a hierarchy, only the lists on the path to the right class are used.
         """
         tree = self.tree(task)
         if tree.is_flat:
@@ -217,12 +218,12 @@ class Head(Kind):
     # -- training and answers ----------------------------------------------------------------------
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the binary cross entropy of the classes (eq. 3)."""
+        """Returns the binary cross entropy of the classes (eq. 3)."""
         loss = partial(binary_cross_entropy, smoothing=smoothing, is_mean=self.loss == "mean")
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says how many there are of each class, how they are listed, and what that costs."""
+        """Describes how often each class occurs, how classes are listed, and the cost."""
         tree = self.tree(task)
         words = [*(entry[0] for entry in task.words), *tree.names[classes:]]
         shown = (self.separator.join(words[n] for n in members) for members in tree.lists)
@@ -238,7 +239,7 @@ class Head(Kind):
         )
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Measures the best of the classes against the right ones."""
+        """Compares the best classes with the right ones."""
         scores = log_scores(split, found, classes)
         gold, best = self.labels_of(split), scores.argmax(-1)
         return metrics.score(metric, gold, best, classes, split.judged, scores)
@@ -257,11 +258,11 @@ class Head(Kind):
         return measured, int(known.sum())
 
     def labels_of(self, split: Split) -> np.ndarray:
-        """Gives the right class of each example. -> int32 [examples], -1 = unknown"""
+        """Returns the right class of each example. -> int32 [examples], -1 = unknown"""
         return split.labels if split.parts is None else split.parts.gold
 
     def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray:
-        """Gives the best class of each example."""
+        """Returns the best class of each example."""
         return log_scores(split, found, classes).argmax(-1)
 
     def answers(
@@ -273,19 +274,20 @@ class Head(Kind):
 
 
 def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:
-    """Raises InputError for a backbone without a replaced-token head; `other` is another way."""
+    """Raises InputError for a backbone without a replaced-token head; `other` is an alternative."""
     if "rtd" not in facts.heads:
         raise InputError(
-            f"{facts.where} has no replaced-token head for head.name={head.name}; take the "
+            f"{facts.where} has no replaced-token head for head.name={head.name}; use the "
             "discriminator of an ELECTRA, such as google/electra-base-discriminator"
             f"{f', or {other}' * bool(other)}"
         )
 
 
 def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
-    """Gives log s of each class; below parents it is the sum over its path. -> [examples, C]
+    """Returns log s of each class; with parents, the sum over its path. -> [examples, C]
 
-    Raises InputError where lists were left out because they were not to be learned.
+    Raises:
+      InputError: if lists were left out because the split was encoded for training.
     """
     if split.parts is None:
         logits = drop_absent(found, split.counts, classes)[:, :classes]
@@ -298,18 +300,18 @@ def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
         scores[np.ix_(own, sorted(members))] = -np.logaddexp(0.0, -logits.astype(np.float64))
     if np.isnan(scores[:, sorted(tree.listed)]).any():
         raise InputError(
-            "head.hierarchy encodes of training examples only the lists that lead to the right "
-            "class, which would tell it; score dev or test"
+            "head.hierarchy encodes only the lists that lead to the right class for training "
+            "examples, which would reveal it; score dev or test"
         )
     paths = ([n for n in path if n in tree.listed] for path in tree.paths)
     return np.stack([scores[:, path].sum(1) for path in paths], axis=1)
 
 
 class ClassTokens(Scores):
-    """Scores the classes at the tokens that begin them. [B, T, H] -> float32 [B, C]
+    """Scores the classes at their first tokens. [B, T, H] -> float32 [B, C]
 
     The score of a class is the logit of s = 1 - sigmoid(z), -z, with z from the replaced-token head
-    (eq. 2), or z itself where not `original`. A choice that an example lacks is ABSENT.
+    (eq. 2), or z itself if not `original`. Missing choices of an example are ABSENT.
     """
 
     classes: int
@@ -323,8 +325,8 @@ class ClassTokens(Scores):
         if self.rows and (injection.rows is None or len(injection.rows) < self.rows):
             given = 0 if injection.rows is None else len(injection.rows)
             raise InputError(
-                f"head.copies=True writes the classes by {self.rows} rows, one per subword, and "
-                f"the method trains {given}; take prompt.name=dpt, or set head.copies=False"
+                f"head.copies=True replaces the classes by {self.rows} vectors, one per subword, "
+                f"but the method trains {given}; use prompt.name=dpt, or set head.copies=False"
             )
         # In a bank rows may be read at more places, which others of its heads have.
         read = take(hidden, batch.label_pos[:, : self.classes])

@@ -1,4 +1,4 @@
-"""Classes by trained label rows, on the backbone's own language-model head (DART, section 4.3)."""
+"""Classes by trained label vectors, on the backbone's language-model head (DART, section 4.3)."""
 
 import dataclasses
 from functools import partial
@@ -34,29 +34,30 @@ from jaxprompt.types import Batch, Objective
 
 @dataclasses.dataclass(frozen=True)
 class Head(ByWords):
-    """Classes by the rows that the method trains for them; they start from the label words."""
+    """Scores classes by vectors that the method trains, initialised from the label words."""
 
     scores: str = kinds.option(
         "restricted", "restricted to the label rows | full: the vocabulary besides"
     )
 
     def check(self) -> None:
-        """Raises InputError for an unknown word."""
+        """Raises InputError for an unknown value."""
         choose("head.scores", self.scores, SCORES)
 
     def reads_rows(self) -> bool:
-        """Tells that it does."""
+        """Returns True."""
         return True
 
     def check_form(self, form: str, style: str) -> None:
-        """Raises InputError for the text form, where an answer has several tokens."""
+        """Raises InputError for task.form=text, where an answer has several tokens."""
         if form == "text":
             raise InputError(
-                f"head.name={self.name} reads one position, task.form=text several; take cloze"
+                f"head.name={self.name} reads one position, but task.form=text has several; use "
+                "task.form=cloze"
             )
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
-        """Reads the one position where a label would stand."""
+        """Reads the single position of a label."""
         style = facts.style
         said, sentinels = read_answer(setup.answer or default_answer(style))
         specials = self.specials(facts, setup, tokenizer, sentinels)
@@ -76,19 +77,19 @@ class Head(ByWords):
         )  # fmt: skip
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the cross entropy over the label rows, or over these and the vocabulary."""
+        """Returns the cross entropy over the label vectors, or over these and the vocabulary."""
         # "full" is normalised over the vocabulary already: a softmax of the rows would forget it.
         loss = nll if self.scores == "full" else cross_entropy
         return [Objective("main", partial(loss, smoothing=smoothing))]
 
 
 class LabelRows(Scores):
-    """Scores each class by its rows of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
+    """Scores each class by its vectors of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
 
-    There is a row for each class, or for each of its words: then its score is the mean of theirs.
-    Normalised over the rows, or "full" over the vocabulary besides. A row stands beside the table,
-    so the words that it started from stay words; they are no answer, since the prediction is the
-    best of the rows in either case.
+    There is one vector per class, or one per word: then the score of a class is the mean over its
+    words. Normalised over the label vectors, or with "full" over the vocabulary as well. The
+    vectors are separate from the word embeddings, so the original label words remain words; these
+    are never predicted, since the prediction is always the best of the label vectors.
     """
 
     words: tuple[int, ...]  # of each class, how many
@@ -101,9 +102,9 @@ class LabelRows(Scores):
         count = 0 if rows is None else len(rows)
         if count not in (classes, sum(self.words)):
             raise InputError(
-                f"head.name=label_rows scores a row for each of {classes} classes or each of their "
-                f"words, and the method trains {count or 'none'}; take prompt.name=dart with "
-                "prompt.labels=True, or head.name=verbalizer"
+                f"head.name=label_rows needs one vector for each of {classes} classes or for each "
+                f"of their words, but the method trains {count or 'none'}; use prompt.name=dart "
+                "with prompt.labels=True, or head.name=verbalizer"
             )
         several = count > classes
         counts = self.words if several else (1,) * classes

@@ -28,48 +28,50 @@ class Head(Kind):
     dropout: float = kinds.option(0.1, "before the linear layer")
 
     def check(self) -> None:
-        """Raises InputError for an unknown pooler or no share."""
+        """Raises InputError for an unknown pooler or an invalid dropout rate."""
         choose("head.pooler", self.pooler, ("auto", *POOLERS))
         check_share("head.dropout", self.dropout)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
-        """Raises InputError for a pooler that the backbone has not."""
+        """Raises InputError for a pooler that the backbone does not have."""
         if self.pooler == "mean" and facts.style in FED:
             raise InputError(
-                f"head.pooler=mean has no text to average in what {with_article(facts.family)} "
-                "writes; take cls"
+                f"head.pooler=mean has no text to average in the output of "
+                f"{with_article(facts.family)}; use cls"
             )
         if self.pooler == "checkpoint" and "pooler" not in facts.heads:
             raise InputError(
-                f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
+                f"{facts.where} has no pooler for head.pooler=checkpoint; use trained, cls or mean"
             )
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
-        """Reads [CLS], the end of a left-to-right model's input, or a decoder's first state."""
+        """Reads [CLS], a left-to-right model's last input token, or a decoder's first state."""
         task, choice = setup.task, setup.template.uses_choice
         if not (choice or task.labels):
-            raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
+            raise InputError(
+                f"task {task.name}: the choices are the classes; use {{choice}} in task.template"
+            )
         head, module = self.classifier(facts, 1 if choice else len(task.labels))
         specials = self.specials(facts, setup, tokenizer)
         layout = HeadLayout(head, {"main": module}, specials)
         return layout._replace(names=[words[0] for words in task.words]) if task.words else layout
 
     def classifier(self, facts: BackboneFacts, scores: int) -> tuple["Head", "Classifier"]:
-        """Makes the module of so many scores. -> itself with its pooler chosen, the module"""
+        """Returns itself with the pooler resolved, and the module for this many scores."""
         auto = "checkpoint" if "pooler" in facts.heads else "cls"
         head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
         return head, Classifier(scores, head.pooler, head.dropout)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the cross entropy of the classes."""
+        """Returns the cross entropy of the classes."""
         return [Objective("main", make_loss("restricted", smoothing))]
 
 
 class Classifier(Scores):
     """Scores classes, or with one class the K choices of an example. [B*K, T, H] -> [B, C]
 
-    The pooled vector is [CLS] through the checkpoint's own pooler, [CLS] through a trained dense
-    layer with tanh, [CLS] itself, or the mean over real tokens. It is computed in float32.
+    The pooled vector is [CLS] through the checkpoint's pooler, [CLS] through a trained dense layer
+    with tanh, [CLS] itself, or the mean over real tokens. It is computed in float32.
     """
 
     classes: int
@@ -78,12 +80,12 @@ class Classifier(Scores):
 
     @property
     def reads_all(self) -> bool:  # type: ignore[override]  # a ClassVar, to flax no field
-        """Whether it reads every token, not `label_pos` alone."""
+        """Whether it reads every token, not only `label_pos`."""
         return self.pooler == "mean"
 
     @nn.nowrap
     def state(self, hidden, batch: Batch):
-        """Picks the state that is read, or the mean over real tokens. -> [B*K, H]"""
+        """Returns the state that is read, or the mean over real tokens. -> [B*K, H]"""
         if self.pooler != "mean":
             return super().state(hidden, batch)
         tokens = batch.read

@@ -1,7 +1,7 @@
-"""All spans of a text that answer a question, each token judged by itself (DPT, section 3).
+"""All spans of a text that answer a question; each token is scored separately (DPT, section 3).
 
-A token belongs to the answer where ELECTRA's replaced-token head calls it original; tokens that
-touch are a span. A text that is longer than a row is read in windows, each token in one of them.
+A token belongs to the answer if ELECTRA's replaced-token head considers it original; adjacent
+tokens form a span. A text longer than the input is read in windows, each token in one of them.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _TRIED = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds
 
 
 class Words(NamedTuple):
-    """The words of a text, and what was found of each."""
+    """The words of a text, and their scores."""
 
     text: str
     places: np.ndarray  # int32 [words, 2], characters
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Head(InText):
-    """Every token of the text by whether it looks original behind the question."""
+    """Scores every token of the text by whether it looks original after the question."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
     READ_WITH: ClassVar[Mapping[str, str]] = {"single=False": "drop_substrings"}
@@ -87,7 +87,7 @@ class Head(InText):
     )
 
     def check(self) -> None:
-        """Raises InputError for what is unknown or out of range."""
+        """Raises InputError for unknown or out-of-range values."""
         choose("head.layer", self.layer, LAYERS)
         choose("head.score", self.score, SCORES)
         choose("head.loss", self.loss, LOSSES)
@@ -96,16 +96,16 @@ class Head(InText):
             raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")
 
     def check_task(self, task: Task) -> None:
-        """Raises InputError for a task of other answers, or whose metric compares single spans."""
+        """Raises InputError for another type of answer, or a metric that compares single spans."""
         super().check_task(task)
         if task.metric in SPAN_METRICS and task.metric not in METRICS:
             raise InputError(
-                f"task.metric={task.metric} compares one span, and head.name={self.name} finds "
-                f"several; take task.metric={' or '.join(METRICS)}, or head.name=spans"
+                f"task.metric={task.metric} compares one span, but head.name={self.name} finds "
+                f"several; use task.metric={' or '.join(METRICS)}, or head.name=spans"
             )
 
     def check_backbone(self, facts: BackboneFacts) -> None:
-        """Raises InputError for a backbone that cannot judge tokens."""
+        """Raises InputError for a backbone that cannot score tokens."""
         self.check_encoder(facts, "token")
         if self.layer == "discriminator":
             check_discriminator(self, facts, "head.layer=linear with another backbone")
@@ -117,7 +117,7 @@ class Head(InText):
         return HeadLayout(self, {"main": module}, self.specials(facts, setup, tokenizer))
 
     def answer_of(self, example: Example, places: np.ndarray) -> np.ndarray:
-        """Marks the tokens of the answer. -> int32 [tokens], -1 = not known"""
+        """Marks the tokens of the answer. -> int32 [tokens], -1 = unknown"""
         right = np.full(len(places), 0 if example.references else -1, np.int32)
         for start, end in example.spans[: 1 if self.single else None]:
             # Any overlap counts: a subword may reach beyond the ends of an answer.
@@ -127,7 +127,7 @@ class Head(InText):
     def read_window(
         self, window: Window, at: int, cls_at: int, right: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, slice]:
-        """Reads the tokens that no other window reads; [CLS], as nothing, where there are none."""
+        """Selects the tokens that no other window reads, or else [CLS] without a label."""
         first, _, begin, behind = window
         read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
         # A row must read something; its label, -1, leaves that out of the loss.
@@ -137,12 +137,12 @@ class Head(InText):
         return read, labels, slice(begin, behind)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the binary cross entropy of the text's tokens."""
+        """Returns the binary cross entropy of the text's tokens."""
         loss = partial(binary_cross_entropy, smoothing=smoothing, is_mean=self.loss == "mean")
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says how many questions have several spans or none, and how many texts take windows."""
+        """Describes how many questions have several spans or none, and how many texts are split."""
         lines = []
         for name, split in splits.items():
             answers = [[text for text in texts if text] for texts in split.references]
@@ -157,7 +157,7 @@ class Head(InText):
     # -- answers -----------------------------------------------------------------------------------
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Compares the spans with the right ones; `tune` adds the threshold that is best."""
+        """Compares the spans with the right ones; `tune` adds the best threshold."""
         words = list(_words_of(split, found))
         if not self.tune:
             return self._compare(metric, split.references, words, self.threshold)
@@ -169,7 +169,7 @@ class Head(InText):
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Compares the answers to questions whose answers are known."""
+        """Computes metrics over the questions with known answers."""
         known = those_known(split, _words_of(split, found))
         if not known:
             return {}, 0
@@ -177,7 +177,7 @@ class Head(InText):
         return self._compare(metric, references, words, self.threshold), len(known)
 
     def fitted(self, dev: Mapping[str, float]) -> "Head":
-        """Takes the threshold over that was best on dev."""
+        """Returns a copy with the threshold that was best on dev."""
         if not self.tune or "threshold" not in dev:
             return self
         return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
@@ -185,7 +185,7 @@ class Head(InText):
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields the texts that answer, and their places in the text."""
+        """Yields the answers, and their positions in the text."""
         for words in _words_of(split, found):
             spans = self._spans(words, self.threshold)
             yield {"prediction": [x.text for x in spans], "spans": [x._asdict() for x in spans]}
@@ -227,7 +227,7 @@ class Head(InText):
 
 
 def _is_substring(text: str, other: str) -> bool:
-    """Tells whether a text is part of another one, as DPT's released code counts it.
+    """Returns whether a text is part of another one, as in DPT's released code.
 
     It may begin a word of the other behind the first, end in front of a space, an s or an n, or
     stand inside; the beginning or the end of a longer word alone does not count.
@@ -270,7 +270,7 @@ def _word_pattern() -> re.Pattern:
 
 
 class JudgedTokens(Scores):
-    """Scores tokens by themselves. [B, T, H] -> float32 [B, M], the logits of s
+    """Scores each token separately. [B, T, H] -> float32 [B, M], the logits of s
 
     s = 1 - sigmoid(z) with z from the replaced-token head, or from a new linear layer.
     """

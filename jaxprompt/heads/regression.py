@@ -1,4 +1,4 @@
-"""A number by a linear layer on a pooled hidden state, as of STS-B (Wang et al. 2018, GLUE)."""
+"""A number from a linear layer on a pooled hidden state, as for STS-B (Wang et al. 2018, GLUE)."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,21 +20,21 @@ from jaxprompt.types import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Head(linear.Head):
-    """A number, in the data's own unit, by least squares."""
+    """Predicts a number, in the unit of the data, by least squares."""
 
     OF: ClassVar[str] = "numbers"
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction",)
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template with a choice, of which a number is none."""
+        """Raises InputError for a template with {choice}."""
         if template.uses_choice:
             raise InputError(
-                f"template {template.source!r} has {{choice}}, and a regression task has none; "
-                "take it out"
+                f"template {template.source!r} has {{choice}}, but a regression task has no "
+                "choices; remove it"
             )
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
-        """Reads what head.name=linear reads."""
+        """Reads the same state as head.name=linear."""
         head, module = self.classifier(facts, 1)
         return HeadLayout(head, {"main": module}, self.specials(facts, setup, tokenizer))
 
@@ -51,21 +51,21 @@ class Head(linear.Head):
         return Split(rows, np.array(known, np.float32), counts, [()] * len(examples))
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
-        """Makes up an example whose fields are as long as can be."""
+        """Returns an example whose fields have the maximum length."""
         del max_target
         return task.example(text)._replace(number=0.0)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the squared error. Raises InputError for a smoothing: it is of classes."""
+        """Returns the squared error. Raises InputError for label smoothing, which needs classes."""
         if smoothing:
             raise InputError(
-                f"optim.smoothing={smoothing} is for classes, and head.name=regression has none; "
-                "set it to 0"
+                f"optim.smoothing={smoothing} is only valid with classes, which "
+                "head.name=regression does not have; set it to 0"
             )
         return [Objective("main", squared_error)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says how many numbers there are, and between which they lie."""
+        """Describes how many numbers there are, and their range."""
         return [
             f"{task.number} in {name}: {len(split.labels):,} numbers, {split.labels.min():g} to "
             f"{split.labels.max():g}, mean {split.labels.mean():.4g}"
@@ -73,13 +73,13 @@ class Head(linear.Head):
         ]
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Correlates what was found with what is right."""
+        """Correlates predictions and labels."""
         return metrics.score_numbers(metric, split.labels, np.asarray(found)[:, 0])
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Correlates the numbers of the examples whose right number is known."""
+        """Computes metrics over the examples with a known number."""
         known = ~np.isnan(split.labels)
         if not known.any():
             return {}, 0

@@ -1,7 +1,8 @@
 """The span of a text that answers a question (Liu et al. 2022, "P-Tuning v2", section 3.2).
 
-Start and end are read at every token of the text, no answer at [CLS] (Devlin et al. 2019, section
-4.3). A text that is longer than a row is read in windows, and the best span of all is the answer.
+Start and end are scored at every token of the text, and no answer at [CLS] (Devlin et al. 2019,
+section 4.3). A text longer than the input is read in windows, and the best span of all is the
+answer.
 """
 
 import dataclasses
@@ -50,35 +51,35 @@ class Found(NamedTuple):
 
 
 class InText(Kind):
-    """What the kinds of answer share that stand in the last field of a task."""
+    """The base of heads whose answer is in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
     stride: int
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template whose last field, the text, stands twice."""
+        """Raises InputError if the last field of the template, the text, is in it twice."""
         found = [part for part in template.parts if part.kind == "field"]
         last = found[-1]
         if sum(part.text == last.text for part in found) > 1 or last.modifiers:
             raise InputError(
-                f"template {template.source!r} must hold {{{last.text}}}, the text with the "
-                "answer, once and as it is"
+                f"template {template.source!r} must contain {{{last.text}}}, the text with the "
+                "answer, once and without modifiers"
             )
 
     def check_layout(self, setup: TaskSetup) -> None:
-        """Raises InputError where the last field of the template is not that of the task."""
+        """Raises InputError if the last field of the template is not that of the task."""
         if setup.template.fields[-1] != setup.task.fields[-1]:
             raise InputError(
                 f"template {setup.template.source!r} must end with {{{setup.task.fields[-1]}}}, "
-                "the last of task.fields: the text that holds the answer"
+                "the last of task.fields: the text with the answer"
             )
 
     def check_length(self, max_len: int) -> None:
-        """Raises InputError where windows would share all that they have."""
+        """Raises InputError if consecutive windows would overlap entirely."""
         check_stride(self.stride, max_len)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
-        """Makes up a text as long as can be, behind a question of one word."""
+        """Returns a text of maximum length, after a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
         return Example(fields, references=("a",), spans=((0, 1),))
 
@@ -86,7 +87,7 @@ class InText(Kind):
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
-        """Encodes questions, each with its text in as many windows as it takes."""
+        """Encodes questions, each with its text in as many windows as needed."""
         del classes, targets
         field = task.fields[-1]
         rows, labels, owner, offsets = [], [], [], []
@@ -114,24 +115,24 @@ class InText(Kind):
         return Split(rows, table, counts, [e.references for e in examples], parts)
 
     def answer_of(self, example: Example, places: np.ndarray) -> Any:
-        """Says which tokens answer; `places` int32 [tokens, 2] are their characters."""
+        """Returns the tokens of the answer; `places` int32 [tokens, 2] are their characters."""
         raise TypeError(f"{type(self).__module__} must define answer_of")
 
     def read_window(
         self, window: Window, at: int, cls_at: int, right: Any
     ) -> tuple[np.ndarray, np.ndarray, slice]:
-        """Says what is read of a window whose text begins at position `at`.
+        """Returns what is read of a window whose text begins at position `at`.
 
-        `right` is what `answer_of` gave. -> positions int32 [M], labels int32 [M], and which tokens
-        of the text these are, behind [CLS] where that is read too
+        `right` is the result of `answer_of`. Returns positions int32 [M], labels int32 [M], and the
+        slice of the text's tokens that they belong to, after [CLS] if that is read too.
         """
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
 def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
-    """Pairs the right answers to the questions that state some with the given ones.
+    """Pairs the right answers of questions that have some with the predicted ones.
 
-    One answer tells that the questions of an empty list have none; without any all are hidden.
+    If any question has an answer, an empty list means no answer; otherwise all are unknown.
     """
     pairs = zip(split.references, answers, strict=True)
     known: list[tuple[Sequence[str], Any]] = [(right, own) for right, own in pairs if right]
@@ -161,19 +162,19 @@ class Head(InText):
     )
 
     def check(self) -> None:
-        """Raises InputError for what is out of range."""
+        """Raises InputError for out-of-range values."""
         for field, least in (("stride", USUAL), ("max_answer", 1), ("n_best", 1)):
             if getattr(self, field) < least:
                 value = getattr(self, field)
                 raise InputError(f"head.{field}={value} must be at least {least}")
         if self.tune and not self.no_answer:
             raise InputError(
-                "head.tune=True chooses the threshold of no answer; set head.no_answer=True, or "
-                "leave it out"
+                "head.tune=True selects the threshold of no answer; set head.no_answer=True, or "
+                "leave head.tune out"
             )
 
     def check_backbone(self, facts: BackboneFacts) -> None:
-        """Raises InputError for a backbone that does not read a text both ways."""
+        """Raises InputError for a backbone that is not bidirectional."""
         self.check_encoder(facts, "token")
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
@@ -183,7 +184,7 @@ class Head(InText):
         return HeadLayout(self, {"main": SpanScores()}, specials)
 
     def answer_of(self, example: Example, places: np.ndarray) -> tuple[int, int] | None:
-        """Gives the first and the last token, (-1, -1) = none; None where that is not known."""
+        """Returns the first and the last token, (-1, -1) = no answer; None if it is unknown."""
         if not example.references:
             return None
         return (example.spans and _tokens_of(places, example.spans[0])) or (-1, -1)
@@ -191,7 +192,7 @@ class Head(InText):
     def read_window(
         self, window: Window, at: int, cls_at: int, right: tuple[int, int] | None
     ) -> tuple[np.ndarray, np.ndarray, slice]:
-        """Reads [CLS], which is right where the answer is elsewhere, and every token."""
+        """Reads [CLS], the label if the answer is elsewhere, and every token."""
         first, last = window.first, window.last
         read = np.array([cls_at, *range(at, at + last - first)], np.int32)
         labels = np.full(len(read), -1 if right is None else 0, np.int32)
@@ -204,7 +205,7 @@ class Head(InText):
         return read, labels, slice(first, last)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the mean of the cross entropies of start and end."""
+        """Returns the mean of the cross entropies of start and end."""
 
         def loss(scores, labels, weights):
             return span_ends(scores, labels, weights, smoothing=smoothing)
@@ -212,7 +213,7 @@ class Head(InText):
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says how many questions have no answer, and how many texts take windows."""
+        """Describes how many questions have no answer, and how many texts are split."""
         lines = []
         for name, split in splits.items():
             none = sum(not any(texts) for texts in split.references)
@@ -245,7 +246,7 @@ class Head(InText):
         return int((lengths > self.max_answer).sum()), int((answerable & (lengths == 0)).sum())
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Compares answers with all that are right; `tune` adds the threshold that is best."""
+        """Compares answers with all right ones; `tune` adds the best threshold."""
         answers = list(self._answers(split, found))
         if not self.tune:
             return metrics.score_spans(metric, split.references, [own.text for own in answers])
@@ -254,7 +255,7 @@ class Head(InText):
         return metrics.score_spans(metric, split.references, texts) | {"threshold": threshold}
 
     def fitted(self, dev: Mapping[str, float]) -> "Head":
-        """Takes the threshold over that was best on dev."""
+        """Returns a copy with the threshold that was best on dev."""
         if not self.tune or "threshold" not in dev:
             return self
         return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
@@ -262,7 +263,7 @@ class Head(InText):
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Compares the answers to questions whose answers are known."""
+        """Computes metrics over the questions with known answers."""
         known = those_known(split, (answer.text for answer in self._answers(split, found)))
         if not known:
             return {}, 0
@@ -271,7 +272,7 @@ class Head(InText):
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields the answers, with the characters of the text that they span."""
+        """Yields the answers, with their characters in the text."""
         for own in self._answers(split, found):
             yield {
                 "prediction": own.text, "score": own.score, "start": own.start, "end": own.end
@@ -347,7 +348,7 @@ def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | N
 
 
 def _holds_words(text: str, places: np.ndarray) -> np.ndarray:
-    """Tells which spans of characters hold more than white space. [spans, 2, 2] -> bool [spans]"""
+    """Returns which spans contain more than white space. [spans, 2, 2] -> bool [spans]"""
     solid = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
     return solid[places[:, 1, 1]] > solid[places[:, 0, 0]]
 
@@ -385,7 +386,7 @@ def _best_spans(
 
 
 class SpanScores(Scores):
-    """Scores what is read as start and as end. [B, T, H] -> float32 [B, M, 2], ABSENT = not read"""
+    """Scores tokens as start and as end. [B, T, H] -> float32 [B, M, 2], ABSENT = not read"""
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):

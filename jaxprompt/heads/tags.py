@@ -1,7 +1,7 @@
 """A tag for every word: named entities, semantic roles (Liu et al. 2022, "P-Tuning v2", 3.2).
 
-A word is read at its first subword. A text that is longer than a row is read in windows. The
-predicate whose roles are tagged stands in every window where the template names or marks it.
+A word is read at its first subword. A text longer than the input is read in windows. The predicate
+whose roles are tagged is in every window if the template contains or marks it.
 """
 
 import dataclasses
@@ -71,37 +71,37 @@ class Head(Kind):
     )
 
     def check(self) -> None:
-        """Raises InputError for what is out of range."""
+        """Raises InputError for out-of-range values."""
         check_share("head.dropout", self.dropout)
         at_least("head.stride", self.stride, USUAL)
         choose("head.decode", self.decode, DECODES)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
-        """Raises InputError for a backbone that does not read a text both ways."""
+        """Raises InputError for a backbone that is not bidirectional."""
         self.check_encoder(facts, "word")
 
     def check_task(self, task: Task) -> None:
-        """Raises InputError for a task of other answers, and a search among tags of no scheme."""
+        """Raises InputError for another type of answer, or Viterbi decoding without a scheme."""
         super().check_task(task)
         if self.decode == "viterbi" and task.scheme == NO_SCHEME:
             raise InputError(
-                "head.decode=viterbi takes what IOB2 allows, and task.scheme=none has no rule of "
-                "that kind; take head.decode=argmax"
+                "head.decode=viterbi follows the rules of IOB2, but task.scheme=none has none; use "
+                "head.decode=argmax"
             )
 
     def check_length(self, max_len: int) -> None:
-        """Raises InputError where windows would share all that they have."""
+        """Raises InputError if consecutive windows would overlap entirely."""
         check_stride(self.stride, max_len)
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template in which the words do not stand once."""
+        """Raises InputError unless the words are in the template exactly once."""
         fields = [part for part in template.parts if part.kind == "field"]
         found = [part for part in fields if part.text != PREDICATE]
         if len(found) != 1 or found[0].modifiers not in ((), ("marked",)):
             name = next((part.text for part in found), "words")
             raise InputError(
-                f"template {template.source!r} must hold the words once and as they are, as in "
-                f"'{{{name}}}'"
+                f"template {template.source!r} must contain the words once and without modifiers, "
+                f"as in '{{{name}}}'"
             )
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
@@ -113,7 +113,7 @@ class Head(Kind):
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
-        """Encodes texts, each in as many windows as it takes."""
+        """Encodes texts, each in as many windows as needed."""
         del classes, targets
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
@@ -151,14 +151,14 @@ class Head(Kind):
         return Split(rows, table, counts, [()] * len(examples), parts)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
-        """Makes up a text as long as can be."""
+        """Returns a text of maximum length."""
         words = tuple(text.split())
         places = tuple(word_spans(text, words)[:1]) if task.predicate else ()
         own = task.example(text)
         return own._replace(words=words, tags=task.labels[:1] * len(words), entities=places)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the cross entropy of every word's tag."""
+        """Returns the cross entropy of every word's tag."""
 
         def loss(scores, labels, weights):
             return per_token(scores, labels, weights, smoothing=smoothing)
@@ -166,7 +166,7 @@ class Head(Kind):
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says which entities or tags there are, how many, and how many texts take windows."""
+        """Describes the entities or tags, their counts, and how many texts are split."""
         lines = []
         of_words = "tags" if task.scheme == NO_SCHEME else "entities"
         called = "roles" if task.predicate else of_words
@@ -187,7 +187,7 @@ class Head(Kind):
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
-        """Compares the entities of the texts whose tags are known."""
+        """Computes metrics over the texts with known tags."""
         pairs = zip(split.parts.gold, self._read(split, found), strict=True)
         known = [(gold, tags) for gold, (tags, _) in pairs if gold]
         if not known:
@@ -198,7 +198,7 @@ class Head(Kind):
         return scores, len(known)
 
     def columns(self, task: Task) -> tuple[str, ...]:
-        """Names the columns that `answers` gives for a task."""
+        """Returns the names of the columns of `answers`."""
         if task.scheme == NO_SCHEME:
             return ("prediction",)
         return ("prediction", "predicate_span", "roles") if task.predicate else self.COLUMNS
@@ -206,10 +206,10 @@ class Head(Kind):
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields the tags of the words, and in a scheme the entities with their characters.
+        """Yields the tags of the words and, with a scheme, the entities with their characters.
 
-        The score of an entity is the mean of its words' probabilities. Of a predicate its place is
-        given, and its roles without that of its own word.
+        The score of an entity is the mean of its words' probabilities. For a predicate, its
+        position and its roles are included, without the role of the predicate itself.
         """
         for example, (tags, chances) in zip(examples, self._read(split, found), strict=True):
             if task.scheme == NO_SCHEME:
@@ -253,8 +253,8 @@ class Head(Kind):
         if room < 1:
             raise InputError(
                 f"the predicate and its markers take {len(marked.ids)} tokens, which leaves no "
-                f"room for other words; raise data.max_len by {1 - room} or more, or empty "
-                "task.markers"
+                f"room for other words; raise data.max_len by at least {1 - room}, or leave "
+                "task.markers empty"
             )
         return cut_windows(lengths, room, stride), room
 
@@ -296,11 +296,11 @@ def _predicate(example: Example, task: Task) -> int:
 
 
 def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Gives a word whose characters the tokenizer drops a token to be read at."""
+    """Returns a token for a word whose characters the tokenizer drops."""
     if tokenizer.unk_token_id is None:
         raise InputError(
-            f"the tokenizer makes no token of the word {brief(word)} and has no unknown token to "
-            "take its place; remove the word, or take another backbone"
+            f"the tokenizer has no token for the word {brief(word)} and no unknown token; remove "
+            "the word, or use another backbone"
         )
     return [tokenizer.unk_token_id]
 
@@ -326,7 +326,7 @@ def _lay(
 
 
 class TagScores(Scores):
-    """Scores the tags of the words that are read. [B, T, H] -> float32 [B, M, C]"""
+    """Scores the tags of the words. [B, T, H] -> float32 [B, M, C]"""
 
     classes: int
     dropout: float = 0.1

@@ -1,7 +1,7 @@
-"""Classes of texts, read off what a method computes from them; the backbone is not run.
+"""Classes of texts, computed from a method's injection; the backbone is not run.
 
-A topic classifier, whose rows of words and whose encoder then start the prompts of other tasks
-(Jiang et al. 2022, section 4.2 and appendix A.3).
+A topic classifier, whose word vectors and encoder initialise the prompts of other tasks (Jiang et
+al. 2022, section 4.2 and appendix A.3).
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from jaxprompt.types import Batch, Injection, Objective
 
 @dataclasses.dataclass(frozen=True)
 class Head(Kind):
-    """Classes by a linear layer on the mean of the vectors that a text's prompt consists of."""
+    """Scores classes by a linear layer on the mean of a text's prompt vectors."""
 
     PRETRAINS = True
 
     def check_task(self, task: Task) -> None:
-        """Raises InputError for a task whose classes are choices."""
+        """Raises InputError for a task with choices."""
         super().check_task(task)
         if task.choices:
             raise InputError(
-                f"head.name={self.name} gives texts topics, and task {task.name} has choices; take "
+                f"head.name={self.name} needs classes, but task {task.name} has choices; use "
                 "head.name=linear, or a task with labels"
             )
 
@@ -37,31 +37,31 @@ class Head(Kind):
         """Raises InputError for a method whose prompt is the same for every text."""
         if not reads:
             raise InputError(
-                f"head.name={self.name} reads a prompt that is computed from the text, and that of "
-                f"prompt.name={name} is not; take prompt.name=ipt"
+                f"head.name={self.name} needs a prompt that is computed from the text, but that of "
+                f"prompt.name={name} is not; use prompt.name=ipt"
             )
 
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
-        """Lays itself out for a task."""
+        """Prepares this head for a task."""
         specials = self.specials(facts, setup, tokenizer)
         return HeadLayout(self, {"main": Topics(len(setup.task.labels))}, specials)
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the cross entropy of the classes."""
+        """Returns the cross entropy of the classes."""
         return [Objective("main", make_loss("restricted", smoothing))]
 
 
 class Topics(Scores):
-    """Scores topics from the vectors of an injection. -> float32 [B, C]
+    """Scores topics from the mean of an injection's vectors. -> float32 [B, C]
 
-    It reads their mean, see `mean_vectors`.
+    See `mean_vectors`.
     """
 
     classes: int
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
-        """Scores them; `hidden` and `backbone` are not read, so the compiler leaves them out."""
+        """Scores topics; `hidden` and `backbone` are unused, so the compiler removes them."""
         mean = mean_vectors(injection)  # [B, X]
         init = nn.initializers.normal(0.02)
         return nn.Dense(self.classes, kernel_init=init, name="out")(mean)

@@ -1,4 +1,4 @@
-"""Classes by their label words, on the backbone's own language-model head."""
+"""Classes by their label words, on the backbone's language-model head."""
 
 import dataclasses
 import string
@@ -37,7 +37,7 @@ SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "targ
 
 
 class ByWords(Kind):
-    """What the kinds of answer share that name a class by words, on a language-model head."""
+    """The base of heads that represent a class by words, on a language-model head."""
 
     READS_WORDS: ClassVar[bool] = True
 
@@ -45,12 +45,12 @@ class ByWords(Kind):
         """Raises InputError for a backbone without a language-model head."""
         if not {"mlm", "lm"} & facts.heads:
             raise InputError(
-                f"{facts.where} has no MLM head for head.name={self.name}; take a checkpoint "
+                f"{facts.where} has no MLM head for head.name={self.name}; use a checkpoint "
                 "saved with one, or head.name=linear"
             )
 
     def fit_task(self, task: Task, choices: int) -> Task:
-        """Names the choices by letters, and by the words that the task has for them."""
+        """Names the choices by letters, or by the task's words for them."""
         if task.labels:
             return task
         letters = tuple(string.ascii_uppercase[:choices])
@@ -58,24 +58,26 @@ class ByWords(Kind):
         return dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
 
     def layout_of(self, task: Task, style: str, form: str) -> str:
-        """Picks the layout of the form, and of a left-to-right model."""
+        """Returns the template for this form and for a left-to-right model."""
         if form == "text":
             return task.text
         return task.causal if style == "causal" else task.template
 
     def needs_mask(self, form: str) -> bool:
-        """Tells that a cloze has a [mask]."""
+        """Returns True for a cloze."""
         return form != "text"
 
     def check_template(self, template: Template) -> None:
-        """Raises InputError for a template of one row a choice."""
+        """Raises InputError for a template with one input per choice."""
         if template.uses_choice:
-            raise InputError("a verbalizer reads one row; write {choices} for {choice}")
+            raise InputError(
+                "a verbalizer needs one input for all choices; use {choices} instead of {choice}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Head(ByWords):
-    """Classes, or the choices of an example by their names, by what stands at [mask]."""
+    """Scores classes, or the choices of an example, by the words predicted at [mask]."""
 
     scores: str = kinds.option("restricted", "restricted to the label words | full vocabulary")
     pieces: str = kinds.option("mean", "mean | sum over the subwords of a label word")
@@ -84,7 +86,7 @@ class Head(ByWords):
     )
 
     def check(self) -> None:
-        """Raises InputError for an unknown word."""
+        """Raises InputError for an unknown value."""
         choose("head.scores", self.scores, SCORES)
         choose("head.pieces", self.pieces, PIECES)
         choose("head.span", self.span, SPANS)
@@ -119,7 +121,7 @@ class Head(ByWords):
         )  # fmt: skip
 
     def objectives(self, smoothing: float) -> list[Objective]:
-        """Makes the loss of the label's tokens, or of all that is written."""
+        """Returns the loss of the label's tokens, or of the whole target."""
         if self.span == "target":
             return [Objective("main", make_loss("full", smoothing), head="target")]
         return [Objective("main", make_loss(self.scores, smoothing))]
@@ -127,7 +129,7 @@ class Head(ByWords):
     def counted(
         self, modules: Mapping[str, nn.Module], smoothing: float
     ) -> tuple[dict[str, nn.Module], Objective]:
-        """Makes the same loss, which counts right answers besides. -> modules, loss"""
+        """Returns modules and the same loss, which also counts right answers."""
         if self.span != "target":
             loss = make_loss(self.scores, smoothing)
             return dict(modules), Objective("main", loss, sums=count_classes)
@@ -145,7 +147,7 @@ class Head(ByWords):
 
 
 def choose_words(task: Task, style: str, form: str) -> Any:
-    """Picks the words of each class, where the task has some for this kind of backbone."""
+    """Returns the words of each class, if the task has some for this kind of backbone."""
     if form == "text":
         return task.targets or task.labels
     return (style == "causal" and task.causal_words) or task.words or task.labels
@@ -154,8 +156,8 @@ def choose_words(task: Task, style: str, form: str) -> Any:
 def log_probabilities(backbone, hidden, rows=None):
     """Scores vocabulary rows, or all of them. [B, M, H] -> float32 [B, M, R or V]
 
-    Normalised over the rows scored, whose part of the output table alone is multiplied; a row of
-    -1 is none.
+    Normalised over the scored rows, and only that part of the output table is multiplied. A row of
+    -1 is ignored.
     """
     features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
     table, bias = backbone.lm_table()
@@ -174,12 +176,12 @@ def log_probabilities(backbone, hidden, rows=None):
 class LabelWords(Scores):
     """Scores each class by its words. [B, T, H] -> [B, C]
 
-    A word's score is the mean, or the sum, of its pieces' log-probabilities, each read where the
+    A word's score is the mean, or the sum, of its subwords' log-probabilities, each read where the
     model predicts it; a class's score is the mean over its words. "restricted" normalises over the
-    verbalizer's pieces, and a choice that an example lacks is ABSENT; "full" over the whole
-    vocabulary, at the read positions only, and returns [B, C + 1]: the last column is the best
-    log-probability of any piece outside, where the first piece is read. A class without words is
-    ABSENT.
+    verbalizer's subwords, and missing choices of an example are ABSENT. "full" normalises over the
+    whole vocabulary, only at the read positions, and returns [B, C + 1]: the last column is the
+    best log-probability of any other subword, where the first subword is read. A class without
+    words is ABSENT.
     """
 
     rows: Any  # int [R], the pieces' vocabulary ids, -1 = none
@@ -189,7 +191,7 @@ class LabelWords(Scores):
     pieces: str = "mean"
 
     def arrays(self) -> dict[str, Any]:
-        """Gives the words: rows, where, at."""
+        """Returns the arrays of the words: rows, where, at."""
         return {name: getattr(self, name) for name in ("rows", "where", "at")}
 
     @nn.compact
@@ -220,7 +222,7 @@ class LabelWords(Scores):
 
 
 class Answered(NamedTuple):
-    """Scores of the classes as `LabelWords` gives them, [B, C] or [B, C + 1] each."""
+    """Scores of the classes as in `LabelWords`, [B, C] or [B, C + 1] each."""
 
     words: Any  # by their words
     whole: Any  # by all that is written
@@ -233,17 +235,17 @@ class AnswerHead(Scores):
     whole: nn.Module
 
     def arrays(self) -> dict[str, Any]:
-        """Gives the words of both."""
+        """Returns the arrays of both."""
         return {part: getattr(self, part).arrays() for part in ("words", "whole")}
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
-        """Puts other words in their place."""
+        """Returns a copy with other words."""
         both = {part: getattr(self, part).with_arrays(own) for part, own in arrays.items()}
         return self.clone(**both)
 
     def __call__(
         self, hidden, batch: Batch, injection, backbone, *, deterministic: bool
     ) -> Answered:
-        """Scores the classes twice, by the same log-probabilities."""
+        """Scores the classes twice, with the same log-probabilities."""
         given = hidden, batch, injection, backbone
         return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))

@@ -1,1 +1,1 @@
-"""Layers that every backbone is built from."""
+"""Layers that all backbones share."""

@@ -20,10 +20,20 @@ def attend(
 ):  # fmt: skip
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
-    Keys and values of fewer heads, [B, S, G, D], serve N / G heads each, in order. bias: [B|1, N,
-    T, S], added to the scores; `cap` c > 0 makes c tanh(x / c) of a score x. The softmax is
-    float32. A row whose keys are all masked attends evenly, so that filler rows stay finite. `key`
-    turns dropout of the probabilities on.
+    The softmax is float32. A query whose keys are all masked attends uniformly, so that padding
+    stays finite.
+
+    Args:
+      q: queries.
+      k: keys; with fewer heads, [B, S, G, D], each serves N / G query heads, in order.
+      v: values, like k.
+      seen: the mask.
+      bias: [B|1, N, T, S], added to the scores.
+      scale: of the scores; 1 / sqrt(D) by default.
+      cap: c > 0 replaces a score x by c tanh(x / c).
+      kernel: see layers/kernels.py.
+      dropout: the dropout rate of the probabilities.
+      key: turns dropout on.
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -105,10 +115,10 @@ def _spread(seen: Seen):
 
 
 def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
-    """Attends from one token of each row over what was kept. [R, N, D] -> [R, N, D]
+    """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
 
-    The memory has R rows, or fewer: then R / B rows in a row share one. Its heads may be fewer as
-    in `attend`. bias: [R, N, S].
+    The memory has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
+    as in `attend`. bias: [R, N, S].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     shape, (_, heads, columns, _) = q.shape, memory.k.shape
@@ -148,11 +158,10 @@ softmax.defvjp(_softmax, _softmax_gradient)
 
 
 class MultiHead(nn.Module):
-    """What all multi-head attention shares: the projections, and the mix of what is attended to.
+    """The projections that all multi-head attention shares.
 
-    `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D need not be `width`.
-    `key_heads` heads of keys and values serve all heads (Ainslie et al. 2023); 0 = each has its
-    own.
+    `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D may differ from `width`.
+    `key_heads` is the number of key-value heads (Ainslie et al. 2023); 0 = one per query head.
     """
 
     width: int
@@ -198,19 +207,19 @@ class MultiHead(nn.Module):
         return _probabilities(q, k, _spread(seen), bias, scale, self.cap)
 
     def recall(self, x, memory: Memory, bias=None):
-        """Attends from one token of each row over what was kept. [R, H] -> [R, H]"""
+        """Attends from one token of each row over cached keys and values. [R, H] -> [R, H]"""
         return self.recall_from(self.query(x), memory, bias)
 
     def recall_from(self, q, memory: Memory, bias=None):
-        """Attends from one query of each row over what was kept. [R, N, D] -> [R, H]"""
+        """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
         return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
 
 
 class Attention(MultiHead):
-    """Multi-head attention over keys and values that may come from anywhere."""
+    """Multi-head attention over given keys and values."""
 
     def keys(self, x):
-        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        """Projects keys and values. [B, S, H] -> k, v [B, S, N, D]"""
         return self.key(x), self.value(x)
 
     def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
@@ -218,7 +227,7 @@ class Attention(MultiHead):
         return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
 
     def weigh(self, x, k, seen: Seen, bias=None):
-        """Computes the probabilities that `__call__` mixes the values by, whatever kernel does.
+        """Returns the probabilities that `__call__` weights the values with, for any kernel.
 
         [B, T, H], [B, S, N, D] -> [B, N, T, S]
         """
@@ -226,7 +235,7 @@ class Attention(MultiHead):
 
 
 def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
-    """Joins the prefix of one layer and the stream's own keys, values and mask.
+    """Joins the prefix of one layer with the keys, values and mask of the text.
 
     [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, Seen
     """
@@ -260,7 +269,7 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
 
 
 def read_at(reads, seen: Seen, *states):
-    """Keeps the queries at `reads` alone: int [B, M], or None for all of them.
+    """Selects the queries at `reads`: int [B, M], or None for all of them.
 
     States are trees of [B, T, ...]. -> Seen, states [B, M, ...]
     """
@@ -276,12 +285,12 @@ def read_at(reads, seen: Seen, *states):
 
 
 def seen_of(queries: Tokens, keys: Tokens) -> Seen:
-    """Lets each token see the real ones of its document."""
+    """Returns the mask by which each token sees the real tokens of its document."""
     own, others = queries.segments, keys.segments
     if own is None and others is None:
         return Seen(keys.mask, keys.mask, lengths=keys.lengths)
     if own is None or others is None:
-        raise TypeError("the tokens of one stream have segments, those of the other have none")
+        raise TypeError("one stream of tokens has segments and the other has none")
     # Padding shares document 0, so the keys' own mask has to hide it.
     same = own[:, :, None] == others[:, None, :]  # [B, T, S]
     # Lengths do not tell which keys are seen.
@@ -289,7 +298,7 @@ def seen_of(queries: Tokens, keys: Tokens) -> Seen:
 
 
 def seen_before(tokens: Tokens) -> Seen:
-    """Lets each token see the real ones of its document up to itself, of branch 0 and its own."""
+    """Returns the causal mask: real tokens of the same document, in branch 0 or the same branch."""
     number = jnp.arange(tokens.mask.shape[1])
     order = number[:, None] >= number  # [T, T]
     own = seen_of(tokens, tokens)

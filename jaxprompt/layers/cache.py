@@ -1,6 +1,6 @@
-"""Keys and values of what was read, kept for the tokens to come. Shapes never change.
+"""Keys and values of earlier tokens, cached for later ones. Shapes never change.
 
-Each layer has arrays of its own, heads before columns: a loop writes them in place, and no step
+Each layer has separate arrays, with heads before columns: a loop writes them in place, and no step
 slices a stack or transposes.
 """
 
@@ -17,33 +17,33 @@ from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 
 class Stack(NamedTuple):
-    """Layers that a loop over tokens reads where they lie."""
+    """Stacked layers that a loop over tokens reads in place."""
 
     tree: Any  # leaves [L, ...]
     length: int  # L
 
 
 def unstack(tree, length: int) -> tuple:
-    """Takes a stack apart. Leaves [L, ...] -> L trees of leaves [...]"""
+    """Splits a stack. Leaves [L, ...] -> L trees of leaves [...]"""
     return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(length))
 
 
 def copies_layers(platform: str) -> bool:
-    """Tells whether a loop over tokens reads copies of the layers, which stand beside the stack.
+    """Returns whether a loop over tokens reads copies of the layers in addition to the stack.
 
-    A TPU's compiler reads a slice of the stack inside the product. Those of CPUs and GPUs would
-    copy it at every token.
+    The compiler for TPUs reads a slice of the stack inside the product. Those for CPUs and GPUs
+    would copy it for every token.
     """
     return platform != "tpu"
 
 
 def take_layers(tree, length: int) -> tuple | Stack:
-    """Gives what a loop over tokens reads the layers from, by `each_layer`."""
+    """Returns the layers for a loop over tokens with `each_layer`."""
     return unstack(tree, length) if copies_layers(target().platform) else Stack(tree, length)
 
 
 def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
-    """Gives the weights of each layer, inside of a loop that counts `column`, int scalar >= 0."""
+    """Returns the weights of each layer, inside a loop that counts `column`, int scalar >= 0."""
     if not isinstance(layers, Stack):
         return layers
     # 0 at each turn, which the compiler does not know: else it would slice in front of the loop,
@@ -56,7 +56,7 @@ def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
 
 
 def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:
-    """Joins the prefix, what was read, and empty columns for `room` tokens more.
+    """Joins the prefix, the keys and values read so far, and `room` empty columns.
 
     [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
     """
@@ -73,9 +73,9 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, 
 
 
 def place(prefix: Prefix | None, positions, room: int):
-    """Tells where the columns of a memory stand. int [B, T] -> int [B, S], -1 = outside of a bias
+    """Returns the positions of a memory's columns, -1 = no relative bias. int [B, T] -> [B, S]
 
-    `room` holds zeros until a token is written there.
+    The columns of `room` are 0 until a token is written there.
     """
     if prefix is not None:
         outside = jnp.full(prefix.k.shape[2], -1, jnp.int32)
@@ -98,13 +98,13 @@ def write(memory: Memory, k, v, column) -> Memory:
 
 
 def write_positions(cache: Cache, positions, column) -> Cache:
-    """Tells where the token of a column stands. int [B], int scalar"""
+    """Writes the position of the token in a column. int [B], int scalar"""
     put = jax.lax.dynamic_update_slice_in_dim
     return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
 
 
 def repeat_rows(cache: Cache, beams: int) -> Cache:
-    """Gives each beam of a row what its tokens left; `cross` stays. [B, ...] -> [B*K, ...]"""
+    """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
     own, positions = jax.tree.map(
         lambda leaf: jnp.repeat(leaf, beams, axis=0), (cache.own, cache.positions)
     )
@@ -112,9 +112,9 @@ def repeat_rows(cache: Cache, beams: int) -> Cache:
 
 
 def pick_beams(cache: Cache, parents) -> Cache:
-    """Takes for each beam what one of its row's beams left; `cross` stays. int [B, K] in [0, K)
+    """Selects for each beam the cache of one of its row's beams, except `cross`. int [B, K] < K
 
-    Within a row: picked among all rows, a mesh would send the whole cache around.
+    Selection is within a row: across rows, a mesh would send the whole cache around.
     """
     rows, beams = parents.shape
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 
 def soft_cap(x, cap: float):
-    """Computes cap * tanh(x / cap); a cap of 0 leaves x as it is. [...] -> [...]"""
+    """Computes cap * tanh(x / cap); with cap 0, returns x. [...] -> [...]"""
     return cap * jnp.tanh(x / cap) if cap else x
 
 
 def logit_cap(backbone: Any) -> float:
-    """Tells by what a backbone bounds its logits, 0 = by nothing."""
+    """Returns the soft cap of a backbone's logits, 0 = none."""
     return getattr(backbone.cfg, "logit_cap", 0.0)

@@ -1,9 +1,9 @@
-"""DeBERTa's attention: scores by content and by distance, each side apart (He et al. 2021).
+"""DeBERTa's disentangled attention: scores by content and by distance (He et al. 2021).
 
-With q, k of the content and r of a distance, row d of a table of distances for query i and key j
-with d = i - j, the score is q_i k_j + q_i kr_d (c2p) + k_j qr_d (p2c), divided by
-sqrt(D * (1 + the number of terms of distance)). What is put in front, a prefix, has no distance: it
-is scored by content alone, under the same divisor (Liu et al. 2022, P-tuning v2's code).
+With q, k of the content and r of a distance, row d of the relative position embeddings for query i
+and key j with d = i - j, the score is q_i k_j + q_i kr_d (c2p) + k_j qr_d (p2c), divided by
+sqrt(D * (1 + the number of distance terms)). A prefix has no distance: it is scored by content
+alone, with the same divisor (Liu et al. 2022, P-tuning v2's code).
 """
 
 import functools
@@ -22,10 +22,10 @@ from jaxprompt.types import Seen
 
 @functools.cache
 def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarray:
-    """Finds the row of the table of each distance, key j to query i. -> int [2 * length]
+    """Returns the row of the table for each distance, key j to query i. -> int [2 * length]
 
-    Entry e is of d = i - j = length - 1 - e; the last is filling. Distances are sorted into
-    `buckets` where there are such, exact up to half of them and then logarithmic up to `limit`.
+    Entry e is for d = i - j = length - 1 - e; the last is padding. With `buckets`, distances are
+    exact up to half of them and then logarithmic up to `limit`.
     """
     distance = np.minimum(np.arange(length - 1, -length - 1, -1), length - 1)
     if buckets > 0:
@@ -43,9 +43,9 @@ def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarra
 def by_distance(scores, reads=None):
     """Moves scores of distances to their keys. [B, N, T, 2T] -> [B, N, T, T]
 
-    In row i entry e becomes the one of key e - (T - 1) + i. Rows of 2T that are read as rows of
-    2T - 1 move by one from each to the next: no gather, whose gradient on GPUs differs from run to
-    run. With `reads` [B, M] rows are of these positions i alone, [B, N, M, 2T] -> [B, N, M, T].
+    In row i, entry e becomes that of key e - (T - 1) + i. Reading rows of 2T as rows of 2T - 1
+    shifts each row by one: no gather, whose gradient on GPUs is not deterministic. With `reads`
+    [B, M] there are only the rows of these positions i, [B, N, M, 2T] -> [B, N, M, T].
     """
     if reads is not None:
         length = scores.shape[-1] // 2
@@ -84,11 +84,10 @@ class _Bias(nn.Module):
 
 
 class Disentangled(Attention):
-    """Attention whose scores have terms of distance too.
+    """Attention with additional distance terms.
 
-    `terms` are of "c2p" and "p2c". v1 joins the projections in one kernel (`joined`), v2 may
-    project distances as it does contents (`shared`). `span`, `buckets` and `limit` as in
-    `distance_rows`.
+    `terms` are "c2p" and "p2c". v1 has joint projections in one kernel (`joined`), v2 can project
+    distances like contents (`shared`). `span`, `buckets` and `limit` as in `distance_rows`.
     """
 
     terms: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class Disentangled(Attention):
         self.drop = Dropout(self.hidden_dropout)
 
     def keys(self, x):
-        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        """Projects keys and values. [B, S, H] -> k, v [B, S, N, D]"""
         if self.joined:
             # v1 has biases of queries and values, none of keys.
             return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
@@ -127,11 +126,11 @@ class Disentangled(Attention):
     def __call__(
         self, x, k, v, seen: Seen, relative=None, reads=None, *, queries=None, deterministic: bool
     ):
-        """Attends from x; the last T keys are of x, those in front a prefix's.
+        """Attends from x; the last T keys belong to x, those before them to a prefix.
 
-        [B, T, H], [B, S, N, D] x 2, the table of distances [R, H] or None -> [B, T, H]. With
-        `reads`, int [B, M], from these positions of x alone, as `seen` has them -> [B, M, H].
-        `queries` stand at those positions in the place of x.
+        [B, T, H], [B, S, N, D] x 2, the relative position embeddings [R, H] or None -> [B, T, H].
+        With `reads`, int [B, M], only from these positions of x, as in `seen` -> [B, M, H].
+        `queries` replace x at those positions.
         """
         if queries is None:
             queries = x if reads is None else take(x, reads)
@@ -143,7 +142,7 @@ class Disentangled(Attention):
         return self.mix(q, k, v, seen, bias, deterministic=deterministic)
 
     def weigh(self, x, k, seen: Seen, relative=None, reads=None):
-        """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
+        """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
         q = self._queries(x if reads is None else take(x, reads))
         return self.probabilities(q, k, seen, self._bias(q, k, relative, x.shape[1], reads))
 

@@ -1,4 +1,4 @@
-"""Dropout drawn from 16-bit words: half the random bits of a float draw, rates exact to 1/65536."""
+"""Dropout from 16-bit random words: half the random bits of floats, rates exact to 1/65536."""
 
 import functools
 
@@ -8,11 +8,11 @@ from flax import linen as nn
 
 
 def draw_keep(shape, rate: float, key):
-    """Draws which elements stay: False with probability `rate`. -> bool `shape`
+    """Samples which elements are kept: False with probability `rate`. -> bool `shape`
 
-    Whether an element stays follows from its place, not from how long the last two axes are, so
-    padding after it changes nothing. Only JAX's default generator, threefry, can do so; any other
-    draws for the shape as a whole.
+    Whether an element is kept depends on its indices, not on the size of the last two axes, so
+    padding at the end changes nothing. Only JAX's default generator, threefry, supports this; any
+    other samples for the shape as a whole.
     """
     *rows, last = shape
     words = (last + 1) // 2
@@ -44,7 +44,7 @@ def _fold(keys, size: int):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def thin(x, keep, rate: float):
-    """Zeroes the elements that do not stay and scales the rest by 1 / (1 - rate)."""
+    """Zeroes the elements that are not kept and scales the rest by 1 / (1 - rate)."""
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 

@@ -14,12 +14,12 @@ EMBED_INIT = nn.initializers.normal(0.02)
 
 
 def write_slots(x, slot, slots):
-    """Writes row slot[b, t] of the slots where slot >= 0.
+    """Writes slot vector slot[b, t] wherever slot >= 0.
 
     [B, T, E], [B, T], [B|1, S, E] -> [B, T, E]
 
-    The rows are picked by a product with one-hot rows: its gradient is a product too, the same on
-    every run, where a scatter-add on GPUs is not.
+    The vectors are selected by a product with one-hot rows: its gradient is a product too and
+    deterministic, unlike a scatter-add on GPUs.
     """
     pick = jax.nn.one_hot(slot, slots.shape[1], dtype=x.dtype)  # [B, T, S], zero row where slot < 0
     # Cast once they are spread: so their gradient is summed over the batch in float32.
@@ -30,7 +30,7 @@ def write_slots(x, slot, slots):
 
 
 def hide_slots(tokens: Tokens, slots_mask) -> Tokens:
-    """Lets nothing see the places of slot rows that are not there. bool [B|1, S] or None"""
+    """Masks the positions of missing slot vectors. bool [B|1, S] or None"""
     if slots_mask is None:
         return tokens
     spread = jnp.broadcast_to(slots_mask, (tokens.slot.shape[0], slots_mask.shape[-1]))
@@ -41,7 +41,7 @@ def hide_slots(tokens: Tokens, slots_mask) -> Tokens:
 
 
 def output_bias(table, bias, vocab: int):
-    """Gives a table that is padded a bias of -inf in its rows from `vocab` on. -> [V] or None"""
+    """Returns a bias of -inf for the padding of a table, its rows from `vocab` on. [V] or None"""
     rows = len(table)
     if rows == vocab:
         return bias
@@ -51,7 +51,7 @@ def output_bias(table, bias, vocab: int):
 
 
 class Table(nn.Module):
-    """A lookup table, which may be quantized. int [...] -> [..., E]"""
+    """A lookup table, which may be quantised. int [...] -> [..., E]"""
 
     rows: int
     width: int

@@ -1,4 +1,4 @@
-"""Hides words of a text, and fills masks, on the device: what an objective of a method may see."""
+"""Hides words of a text and fills masks, on the device, for the objectives of methods."""
 
 import math
 from typing import NamedTuple
@@ -18,11 +18,11 @@ class Hidden(NamedTuple):
 
 
 def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
-    """Puts the mask's id in the place of a share of the text, and of one token at least.
+    """Replaces a share of the text, at least one token, by the mask's id.
 
-    Each token of Role.TEXT is hidden with probability `share`, whatever the others; a share of 0
-    hides one. Other roles, and padding, stay. At most twice the share of a text is hidden, so that
-    M is fixed: max(1, ceil(2 * share * T)). Padding behind a text changes nothing, by JAX's default
+    Each token of Role.TEXT is hidden independently with probability `share`; a share of 0 hides
+    one. Other roles and padding stay. At most twice the share of a text is hidden, so that M is
+    fixed: max(1, ceil(2 * share * T)). Padding after a text changes nothing, with JAX's default
     generator.
     """
     rows, length = tokens.ids.shape
@@ -47,9 +47,9 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
 def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tuple[Tokens, Array]:
     """Writes `values` [B, M] into a field, ids or slot, at the columns `places` [B, M] of each row.
 
-    A place of value -1 is taken out of its row: what follows moves up, so that the row reads as one
-    that never had the place, and padding stands behind. Of each row the first place has a value.
-    -> the tokens, and the column that each one stands in now, int32 [B, T]
+    A place with value -1 is removed from its row: later tokens move up, as if the place had never
+    been there, and padding is added at the end. The first place of each row has a value. Returns
+    the tokens, and the new column of each one, int32 [B, T].
     """
     rows = jnp.arange(len(places))[:, None]
     put = lambda x, new: jnp.asarray(x).at[rows, places].set(new)

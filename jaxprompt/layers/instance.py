@@ -1,4 +1,4 @@
-"""What computes a prompt from the words of a text (Jiang et al. 2022, section 4.2)."""
+"""Computes prompts from the words of a text (Jiang et al. 2022, section 4.2)."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -23,10 +23,10 @@ class Words(NamedTuple):
 
 
 def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
-    """Takes the first `count` tokens of each text, 0 = all, of the first `share` of it.
+    """Returns the first `count` tokens of each text, 0 = all, within its first `share`.
 
-    Only tokens of Role.TEXT count: none of the template, no special token and no padding. A share
-    of n tokens is rounded up.
+    Only tokens of Role.TEXT count, not those of the template, special tokens or padding. A share of
+    n tokens is rounded up.
     """
     text = tokens.mask & (tokens.roles == Role.TEXT)  # [B, T]
     count = count or max(_part_of(text.shape[1], share), 1)
@@ -46,12 +46,12 @@ def _part_of(count, share: float):
 
 
 class Encoder(nn.Module):
-    """Computes vectors from the embeddings of words. [B, W, E], bool [B, W] -> [B, P, width]
+    """Computes vectors from word embeddings. [B, W, E], bool [B, W] -> [B, P, width]
 
-    The kinds are the paper's (appendix A.3): "cnn" three convolutions and max-pooling over the
-    words, "lstm" three bidirectional layers, "mlp" the mean over the words; the latter two with
-    linear layers behind. The last linear layer of the released code has features x P x width
-    weights, 10 to 100 million; here features, positions and width have a factor each (its CP
+    The kinds are those of the paper (appendix A.3): "cnn" is three convolutions and max-pooling
+    over the words, "lstm" three bidirectional layers, "mlp" the mean over the words; the latter two
+    are followed by linear layers. The last linear layer of the released code has features x P x
+    width weights, 10 to 100 million; here features, positions and width have a factor each (its CP
     decomposition), so that the whole stays below 0.5% of RoBERTa-large.
     """
 
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask):
-        """Computes them."""
+        """Computes the vectors."""
         # Convolutions read beyond the last word, and the mean sums all columns: zeros must stand
         # there.
         x = jnp.where(mask[..., None], x, 0.0)
@@ -97,10 +97,10 @@ def make_vectors(
     rows: nn.Module, tokens: Tokens, *, length: int, share: float, kind: str, hidden: int,
     scale: float,
 ):  # fmt: skip
-    """Makes the vectors of texts. -> float32 [B, P, width], bool [B, P] which of them are there
+    """Computes the vectors of texts: float32 [B, P, width], and a mask, bool [B, P].
 
-    Without an encoder there is one per word; with one there are `length` of any text with words.
-    For the module of a method to call, whose parameters those of `encoder` become.
+    Without an encoder there is one per word; with one there are `length` for any text with words.
+    Call it in the module of a method, which then owns the parameters of `encoder`.
     """
     if kind == "none":
         words = first_words(tokens, share, length)
@@ -114,10 +114,10 @@ def make_vectors(
 
 
 def mean_vectors(injection: Injection):
-    """Averages the vectors of each text's prompt that are there. -> float32 [B, X]
+    """Averages the unmasked vectors of each text's prompt. -> float32 [B, X]
 
-    These are soft tokens, or keys and values side by side of all layers that have some. The mean of
-    none is zero.
+    These are soft tokens, or the concatenated keys and values of all layers with a prefix. The mean
+    of no vectors is zero.
     """
     slots, prefix, mask = injection.encoder
     if slots is not None:

@@ -1,7 +1,7 @@
-"""The kernels of attention that others wrote: which one serves where, and how it is called.
+"""Attention kernels of cuDNN and JAX: which one is used where, and how it is called.
 
-Two matrix products and a softmax serve everywhere. cuDNN's flash attention (GPUs) and JAX's own
-flash and splash attention (TPUs, Pallas) keep no scores, and take only some shapes and masks.
+Two matrix products and a softmax work everywhere. cuDNN's flash attention (GPUs) and JAX's flash
+and splash attention (TPUs, Pallas) store no scores, and support only some shapes and masks.
 """
 
 import functools
@@ -28,10 +28,10 @@ def choose(
     kernel: str, target: Target, *, dtype, head_dim: int, dropped: bool, length: int, told: bool,
     capped: bool = False,
 ) -> str:  # fmt: skip
-    """Resolves what a config asks for. -> einsum | recompute | cudnn | pallas
+    """Returns the kernel for a config's choice: einsum, recompute, cudnn or pallas.
 
-    "recompute" is "einsum" whose scores are computed again in the backward pass. `length` counts
-    the queries; `told` says whether `Seen.keys` and what goes with it stand for the mask.
+    "recompute" is "einsum" with scores that are recomputed in the backward pass. `length` counts
+    the queries; `told` says whether the mask is also given as `Seen.keys` and its related fields.
     """
     if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
         return "einsum"
@@ -50,7 +50,7 @@ def choose(
 
 
 def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
-    """Tells whether a target has a kernel of its own for a backbone's attention over a text."""
+    """Returns whether a target has a fused kernel for a backbone's attention over a text."""
     chosen = choose(
         cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
         told=True, capped=getattr(cfg, "cap", 0.0) > 0,
@@ -120,13 +120,13 @@ _batch_alike.defvjp(lambda arrays: (_alike(arrays), None), lambda _, given: (giv
 
 
 def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
-    """Attends by a TPU kernel of JAX's; `seen.keys` is there.
+    """Attends with a TPU kernel of JAX; `seen.keys` is required.
 
-    [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention knows
-    windows, caps of scores and heads that share keys; flash attention takes a bias.
+    [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention supports
+    windows, soft caps and shared key heads; flash attention supports a bias.
     """
     if seen.keys is None:
-        raise ValueError("the kernel takes no mask, and Seen.keys is None; see `choose`")
+        raise ValueError("the kernel needs Seen.keys, which is None; see `choose`")
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
     splash = bias is None and bool(seen.window or cap or k.shape[2] < heads)

@@ -79,7 +79,7 @@ class Mlp(nn.Module):
 
 
 def _gate(act, gate, x):
-    """Computes act(gate) * x and keeps these two for the backward pass. [..., F] x 2 -> [..., F]"""
+    """Computes act(gate) * x and saves these two for the backward pass. [..., F] x 2 -> [..., F]"""
     mix = lambda gate, x: act(gate) * x
     # A CPU takes longer to compute the activation again than to read it.
     return mix(gate, x) if target().platform == "cpu" else recompute(mix, gate, x)

@@ -1,4 +1,4 @@
-"""Norms that keep one array for the backward pass. They compute in float32."""
+"""Norms that store one array for the backward pass. They compute in float32."""
 
 from functools import partial
 
@@ -86,7 +86,7 @@ scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
 class RMSNorm(nn.Module):
     """Divides by the root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]
 
-    What is left is multiplied by `offset` + the scale: by 1 + w in Gemma.
+    The result is multiplied by `offset` + the scale: by 1 + w in Gemma.
     """
 
     eps: float

@@ -1,4 +1,4 @@
-"""The softmax over a vocabulary, block by block: the logits of all positions are never held."""
+"""The softmax over a vocabulary, block by block: the logits of all positions are never stored."""
 
 import functools
 from typing import NamedTuple
@@ -15,7 +15,7 @@ TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
 
 
 class Scored(NamedTuple):
-    """What is known of each target. Arrays are [B, M]."""
+    """The scores of each target. Arrays are [B, M]."""
 
     logp: Array  # float32, its log-probability, ABSENT = there is no target
     hit: Array  # bool, no token is more likely
@@ -25,12 +25,12 @@ class Scored(NamedTuple):
 def score_targets(
     features, table, bias, targets, *, block: int, chances=None, cap: float = 0.0
 ) -> Scored:
-    """Scores targets among the whole vocabulary; with chances, draws a token by each of them too.
+    """Scores targets among the whole vocabulary; with chances, also samples a token with each.
 
     [B, M, X], [V, X], [V] or None, int [B, M] with -1 = none, float32 [B, M] in [0, 1) -> [B, M]
 
-    `cap` bounds the logits, see `soft_cap`. At most `block` positions a device have logits at a
-    time, in float32; the backward pass computes them again.
+    `cap` is the soft cap of the logits, see `soft_cap`. At most `block` positions a device have
+    logits at a time, in float32; the backward pass computes them again.
     """
     rows, width = targets.shape
     # Blocks are cut inside of each device's rows: across devices every block would have its

@@ -1,4 +1,4 @@
-"""What methods with keys and values in the layers share: where these stand, what computes them."""
+"""Prefixes: keys and values in the layers, their places and how they are computed."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from jaxprompt.types import Dims, Prefix
 
 
 class Place(NamedTuple):
-    """Where the prefix of one attention stands."""
+    """The place of the prefix of one attention."""
 
     name: str  # what its parameters begin with
     stream: str  # of Injection
@@ -24,11 +24,13 @@ class Place(NamedTuple):
 
 
 def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place]:
-    """Places the prefixes that fields ask for, by stream: a length and an interval of layers.
+    """Returns the places of the requested prefixes, by stream: a length and an interval of layers.
 
-    A length of 0 is none; `shift` puts prefixes inside of a relative bias, which the attention over
-    an encoder's output has not. Raises InputError for an interval that is malformed, leaves the
-    model, or has no length.
+    A length of 0 is no prefix; `shift` gives prefixes positions in a relative bias, which the
+    attention over an encoder's output does not have.
+
+    Raises:
+      InputError: if an interval is malformed, exceeds the model's layers, or has no length.
     """
     found = []
     for stream, (length, layers) in asked.items():
@@ -44,9 +46,10 @@ def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place
 
 
 def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int]:
-    """Reads a layer interval "17-24" (one-based, both ends in; "" = all) as a half-open range.
+    """Parses a layer interval "17-24" (one-based, inclusive; "" = all) as a half-open range.
 
-    Raises InputError where it is malformed or leaves the model.
+    Raises:
+      InputError: if it is malformed or exceeds the model's layers.
     """
     if not text:
         return 0, total
@@ -57,17 +60,17 @@ def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int
         low, high = int(ends[0]), int(ends[-1])  # which raises ValueError for thousands of digits
     except ValueError as error:
         raise InputError(
-            f"prompt.{field}={brief(text)} must be FIRST-LAST, as in 17-24, or empty"
+            f"prompt.{field}={brief(text)} must be FIRST-LAST, e.g. 17-24, or empty"
         ) from error
     if not 1 <= low <= high:
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, from 1 on and in this order")
+        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST with 1 <= FIRST <= LAST")
     if high > total:
         raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{total}")
     return low - 1, high
 
 
 def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
-    """Puts keys and values of a few layers, from `first` on, among the masked ones of all `layers`.
+    """Places the keys and values of layers from `first` on; all other `layers` are masked.
 
     [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
     in a relative bias.
@@ -87,10 +90,10 @@ def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
 def place_vectors(
     vectors, there, span: tuple[int, int], dims: Dims, inside: bool, task=None
 ) -> Prefix:  # fmt: skip
-    """Makes vectors of texts the keys and values of the layers `span`, half-open.
+    """Turns vectors of texts into the keys and values of the layers `span`, half-open.
 
     [B, P, 2 * N * D], bool [B, P] -> k, v [L, B, P, N, D]. With `task` [L, 2, P, N, D] they are
-    added to these, which no text lacks; without it what is not there is masked.
+    added to these, which all texts have; without it missing vectors are masked.
     """
     first, last = span
     pairs = vectors.reshape(*vectors.shape[:2], 2, dims.heads, dims.head_dim)
@@ -118,7 +121,7 @@ class PrefixMlp(nn.Module):
 
     @nn.compact
     def __call__(self):
-        """Computes them."""
+        """Computes keys and values."""
         layers, two, length, heads, head_dim = self.shape
         draw = nn.initializers.normal(self.scale)
         embeds = self.param("rows", draw, (length, self.width))  # [P, H]
@@ -130,9 +133,9 @@ class PrefixMlp(nn.Module):
 
 
 def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
-    """Puts what was read behind a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns
+    """Appends keys and values after a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns
 
-    The mask is a numpy array where both are. There are no positions.
+    The mask is a numpy array if both masks are. There are no positions.
     """
     mask = mask_behind(prefix, k.shape[0], mask)
     if prefix is None:
@@ -146,7 +149,7 @@ def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
 
 
 def mask_behind(prefix: Prefix | None, layers: int, mask):
-    """Tells which columns `put_behind` fills. bool [B, T] -> bool [L, B, P + T]"""
+    """Returns the mask of `put_behind`. bool [B, T] -> bool [L, B, P + T]"""
     known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
     xp = np if known else jnp
     mask = xp.broadcast_to(mask, (layers, *mask.shape))

@@ -25,9 +25,9 @@ def _is_slow(x) -> bool:
 
 
 def einsum(equation: str, x, y, dtype=None):
-    """Computes jnp.einsum of two arrays in which no letter stands alone. `dtype` None = x's
+    """Computes jnp.einsum of two arrays in which every letter occurs twice. `dtype` None = x's
 
-    x alone may begin with "...", and the result then does.
+    Only x may begin with "...", and the result then does too.
     """
     if equation.startswith("..."):  # as letters, which `_narrow` can put into another order
         named = equation.index(",") - len("...")

@@ -1,9 +1,9 @@
-"""Frozen matrices in 8 or 4 bits: blocks of 32 numbers along a product's input.
+"""Frozen matrices in 8 or 4 bits: blocks of 32 values along a product's input axis.
 
-A number is code x scale + minimum of its block, as in GGUF's Q4_1. A quantized leaf is a dict with
-the arrays of `PLANES` in the place of one array. They have the axes of the numbers; that of the
-input is shorter: 1/32 of it in `scale` and `minimum`, and 1/2 of it in `codes` of 4 bits, where
-a byte holds numbers i (low bits) and i + 16 of a block.
+A value is code x scale + minimum of its block, as in GGUF's Q4_1. A quantised leaf is a dict with
+the arrays of `PLANES` instead of one array. They have the axes of the original array, but the input
+axis is shorter: 1/32 of it in `scale` and `minimum`, and 1/2 of it in `codes` of 4 bits, where
+a byte contains values i (low bits) and i + 16 of a block.
 """
 
 import dataclasses
@@ -37,30 +37,33 @@ _INPUTS = (
 
 
 def input_axis(name: str) -> int | None:
-    """Finds the axis of a backbone's parameter along which blocks lie; None = stays as it is."""
+    """Returns the axis of a backbone's parameter that blocks are along; None = not quantised."""
     return next((axis for rule, axis in _INPUTS if re.fullmatch(rule, name)), None)
 
 
 def plane_shape(shape: tuple[int, ...], axis: int, plane: str, bits: int) -> tuple[int, ...]:
-    """Gives the shape of one of the `PLANES` of numbers of a shape."""
+    """Returns the shape of one of the `PLANES` of an array with this shape."""
     per = 8 // bits if plane == "codes" else BLOCK
     return (*shape[:axis], shape[axis] // per, *shape[axis + 1 :])
 
 
 def check_blocks(name: str, size: int, kind: str) -> None:
-    """Raises InputError where blocks do not divide the axis along which a parameter is coded."""
+    """Raises InputError if the block size does not divide the quantised axis of a parameter."""
     if size % BLOCK:
         raise InputError(
-            f"backbone.quantize={kind} codes blocks of {BLOCK} numbers, which do not divide the "
-            f"{size} of the last input axis of {name}; take backbone.quantize=none"
+            f"backbone.quantize={kind} needs an input axis divisible by {BLOCK}, but the last "
+            f"input axis of {name} has size {size}; use backbone.quantize=none"
         )
 
 
 def quantized_shapes(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Gives the leaves that a flat tree of a backbone has when it is quantized.
+    """Returns the leaves of a backbone's flat tree after quantisation.
 
-    `shapes` are arrays or jax.ShapeDtypeStruct by name, in which "backbone/" stands in front;
-    `kind` is of BITS. Raises InputError for sizes that blocks do not divide.
+    `shapes` are arrays or jax.ShapeDtypeStruct by name, with the prefix "backbone/"; `kind` is one
+    of BITS.
+
+    Raises:
+      InputError: if the block size does not divide an axis.
     """
     found: dict[str, Any] = {}
     for name, leaf in shapes.items():
@@ -76,19 +79,19 @@ def quantized_shapes(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def is_quantized(leaf: Any) -> bool:
-    """Tells whether a node of a tree of parameters is a quantized leaf."""
+    """Returns whether a node of a tree of parameters is a quantised leaf."""
     return isinstance(leaf, Mapping) and "codes" in leaf
 
 
 def has_quantized(params: Any) -> bool:
-    """Tells whether a tree of parameters has a quantized leaf."""
+    """Returns whether a tree of parameters has a quantised leaf."""
     if not isinstance(params, Mapping):
         return False
     return is_quantized(params) or any(map(has_quantized, params.values()))
 
 
 def restore(params: Any, dtype: Any) -> Any:
-    """Turns the quantized leaves of a nested dict into numbers."""
+    """Dequantises the leaves of a nested dict."""
     if is_quantized(params):
         return dequantize(**params, dtype=dtype)
     if isinstance(params, Mapping):
@@ -97,10 +100,10 @@ def restore(params: Any, dtype: Any) -> Any:
 
 
 def restore_at(params: Any, x: Array) -> Any:
-    """Turns the quantized leaves of one layer into numbers of x's dtype, not before x is there.
+    """Dequantises the leaves of one layer to x's dtype, but not before x is available.
 
-    Else a compiler might do so once in front of a loop over tokens, for all layers together. No
-    gradient goes through it.
+    Otherwise a compiler might do so once before a loop over tokens, for all layers together. There
+    is no gradient through it.
     """
     if not has_quantized(params):
         return params
@@ -108,7 +111,7 @@ def restore_at(params: Any, x: Array) -> Any:
 
 
 def dequantize(codes: Array, scale: Array, minimum: Array, dtype: Any) -> Array:
-    """Computes codes x scale + minimum in float32, then casts. -> the shape of the numbers"""
+    """Computes codes x scale + minimum in float32, then casts. Returns the original shape."""
     return _dequantize_p.bind(codes, scale, minimum, dtype=jnp.dtype(dtype))
 
 
@@ -149,7 +152,7 @@ batching.primitive_batchers[_dequantize_p] = _batched
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QuantizedTable:
-    """A quantized lookup table, used as an array [V, E] is: rows of it are looked up, or all."""
+    """A quantised lookup table that is used like an array [V, E]: some or all rows are read."""
 
     codes: Array
     scale: Array
@@ -159,7 +162,7 @@ class QuantizedTable:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
         return self.scale.shape[0], self.scale.shape[1] * BLOCK
 
     def __len__(self) -> int:
@@ -171,11 +174,11 @@ class QuantizedTable:
         return self._multiply(dequantize(*rows, self.dtype))
 
     def astype(self, dtype):
-        """Gives the whole table. -> [V, E]"""
+        """Returns the whole table. -> [V, E]"""
         return self._multiply(dequantize(self.codes, self.scale, self.minimum, dtype))
 
     def __mul__(self, factor: float) -> "QuantizedTable":
-        """Gives the table of numbers that are multiplied when they are looked up."""
+        """Returns a table whose values are multiplied when they are looked up."""
         return dataclasses.replace(self, factor=self.factor * factor)
 
     def _multiply(self, x):
@@ -189,7 +192,7 @@ Table = QuantizedTable | Array
 def score_table(features: Array, table: Table) -> Array:
     """Multiplies features by every row of a table. [..., E], [V, E] -> float32 [..., V]
 
-    The numbers of a quantized one are made again for the backward pass. It has no gradient.
+    A quantised table is dequantised again in the backward pass. It has no gradient.
     """
 
     def score(x, table):
@@ -201,5 +204,5 @@ def score_table(features: Array, table: Table) -> Array:
 
 
 def as_table(table: Array | Mapping[str, Array], dtype: Any) -> Table:
-    """Makes a table of a parameter that may be quantized."""
+    """Returns a table from a parameter that may be quantised."""
     return QuantizedTable(**table, dtype=jnp.dtype(dtype)) if is_quantized(table) else table

@@ -1,4 +1,4 @@
-"""What modules share that read hidden states and score: heads, and the terms of methods' own."""
+"""Shared parts of modules that score hidden states: heads, and the objectives of methods."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,26 +15,26 @@ from jaxprompt.types import ABSENT, Batch
 
 
 class Scores(nn.Module):
-    """What every head module shares."""
+    """The base of all head modules."""
 
     reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
 
     @nn.nowrap
     def state(self, hidden, batch: Batch):
-        """Picks the hidden state that a row is judged by: the first that is read. -> [B*K, H]"""
+        """Returns the hidden state that scores an example: the first requested one. -> [B*K, H]"""
         return take(hidden, batch.label_pos[:, :1])[:, 0]
 
     def arrays(self) -> dict[str, Any]:
-        """Gives the arrays that may differ between runs of one program, {} where there are none."""
+        """Returns the arrays that may differ between runs of one program, {} if there are none."""
         return {}
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
-        """Puts other arrays in their place; they may be traced."""
+        """Returns a copy with other arrays, which may be traced."""
         return self.clone(**arrays) if arrays else self
 
 
 def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
-    """Splits a head from its arrays, which have no hash. -> head; their shape, type and bytes"""
+    """Separates a head from its arrays, which are not hashable; returns their shape and bytes."""
     if not isinstance(head, Scores) or not (arrays := head.arrays()):
         return head, ()
     keys = [(x.shape, x.dtype.str, x.tobytes()) for x in map(np.asarray, jax.tree.leaves(arrays))]
@@ -42,15 +42,15 @@ def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def take(hidden, positions):
-    """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
+    """Selects hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
     taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
     return constrain(taken, "act_batch", None, None)
 
 
 def mask_absent(scores, counts, of=None):
-    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]
+    """Masks the choices that an example does not have. [B, C], [B] or None -> [B, C]
 
-    `of` [C] says which choice each score is of, where a choice has several.
+    `of` [C] is the choice that each score belongs to, if a choice has several.
     """
     if counts is None:
         return scores
@@ -59,13 +59,13 @@ def mask_absent(scores, counts, of=None):
 
 
 class TargetScores(Scores):
-    """Scores `batch.targets`, token by token. [B, T, H] -> float32 [B, M], ABSENT = none there"""
+    """Scores `batch.targets`, token by token. [B, T, H] -> float32 [B, M], ABSENT = no target"""
 
     block: int = 2048  # positions of a device whose logits are held at a time
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Gives the log-probability of each among the whole vocabulary."""
+        """Returns the log-probability of each target among the whole vocabulary."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
         scored = score_targets(

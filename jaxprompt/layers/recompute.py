@@ -1,4 +1,4 @@
-"""What the backward pass computes again, so that the results between are not kept for it."""
+"""Recomputation in the backward pass, so that intermediate results are not stored."""
 
 import functools
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recompute(function: Callable, *arrays):
-    """Computes a function of arrays, and for the backward pass once more from these alone.
+    """Computes a function of arrays, and computes it again in the backward pass.
 
-    Unlike jax.checkpoint's, this holds inside another jax.checkpoint too: there a policy that keeps
-    results keeps copies of the arrays for each one inside.
+    Unlike jax.checkpoint, this also works inside another jax.checkpoint: there, a policy that saves
+    results would save copies of the arrays for each nested one.
     """
     return function(*arrays)
 

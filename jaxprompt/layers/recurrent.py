@@ -1,4 +1,4 @@
-"""A bidirectional LSTM and a stack of linear layers, which start as torch's do."""
+"""A bidirectional LSTM and a stack of linear layers, initialised as in torch."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from flax import linen as nn
 
 
 def uniform(limit: float, terms: int = 1):
-    """Makes a draw of `terms` added numbers from U(-limit, limit)."""
+    """Returns an initialiser: the sum of `terms` samples of U(-limit, limit)."""
 
     def draw(key, shape, dtype=jnp.float32):
         both = jax.random.uniform(key, (terms, *shape), dtype, -limit, limit)
@@ -28,9 +28,9 @@ class BiLstm(nn.Module):
 
     @nn.compact
     def __call__(self, x, lengths=None):
-        """`lengths` int32 [B]: how much of each sequence is read; None = all.
+        """Runs the layers; `lengths` int32 [B] is how much of each sequence is read, None = all.
 
-        What stands behind a sequence's end has a state that means nothing.
+        States after the end of a sequence are meaningless.
         """
         # torch draws all weights of an LSTM from U(-k, k) with k = 1 / sqrt(hidden).
         length, gates, limit = x.shape[1], 4 * self.hidden, self.hidden**-0.5
@@ -76,7 +76,7 @@ class LinearStack(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Computes them."""
+        """Applies the layers."""
         for number, width in enumerate(self.widths):
             draw = uniform(x.shape[-1] ** -0.5)
             x = nn.relu(x) if number else x

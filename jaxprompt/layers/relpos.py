@@ -10,10 +10,10 @@ from jaxprompt.types import Array
 
 
 def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
-    """Sorts distances, key minus query, into buckets: small ones exact, then logarithmic.
+    """Assigns distances, key minus query, to buckets: small ones exact, then logarithmic.
 
-    int [...] -> int [...] in [0, buckets). Half of the buckets are for keys behind the query where
-    `both_ways`; otherwise such keys share bucket 0.
+    int [...] -> int [...] in [0, buckets). With `both_ways`, half of the buckets are for keys after
+    the query; otherwise such keys share bucket 0.
     """
     first: Array = 0
     if both_ways:
@@ -33,7 +33,7 @@ def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
 
 
 class RelativeBias(nn.Module):
-    """A learned number for each head and bucket of distances."""
+    """A trained scalar for each head and bucket of distances."""
 
     buckets: int
     max_distance: int
@@ -47,7 +47,7 @@ class RelativeBias(nn.Module):
     def __call__(self, queries, keys):
         """Looks up the bias of positions. int [B|1, T], int [B|1, S] -> float32 [B|1, N, T, S]
 
-        A key at position -1 stands outside the bias and gets 0.
+        A key at position -1 has no bias: 0.
         """
         distance = keys[:, None, :] - queries[:, :, None]  # [B|1, T, S]
         rows = bucket(
@@ -60,12 +60,12 @@ class RelativeBias(nn.Module):
 
 
 def of_own(bias, k):
-    """Drops a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
+    """Removes a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
     return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
 
 
 def at_queries(reads, bias):
-    """Takes the bias of queries at `reads`, or of all. [B, M], [B|1, N, T, S] -> [B, N, M, S]"""
+    """Selects the bias of queries at `reads`, or of all. [B, M], [B|1, N, T, S] -> [B, N, M, S]"""
     if reads is None:
         return bias
     bias = jnp.broadcast_to(bias, (len(reads), *bias.shape[1:]))

@@ -1,4 +1,4 @@
-"""Attention whose queries and keys are turned by their positions (Su et al. 2021)."""
+"""Attention with rotary position embeddings (Su et al. 2021)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +8,14 @@ from jaxprompt.types import Seen
 
 
 def make_rates(size: int, theta: float):
-    """Tabulates how fast each pair of a head turns. -> float32 [D / 2]"""
+    """Returns the rotation rate of each pair of a head. -> float32 [D / 2]"""
     return theta ** -(np.arange(0, size, 2, dtype=np.float32) / size)
 
 
 def make_turns(positions, rates, factor: float = 1.0):
-    """Tabulates the turns of positions. int [B, T], [D / 2] -> cos, sin, float32 [B, T, 1, D]
+    """Returns the rotations of positions. int [B, T], [D / 2] -> cos, sin, float32 [B, T, 1, D]
 
-    `factor` lengthens what is turned (YaRN).
+    `factor` scales the rotated vectors (YaRN).
     """
     # In bfloat16 positions above 256 would not be exact.
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(rates, jnp.float32)
@@ -25,7 +25,7 @@ def make_turns(positions, rates, factor: float = 1.0):
 
 
 def turn(x, turns):
-    """Turns each pair of x[d], x[d + D / 2], in float32. [B, T, N, D] -> [B, T, N, D]"""
+    """Rotates each pair of x[d], x[d + D / 2], in float32. [B, T, N, D] -> [B, T, N, D]"""
     cos, sin = turns
     # Halves and not neighbours are pairs: so transformers lays the projections out.
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -34,14 +34,14 @@ def turn(x, turns):
 
 
 class RotaryAttention(MultiHead):
-    """Attention over turned keys; those of a prefix are put in front as they are."""
+    """Attention over rotated keys; those of a prefix are prepended without rotation."""
 
     def keys(self, x, turns):
-        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        """Projects and rotates keys. [B, S, H] -> k, v [B, S, N, D]"""
         return turn(self.key(x), turns), self.value(x)
 
     def queries(self, x, turns):
-        """Projects what attends. [B, T, H] -> [B, T, N, D]"""
+        """Projects and rotates queries. [B, T, H] -> [B, T, N, D]"""
         return turn(self.query(x), turns)
 
     def __call__(self, x, k, v, seen: Seen, turns, *, deterministic: bool):
@@ -49,5 +49,5 @@ class RotaryAttention(MultiHead):
         return self.mix(self.queries(x, turns), k, v, seen, deterministic=deterministic)
 
     def weigh(self, x, k, seen: Seen, turns):
-        """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
+        """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
         return self.probabilities(self.queries(x, turns), k, seen)

@@ -1,4 +1,4 @@
-"""What several methods add, laid side by side as one."""
+"""Combines the injections of several methods into one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ _RAISED = 1 << 30  # above every index of a soft token
 
 
 class Rows(NamedTuple):
-    """How many soft tokens one method has among those of all."""
+    """The number of soft tokens of one method, and of all methods together."""
 
     placed: int  # that the template places
     decoder: int  # in what the decoder is fed
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
-    """Lays soft tokens and prefixes side by side; rows beyond the template's come last."""
+    """Concatenates soft tokens and prefixes; vectors beyond the template's slots come last."""
     encoder = _join_streams([part.encoder for part in parts], [own.placed for own in rows])
     decoder = _join_streams([part.decoder for part in parts], [own.decoder for own in rows])
     cross = _join_streams([part.cross for part in parts], [0] * len(parts))
@@ -45,8 +45,8 @@ def renumber(
     """Applies a method's view of a batch, and renumbers the slots that it writes.
 
     The slots of the template are numbered over all methods, and keep their numbers wherever the
-    view moves them. Slots that the view writes itself count the method's soft tokens alone, of
-    which those beyond the template's stand behind `rows.total`.
+    view moves them. Slots that the view itself writes count only the method's soft tokens; those
+    beyond the template's start after `rows.total`.
     """
     placed = batch.encoder.slot
     raised = jnp.where(placed >= 0, placed + _RAISED, placed)
@@ -99,10 +99,10 @@ def _beside(arrays: Sequence, axis: int = 1, xp=jnp):
 def check_alike(
     blocks: Sequence[Mapping[str, Any]], dims: Dims, shown: str, *, is_folded: bool
 ) -> None:
-    """Raises InputError for prefixes of one stream that differ in shift, or, folded, in layers.
+    """Raises InputError for prefixes of one stream that differ in shift or, if folded, in layers.
 
-    `blocks` are those of their methods, which `shown` names in the message. An export holds one
-    interval of layers for all prefixes that are folded.
+    `blocks` are those of the methods, and `shown` names them in the message. An export has a single
+    interval of layers for all folded prefixes.
     """
     for stream, (lengths, shifts, layers) in _FIELDS.items():
         there = [block for block in blocks if any(map(block.get, lengths))]
@@ -118,4 +118,4 @@ def check_alike(
 def _check_one(shown: str, field: str, held: Sequence[Any], meant: Sequence[Any]) -> None:
     if len(set(meant)) > 1:
         told = " and ".join(sorted(set(map(repr, held))))
-        raise InputError(f"{shown} has {field}={told}; prefixes side by side have it alike")
+        raise InputError(f"{shown} has {field}={told}; combined prefixes need the same value")

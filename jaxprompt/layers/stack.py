@@ -1,4 +1,4 @@
-"""A stack of equal layers: the only place that knows scan, unroll and remat."""
+"""A stack of equal layers: the only module that implements scan, unroll and remat."""
 
 import functools
 from collections.abc import Callable, Collection, Iterator
@@ -20,9 +20,9 @@ WATCHED = "watched"  # of cfg.remat, for who takes values out of the layers and 
 
 
 def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Array], Any]:
-    """Makes an initialiser of the parameters of `length` layers, stacked on a leading axis L.
+    """Returns an initialiser of the parameters of `length` layers, stacked on a leading axis L.
 
-    `example` is what one layer is called with.
+    `example` are the arguments of one layer.
     """
 
     def init(key: jax.Array) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Ar
 
 
 def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> Any:
-    """Declares a parameter like `nn.Module.param`, whose initialiser is traced to make it alone.
+    """Declares a parameter like `nn.Module.param`, but traces its initialiser only on creation.
 
-    `param` traces it in every program, to compare shapes; in a stack that is a layer under vmap.
+    `param` traces it in every program, to compare shapes; for a stack that is a layer under vmap.
     """
     if module.has_variable("params", name):
         return module.get_variable("params", name)
@@ -46,22 +46,34 @@ def run_stack(
     layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, takes=None,
     behind_first=None, reads=None, fresh=False, **flags,
 ):  # fmt: skip
-    """Applies the layers in turn. -> x [B, T, H], what the layers gave besides, stacked [L, ...]
+    """Applies the layers in turn. -> x [B, T, H], and the layers' other outputs, stacked [L, ...]
 
-    `layer(x, part, *shared, **flags)` gives (x, anything) and holds no variables but "params";
-    `part` is its share of `per_layer`, a tree of arrays [L, ...]. "scan" compiles one layer,
-    "unroll" all of them; remat "dots" keeps the matrix products for the backward pass, "full" only
-    the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree. Only the
-    layers `first` to `last` (half-open) are run. `takes` has the parameters that each layer takes,
-    where layers share them; they are never copied for each. `behind_first` is applied to what the
-    first layer gives. A layer's quantized parameters are turned into numbers when it is run, and
-    again for the backward pass. With `reads` [B, M] the last layer runs at these positions alone:
-    it is called with them, and x is [B, M, H].
+    `layer(x, part, *shared, **flags)` returns (x, anything) and has no variables but "params".
 
-    Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
-    others get None in its place, and below the lowest of them nothing is kept or differentiated
-    that the prefix alone would ask for. Where nothing that trains is in x (`fresh`), that layer's
-    own input has no gradient either.
+    A layer's quantised parameters are dequantised when it runs, and again in the backward pass.
+
+    If a prefix covers an interval of layers, given by its mask as a numpy array, the other layers
+    get None instead. Below the lowest layer with a prefix, nothing is stored or differentiated for
+    the prefix's sake. If x depends on nothing trainable (`fresh`), that layer's input has no
+    gradient either.
+
+    Args:
+      layer: the module of one layer.
+      params: its parameters, stacked.
+      x: the input, [B, T, H].
+      per_layer: a tree of arrays [L, ...]; each layer gets its part.
+      *shared: other arguments, the same for all layers.
+      stack: "scan" compiles one layer, "unroll" all of them.
+      remat: "dots" stores the matrix products for the backward pass, "full" only layer inputs.
+      key: for dropout, folded with the layer's number, so that all modes agree.
+      first: the first layer to run.
+      last: the end of the layers to run (exclusive).
+      takes: the index of the parameters of each layer, if layers share them; no copies are made.
+      behind_first: applied to the output of the first layer.
+      reads: [B, M]; the last layer runs only at these positions: it is called with them, and x is
+        [B, M, H].
+      fresh: whether x depends on nothing trainable.
+      **flags: keyword arguments of the layers.
     """
     length = len(takes) if takes else jax.tree.leaves(params)[0].shape[0]
     last = length if last is None else last
@@ -178,7 +190,7 @@ def _cast_kernels(params, dtype):
 
 
 def take_kept(kept, dtype):
-    """Takes the states of the layers below in, where those were run before. -> [B, T, H]"""
+    """Reads cached states of the layers below, if these were run before. -> [B, T, H]"""
     return sharding.constrain(kept.astype(dtype), "act_batch", None, None)
 
 
@@ -200,7 +212,7 @@ def segments(
 ) -> list[tuple[int, int, Any]]:
     """Cuts layers where a prefix begins or ends, and at `more`.
 
-    -> (low, high, its share of `per_layer`)
+    -> (low, high, its part of `per_layer`)
 
     A prefix whose mask is a numpy array and empty throughout a segment is None there; the mask of
     one that is full is None.

@@ -1,4 +1,4 @@
-"""A trained row per word of the vocabulary, of which only those of the words seen are stored."""
+"""A trained vector per word of the vocabulary; only those of words in the data are stored."""
 
 import base64
 import binascii
@@ -20,10 +20,10 @@ _MULTIPLE = 64
 
 
 def hash_rows(ids, width: int, scale: float, xp=jnp):
-    """Gives each word a fixed random row in U(-scale, scale). int [...] -> float32 [..., width]
+    """Returns a fixed random vector in U(-scale, scale) per word. int [...] -> [..., width]
 
-    It depends on the id and the width alone, on no version of a library and on no seed: so the row
-    of a word that was never trained need not be stored. The mixing is MurmurHash3's finaliser.
+    It depends only on the id and the width, not on library versions or a seed, so the vector of a
+    word that was never trained need not be stored. The mixing is MurmurHash3's finaliser.
     """
     at = xp.asarray(ids).astype(xp.uint32)[..., None] * xp.uint32(width)
     # The finaliser maps 0 to 0: without a constant, here 2^32 / golden ratio, the first number of
@@ -37,14 +37,14 @@ def hash_rows(ids, width: int, scale: float, xp=jnp):
 
 
 def pack_ids(ids: np.ndarray) -> str:
-    """Writes a set of token ids as a short text, for a config or an export. int [ids]"""
+    """Encodes a set of token ids as a short string, for a config or an export. int [ids]"""
     marks = np.zeros(int(np.max(ids, initial=-1)) + 1, bool)
     marks[ids] = True
     return base64.b64encode(zlib.compress(np.packbits(marks).tobytes(), 9)).decode()
 
 
 def unpack_ids(text: str) -> np.ndarray:
-    """Reads what `pack_ids` wrote. -> int64 [ids], ascending. Raises InputError."""
+    """Decodes the string of `pack_ids`. -> int64 [ids], ascending. Raises InputError."""
     try:
         # An export may come from anyone: no more is unpacked than the largest vocabulary has.
         marks = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
@@ -57,25 +57,28 @@ def unpack_ids(text: str) -> np.ndarray:
 
 @functools.cache
 def rows_of(seen: str, vocab: int) -> np.ndarray:
-    """Numbers the stored rows by word; -1 = none. `seen` "" = every word. -> int32 [V]"""
+    """Returns the stored row of each word, -1 = none. `seen` "" = every word. -> int32 [V]"""
     if not seen:
         return np.arange(vocab, dtype=np.int32)
     number = np.full(vocab, -1, np.int32)
     ids = unpack_ids(seen)
     if ids.max(initial=-1) >= vocab:
-        raise InputError(f"the prompt has rows of words beyond the {vocab} of this backbone")
+        raise InputError(
+            f"the prompt has vectors of words beyond the {vocab} of this backbone; use the "
+            "backbone that it was trained on"
+        )
     number[ids] = np.arange(len(ids))
     return number
 
 
 class WordRows(nn.Module):
-    """Looks up the rows of words. int [...] -> float32 [..., width]
+    """Looks up the vectors of words. int [...] -> float32 [..., width]
 
-    Parameters: `table` [R, width], the trained rows of the words `seen`, unless `fixed`, and
-    `base` [V, width], where there is one, the rows of all others; R and V are rounded up. Without
-    `base` the others are `hash_rows`. A row that is not in the training text has no gradient, so
-    plain SGD, or Adam without weight decay, gives `table` exactly what it would give those rows of
-    a table of all V.
+    Parameters: `table` [R, width], the trained vectors of the words `seen`, unless `fixed`, and
+    `base` [V, width], if present, the vectors of all others; R and V are rounded up. Without `base`
+    the others are `hash_rows`. A vector of a word that is not in the training text has no gradient,
+    so plain SGD, or Adam without weight decay, trains `table` exactly like the same rows of a table
+    of all V.
     """
 
     vocab: int
@@ -87,7 +90,7 @@ class WordRows(nn.Module):
 
     @nn.compact
     def __call__(self, ids):
-        """Looks them up."""
+        """Looks up vectors."""
         number, rows = rows_of(self.seen, self.vocab), None
         if self.has_base:
             shape = _rounded(self.vocab), self.width
@@ -108,7 +111,7 @@ class WordRows(nn.Module):
 
     @nn.nowrap
     def stored(self) -> int:
-        """Counts the rows that train, without those that round their number up."""
+        """Returns the number of trained rows, without the padding rows."""
         # A text without a known word still needs an array to train.
         return max(int(rows_of(self.seen, self.vocab).max() + 1), 1)
 
@@ -123,17 +126,19 @@ class _HasTable(Protocol):
 def take_table(
     rows: WordRows, path: str, method: _HasTable, prompt: Mapping[str, Any]
 ) -> np.ndarray:
-    """Gives the rows of all words that another prompt has. -> float32 [V, width]
+    """Returns the vectors of all words that another prompt has. -> float32 [V, width]
 
-    `method` is its method and `prompt` its numbers, read from `path`. Raises InputError where its
-    rows are of another vocabulary or width.
+    `method` is its method and `prompt` its parameters, read from `path`.
+
+    Raises:
+      InputError: if its vectors have another vocabulary or width.
     """
     other, numbers = method.table(), prompt.get("words", {})
     if (other.vocab, other.width) != (rows.vocab, rows.width):
         raise InputError(
-            f"prompt.pretrained={path} has rows of {other.width} numbers for {other.vocab} words, "
-            f"this prompt needs {rows.width} for {rows.vocab}; give an export that was trained on "
-            "this backbone"
+            f"prompt.pretrained={path} has vectors of size {other.width} for {other.vocab} words, "
+            f"but this prompt needs {rows.width} for {rows.vocab}; use an export that was trained "
+            "on this backbone"
         )
     if "base" in numbers:
         found = np.array(numbers["base"], np.float32)[: other.vocab]
@@ -148,7 +153,7 @@ def take_table(
 def start_table(
     rows: WordRows, path: str, params: dict[str, Any], method: _HasTable, prompt: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Starts the stored rows from those of another prompt, as `take_table` takes it. -> params"""
+    """Initialises the stored vectors from those of another prompt, see `take_table`. -> params"""
     base = take_table(rows, path, method, prompt)
     found = {"base": _pad(base)} if rows.has_base else {}
     if "table" in params:
@@ -159,7 +164,7 @@ def start_table(
 
 
 def export_rows(rows: WordRows, params: Params) -> dict[str, Any]:
-    """Leaves out of a method's numbers the rows that round their number up. -> params"""
+    """Removes the padding rows from a method's parameters. -> params"""
     sizes = _sizes(rows)
     own = {name: x[: sizes[name]] for name, x in params.get("words", {}).items()}
     return {**params, **({"words": own} if own else {})}
@@ -171,7 +176,7 @@ def restore_rows(
     params: Params,
     take: Callable[[str], tuple[_HasTable, Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Undoes `export_rows`, and adds the rows of all words that the export `path` has. -> params"""
+    """Undoes `export_rows`, and adds the vectors of all words in the export `path`. -> params"""
     base = {"base": take_table(rows, path, *take(path))} if rows.has_base else {}
     # What was exported goes before what is taken.
     sizes, own = _sizes(rows), base | params.get("words", {})

@@ -1,1 +1,1 @@
-"""Backbone, method and heads as one model, what of it folds to constants, and how it writes."""
+"""The model: backbone, method and heads; folding of prompts to constants; generation."""

@@ -1,7 +1,8 @@
-"""Several prompts on one backbone: each row of a batch has its own, and is judged by its own head.
+"""Several prompts on one backbone: each example of a batch has its prompt and its head.
 
-The backbone runs once for all of them. What the prompts add was computed before: a row picks its
-soft tokens, keys and values by `Batch.prompt`, and what the longest prompt has more is masked.
+The backbone runs once for all of them. The injections of the prompts are computed before: an
+example selects soft tokens, keys and values by `Batch.prompt`, and shorter prompts are masked up to
+the longest.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ _PICKED = 2**22  # numbers of heads, 16 MiB, that a batch may pick beyond as man
 
 
 class Held(NamedTuple):
-    """The numbers of one kind of head, of all prompts that have it."""
+    """The parameters of one kind of head, for all prompts that have it."""
 
     params: Any  # leaves [G, ...]
     rows: Any  # float32 [G, R, E] label rows, or None
@@ -32,7 +33,7 @@ class Held(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bank:
-    """A backbone and the kinds of heads that prompts on it have; their numbers are arguments."""
+    """A backbone and the kinds of heads of the prompts on it; their parameters are arguments."""
 
     backbone: nn.Module
     heads: tuple[nn.Module, ...]
@@ -40,25 +41,25 @@ class Bank:
 
     # As a Model's: arrays of heads have no hash.
     def __hash__(self) -> int:
-        """Is that of all equal banks, which are the same program."""
+        """Returns the same hash for equal banks, which are the same program."""
         return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
-        """Compares the parts, arrays of heads by their numbers."""
+        """Compares the parts, arrays of heads by value."""
         return isinstance(other, Bank) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
         return (self.backbone, self.choices, *map(without_arrays, self.heads))
 
     def scores(self, params: Params, added: Injection, held: Sequence[Held], batch: Batch):
-        """Scores a batch by every kind of head. -> of each kind [B, ...], as the head gives it
+        """Scores a batch with every kind of head. -> for each kind [B, ...], as the head returns it
 
-        `added` is what `stack` gives, `params` has "backbone".
+        `added` is the output of `stack`, `params` has "backbone".
         """
         # A prompt is chosen by example, and the backbone sees K rows of each, example-major.
         prompt = batch.prompt
         if prompt is None:
-            raise ValueError("the batch does not say which prompt of the bank each example takes")
+            raise ValueError("the batch has no `prompt`, the index of each example's prompt")
         injection = pick(added, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else few_reads(batch)
@@ -95,30 +96,30 @@ class Bank:
 
 
 def stack(added: Sequence[Injection]) -> Injection:
-    """Puts what prompts add side by side, filled up to the longest and masked.
+    """Stacks the injections of prompts, padded to the longest and masked.
 
-    Of each the batch axis is 1. -> slots [prompts, S, E], k, v [L, prompts, P, N, D], no rows
+    Each has a batch axis of 1. -> slots [prompts, S, E], k, v [L, prompts, P, N, D], no rows
     """
     parts = {name: _stack_streams([getattr(own, name) for own in added]) for name in _STREAMS}
     return Injection(**parts)
 
 
 def pick(added: Injection, prompt: Any) -> Injection:
-    """Gives each row what its prompt adds. prompt int32 [rows] -> an injection of these rows"""
+    """Returns the injection of each row's prompt. prompt int32 [rows] -> an injection of rows"""
     return Injection(**{name: _pick_stream(getattr(added, name), prompt) for name in _STREAMS})
 
 
 def places_of(added: Injection) -> tuple[bool, ...]:
-    """Tells which prefixes of a prompt stand at distances from the text: equal ones can be stacked.
+    """Returns which prefixes of a prompt have relative positions: equal ones can be stacked.
 
-    Of any length: a prefix begins at position 0, and the text stands behind it.
+    The length does not matter: a prefix begins at position 0, and the text follows it.
     """
     prefixes = [getattr(added, name).prefix for name in _STREAMS]
     return tuple(p is not None and p.positions is not None for p in prefixes)
 
 
 def without_places(added: Injection) -> Injection:
-    """Forgets where prefixes stand, for a backbone that does not read it."""
+    """Removes the positions of prefixes, for a backbone that does not use them."""
 
     def forget(stream: Stream) -> Stream:
         prefix = stream.prefix
@@ -173,10 +174,10 @@ def _pick_stream(stream: Stream, prompt: Any) -> Stream:
 def group_heads(
     heads: Sequence[nn.Module], params: Sequence[Mapping[str, Any]], rows: Sequence[Any]
 ) -> tuple[tuple[nn.Module, ...], list[Held], list[int]]:
-    """Puts the heads of prompts that are one kind together.
+    """Groups the heads of prompts by kind.
 
-    `params` are the numbers of each, `rows` its label rows or None. -> kinds, their numbers, and of
-    each prompt which kind it has
+    `params` are the parameters of each, `rows` its label vectors or None. Returns the kinds, their
+    parameters, and the kind of each prompt.
     """
     owners: list[list[int]] = []
     kinds: list[Any] = []

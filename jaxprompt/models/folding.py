@@ -1,4 +1,4 @@
-"""Folding: a trained method as the constants that it adds, without what computed them."""
+"""Folding: replaces a trained method by the constants that it computes."""
 
 import dataclasses
 import functools
@@ -21,16 +21,19 @@ from jaxprompt.types import Batch, Injection
 def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, Any]]:
     """Computes the injection once. -> (the `constant` method, its params as float32 numpy arrays)
 
-    `batch` is any batch. A method that reads the batch stays what it is, with its own params; of
-    its parts those that compute constants become these. Raises TypeError for one that reads what it
-    does not say: constants would be wrong for others.
+    A method that depends on the batch stays as it is, with its params; those of its components that
+    compute constants are replaced. `batch` is any batch.
+
+    Raises:
+      TypeError: if a method depends on undeclared fields of the batch, because constants would be
+        wrong for other batches.
     """
     # Checked whatever the method says: a dependence that it hides would be frozen into the export
     # at the values of this batch.
     found = reads_of(model, params, batch)
     if secret := set(found) - set(model.prompt.reads):
         name = type(model.prompt).__module__
-        raise TypeError(f"{name} reads {', '.join(sorted(secret))}; its `reads` must say so")
+        raise TypeError(f"{name} reads {', '.join(sorted(secret))}; add them to `reads`")
     if model.prompt.reads:
         own = jax.device_get(params.get("prompt", {}))
         own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
@@ -75,7 +78,7 @@ def _fold_parts(
 
 
 def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
-    """Finds the fields of a batch whose numbers the injection depends on; nothing is computed."""
+    """Returns the fields of a batch that the injection depends on; nothing is computed."""
     leaves, form = jax.tree.flatten_with_path(batch)
     places, leaves = [path[0].name for path, _ in leaves], [leaf for _, leaf in leaves]
     # Read off the data flow, not off two batches compared: these may differ in nothing that the
@@ -92,7 +95,7 @@ def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
 
 
 def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, Any]]:
-    """Makes the `constant` method of what a prompt adds. -> (method, its numpy params)"""
+    """Returns the `constant` method of an injection. -> (method, its numpy params)"""
     fields = {"shift": prompt.position_shift(), "shift_decoder": prompt.decoder_shift()}
     arrays: dict[str, Any] = {}
     if streams.rows is not None:
@@ -102,8 +105,8 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
         slots, prefix, slots_mask = getattr(streams, stream)
         if slots_mask is not None:
             raise TypeError(
-                f"{type(prompt).__module__} leaves slots out of every text alike, which a constant "
-                "prompt does not; let its num_slots count those that are there"
+                f"{type(prompt).__module__} omits the same slots from every text, which a constant "
+                "prompt cannot; num_slots must count only the others"
             )
         if slots is not None and counts[stream]:
             fields[f"{name}slots"] = counts[stream]
@@ -124,7 +127,7 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
 
 
 def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Gives the params that fold to constants, of a prompt that is computed from nothing else."""
+    """Returns params that fold to these constants, for a prompt without an encoder."""
     slots = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
     if slots or "rows" in arrays:
         more = {"rows": arrays["rows"]} if "rows" in arrays else {}
@@ -138,7 +141,7 @@ def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def fold_flat(
     model: Model, trainable: Flat, frozen: Flat, batch: Batch
 ) -> tuple[Model, Flat, Flat]:
-    """Folds the prompt of a model whose numbers are divided. -> (model, trainable, frozen)"""
+    """Folds the prompt of a model with divided parameters. -> (model, trainable, frozen)"""
     prompt, arrays = fold(model, merge(trainable, frozen), batch)
     arrays = flatten(arrays)
     folded = dataclasses.replace(model, prompt=prompt)
@@ -146,6 +149,6 @@ def fold_flat(
 
 
 def replace_prompt(flat: Flat, arrays: dict[str, Any]) -> Flat:
-    """Puts other numbers in the place of a prompt's."""
+    """Replaces the parameters of a prompt."""
     others = {name: leaf for name, leaf in flat.items() if not name.startswith("prompt/")}
     return others | {f"prompt/{name}": array for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Free text: greedy and beam search over a cache of static shape."""
+"""Text generation: greedy and beam search over a cache of static shape."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 
 
 class Generated(NamedTuple):
-    """The best continuation of each row, without what was read."""
+    """The best continuation of each row, without the input."""
 
     ids: Array  # int32 [B, max_new], the end id included, the pad id behind it
     lengths: Array  # int32 [B], the end id included
@@ -39,16 +39,28 @@ def generate(
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
 
-    A row is done at `eos`, or at any of several; with beams, once that many of its continuations
-    have ended and no open one is expected to beat the worst of them. What an open one may reach is
-    its score as it stands (early_stopping False), or spread over `max_new` tokens where length pays
-    ("never"); True does not ask. The loop ends with the last row. Rows of weight 0 only fill the
-    batch and stay empty. `front_kv` is what `Model.run_front` gave for these numbers, if anything.
+    Shapes are static: jit this function with the keywords bound. The loop ends with the last row.
+    Rows of weight 0 are padding and stay empty.
 
-    Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
-    rule to stop that cannot be, and for rows of several documents; also, unless `checked` says that
-    `check_room` has looked at the batch, where the texts do not fit. Under jit it knows no lengths
-    but that of the batch with its padding.
+    Args:
+      model: the model.
+      params: its parameters.
+      batch: the inputs.
+      max_new: the maximum number of new tokens.
+      eos: the token id, or several, at which a row ends; with beams, a row ends once it has as many
+        finished continuations as beams and no open one is expected to beat the worst of them.
+      pad: the padding id.
+      beams: the number of beams, 1 = greedy.
+      length_penalty: of beam search.
+      early_stopping: what an open continuation may reach: False is its current score, "never" its
+        score over `max_new` tokens if longer is better; True ends the row without this comparison.
+      front_kv: the result of `Model.run_front` with these parameters, if any.
+      checked: whether `check_room` has checked the batch. Under jit only the padded length is
+        known.
+
+    Raises:
+      InputError: if beams, length or early_stopping are invalid, if a row has several documents,
+        or, unless `checked`, if the texts do not fit.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
     check_search(model, batch, max_new, beams, early_stopping, ends)
@@ -93,9 +105,9 @@ def generate(
 def read_input(
     model: Model, params: Params, batch: Batch, room: int, *, front_kv: KeyValues | None = None
 ) -> tuple[Batch, Array, Cache]:
-    """Reads what is to be continued, for `room` tokens more.
+    """Processes the input, with room for `room` more tokens.
 
-    -> the batch with its positions, the states of its tokens, and what they leave for those to come
+    Returns the batch with its positions, the states of its tokens, and the cache.
     """
     injection = model.inject(params, batch)
     batch = place(batch, injection)
@@ -224,7 +236,7 @@ def _score(backbone, x):
 def check_writing(
     model: Model, batch: Batch, max_new: int, beams: int, ends: Sequence[int] = ()
 ) -> None:
-    """Raises InputError as `check_search` and `check_room` do."""
+    """Raises InputError like `check_search` and `check_room`."""
     check_search(model, batch, max_new, beams, ends=ends)
     check_room(model, batch, max_new)
 
@@ -233,29 +245,29 @@ def check_search(
     model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False,
     ends: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    """Raises InputError for numbers out of range, and for rows of several documents."""
+    """Raises InputError if numbers are out of range or rows have several documents."""
     at_least("max_new", max_new, 1)
     at_least("beams", beams, 1)
     vocab = model.backbone.dims.vocab
     if beams > 1 and (ranked := _ranked(beams, ends)) > vocab:
         each = ranked // beams
         raise InputError(
-            f"beams={beams} exceeds {vocab // each}: the search ranks {each} tokens per beam, of a "
-            f"vocabulary of {vocab}; take at most {vocab // each}"
+            f"beams={beams} exceeds {vocab // each}: the search ranks {each} tokens per beam, from "
+            f"a vocabulary of {vocab}; use at most {vocab // each}"
         )
     if batch.encoder.segments is not None:
         raise InputError(
-            "the batch has several documents in a row, and a row has one continuation; give each "
-            "document a row"
+            "the batch has several documents in a row, but a row has one continuation; put each "
+            "document in a separate row"
         )
     if early_stopping not in (True, False, "never"):
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
 
 
 def check_room(model: Model, batch: Batch, max_new: int) -> None:
-    """Raises InputError where the texts would not fit the model behind the longest row.
+    """Raises InputError if the texts would not fit the model after the longest row.
 
-    Padding takes no positions; under jit, where a row does not tell its length, it counts.
+    Padding takes no positions; under jit, where lengths are unknown, it counts.
     """
     limit, mask = model.backbone.dims.max_len, batch.read.mask
     if limit == NO_LIMIT:
@@ -265,7 +277,7 @@ def check_room(model: Model, batch: Batch, max_new: int) -> None:
     front = len(model.front.ids) if model.front else 0  # which rows are without
     read, shift = front + longest, model.prompt.position_shift()
     if (free := limit - read - shift) < max_new:
-        cure = f"lower max_new to {free} or shorten the input" if free > 0 else "shorten the input"
+        cure = f"reduce max_new to {free} or shorten the input" if free > 0 else "shorten the input"
         raise InputError(
             f"{read} tokens of input + {shift} positions of the prompt + max_new={max_new} exceed "
             f"the model's {limit} positions; {cure}"

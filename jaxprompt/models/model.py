@@ -26,7 +26,7 @@ READS = ("asked", "all")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """Composes the parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
+    """Combines the parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
 
     backbone: nn.Module
     prompt: Method
@@ -44,9 +44,9 @@ class Model:
         choices: int = 1,
         placement: Placement | None = None,
     ) -> dict[str, Any]:
-        """Draws the prompt and the heads beside a loaded backbone. -> params
+        """Randomly initialises the prompt and the heads for a loaded backbone. -> params
 
-        `placement` says where the backbone lives; what is drawn is then on every device.
+        `placement` is where the backbone is; the initialised parameters are then on every device.
         """
         where = None if placement is None else placement.replicated
         return {"backbone": backbone, **_compile_draw(self, choices, where)(key, backbone)}
@@ -54,11 +54,11 @@ class Model:
     # Those that a dataclass makes would take the heads' mapping, which has no hash, and their
     # arrays, which neither have one nor compare to a truth.
     def __hash__(self) -> int:
-        """Is that of all equal models, which are the same program."""
+        """Returns the same hash for equal models, which are the same program."""
         return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
-        """Compares the parts, arrays of heads by their numbers."""
+        """Compares the parts, arrays of heads by value."""
         return isinstance(other, Model) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ class Model:
         return {"prompt": prompt.get("params", {}), "head": heads}
 
     def inject(self, params: Params, batch: Batch, *, deterministic=True, key=None) -> Injection:
-        """Computes what the method adds for a batch."""
+        """Computes the injection of the method for a batch."""
         words = self.backbone.bind({"params": params["backbone"]}).words()
         injection = self.prompt.apply(
             # A method reads the words and does not train them, even where the backbone trains too.
@@ -97,10 +97,10 @@ class Model:
         self, params: Params, injection: Injection, *, front_kv: KeyValues | None = None,
         deterministic=True, key=None,
     ) -> Injection:  # fmt: skip
-        """Runs what every row begins with, once: all see its keys and values as a prefix.
+        """Runs the shared prefix of all rows once, and adds its keys and values to the injection.
 
-        -> the injection with that prefix. Dropout is drawn once for all rows. `front_kv` is what
-        `run_front` gave for these numbers: then it is not run again.
+        Dropout is sampled once for all rows. `front_kv` is the result of `run_front` with these
+        parameters: then the prefix is not run again.
         """
         if self.front is None:
             return injection
@@ -127,10 +127,10 @@ class Model:
         return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
     def run_front(self, params: Params) -> KeyValues | None:
-        """Runs what every row begins with, without dropout, for all batches of these numbers.
+        """Runs the shared prefix of all rows, without dropout, for all batches.
 
-        -> its keys and values, with those of the method's own prefix in front, for `front_kv`; None
-        where rows share nothing.
+        Returns its keys and values, after those of the method's prefix, for `front_kv`; None if
+        rows share nothing.
         """
         if self.front is None or self.is_kept:
             return None
@@ -189,10 +189,10 @@ def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | Non
 
 
 def few_reads(batch: Batch, *, drops: bool = False) -> Array | None:
-    """Gives the positions that heads read, int [B*K, M], or None where they are not few.
+    """Returns the positions that heads read, int [B*K, M], or None if there are many.
 
-    With `drops` one is few whatever the length of the batch: the last layer draws its dropout by
-    where a state stands among those that it computes, which padding must not change.
+    With `drops`, one position counts as few for any length of the batch: the last layer samples its
+    dropout by the index of a state among those that it computes, which padding must not change.
     """
     count = batch.label_pos.shape[1]
     # Of half of them and more the picking takes about what it spares.
@@ -201,13 +201,13 @@ def few_reads(batch: Batch, *, drops: bool = False) -> Array | None:
 
 
 def count_reads(batch: Batch) -> Batch:
-    """Lets heads find each position that is read where `reads` of a backbone puts its state."""
+    """Renumbers the positions that heads read to those of the states with `reads`."""
     columns = jnp.arange(batch.label_pos.shape[1], dtype=batch.label_pos.dtype)
     return batch._replace(label_pos=jnp.broadcast_to(columns, batch.label_pos.shape))
 
 
 def place(batch: Batch, injection: Injection) -> Batch:
-    """Hides the places of slot rows that an injection leaves out."""
+    """Masks the positions of slot vectors that an injection leaves out."""
     encoder = hide_slots(batch.encoder, injection.encoder.slots_mask)
     decoder = batch.decoder
     if decoder is not None:
@@ -216,9 +216,9 @@ def place(batch: Batch, injection: Injection) -> Batch:
 
 
 def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, Any]:
-    """Tells the shapes of a backbone's parameters by flat name; nothing is computed.
+    """Returns the shapes of a backbone's parameters by flat name; nothing is computed.
 
-    `quantize` "int8" or "int4": those of its codes.
+    `quantize` "int8" or "int4" gives the shapes after quantisation.
     """
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
     init = lambda key: backbone.init(key, batch, method="init_all")["params"]

@@ -1,7 +1,7 @@
-"""How much of the attention falls on a prompt, by layer and head; for people to look at.
+"""The share of attention on a prompt, by layer and head, for inspection.
 
-The backbone's own modules run as they are; beside each attention its probabilities are computed
-once more, by the plain product of queries and keys, and summed over the columns of the prompt.
+The backbone's modules run as they are. For each attention, the probabilities are computed
+separately by the plain product of queries and keys, and summed over the columns of the prompt.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ STREAMS = ("encoder", "decoder", "cross")
 
 
 class PromptAttention(NamedTuple):
-    """Shares of the attention that fall on a prompt, in one kind of attention of a model."""
+    """Shares of the attention on a prompt, in one kind of attention of a model."""
 
     tokens: Any  # float32 [B, L, N] mean over the queries that are real tokens, no soft ones
     read: Any  # float32 [B, L, N] of the query at the position that the head reads first
@@ -38,9 +38,9 @@ class _Call(NamedTuple):
 def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, PromptAttention]:
     """Runs a batch and measures the attention on the prompt, by `STREAMS`; pure, for jit.
 
-    The columns of a prompt are its keys in front and its soft tokens in the text that is attended
-    to. A stream is left out whose attention meets neither, and the encoder's read position where a
-    decoder is read is NaN. {} for a backbone whose layers do not attend by `layers.attention`.
+    The columns of a prompt are its prefix keys and its soft tokens in the attended text. Streams
+    whose attention has neither are left out. The encoder's read position is NaN if a decoder is
+    read. Returns {} for a backbone whose layers do not use `layers.attention`.
     """
     injection = model.inject(params, batch)
     batch, calls = place(batch, injection), []

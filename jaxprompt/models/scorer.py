@@ -1,4 +1,4 @@
-"""A backbone on disk, and all that turns an example into an answer."""
+"""A backbone on disk, and the scorer that turns examples into predictions."""
 
 import dataclasses
 import functools
@@ -29,9 +29,9 @@ from jaxprompt.types import Batch
 
 
 def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
-    """Makes an InputError of `encode(scorer, examples)` show the text of the example at fault.
+    """Wraps `encode(scorer, examples)` so that an InputError shows the text of the example.
 
-    That of a single example is left as it is: the caller knows which one it was.
+    The error of a single example is unchanged: the caller knows which one it was.
     """
 
     @functools.wraps(encode)
@@ -56,7 +56,7 @@ def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Examp
 
 
 class Backbone(NamedTuple):
-    """A pre-trained model on disk, its shape read and its weights not yet."""
+    """A pre-trained model on disk: its dimensions, without its weights."""
 
     config: BackboneConfig
     folder: Path
@@ -67,7 +67,7 @@ class Backbone(NamedTuple):
 
 
 class Scorer(NamedTuple):
-    """All that turns an example into an answer, save the numbers."""
+    """All that turns an example into a prediction, except the parameters."""
 
     task: Task
     head: Kind
@@ -81,48 +81,48 @@ class Scorer(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """Number of classes, or of choices where these are the classes."""
+        """The number of classes, or of choices if these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
 
     def one_batch(
         self, rows: Sequence[Sequence[Encoded]], labels: np.ndarray | None = None
     ) -> Batch:
-        """Lays a few encoded examples into one batch, without labels where none are given."""
+        """Combines a few encoded examples into one batch; labels are optional."""
         return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
 
     def writing(self, tokens: int) -> "Scorer":
-        """Lets the model write freely. Raises InputError for a backbone that cannot."""
+        """Returns a scorer that generates text. Raises InputError if the backbone cannot."""
         if self.model.backbone.STYLE == "masked":
             raise InputError(
-                "the backbone is an encoder, which writes no text; take a T5, a GLM, a GPT-2 or a "
-                "Llama"
+                "the backbone is an encoder, which cannot generate text; use a T5, a GLM, a GPT-2 "
+                "or a Llama"
             )
         demos = self.demos and self.demos.once()  # texts have no average
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
-        """Takes over what the head chose on dev."""
+        """Returns a scorer with the values that the head selected on dev."""
         return self._replace(head=self.head.fitted(dev))
 
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
-        """Takes the module of a backbone whose weights were read."""
+        """Returns a scorer with the module of a backbone whose weights were loaded."""
         module = module_for(backbone, self.head)
         return self._replace(model=dataclasses.replace(self.model, backbone=module))
 
     def with_prompt(self, prompt: Method) -> "Scorer":
-        """Takes another method of the same slots."""
+        """Returns a scorer with another method of the same slots."""
         return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
 
     def with_vocabulary_of(self, *trains: Split) -> "Scorer":
-        """Tells the method which words the training text has, of one task or of several."""
+        """Tells the method which words the training texts have, of one task or of several."""
         ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
         return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
 
     @naming_the_example
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
-        """Encodes a split, as what is to be learned where `targets`.
+        """Encodes a split; with `targets`, including the texts to learn.
 
-        With demonstrations each example is a unit for every sample of them.
+        With demonstrations, each example is encoded once per sample of them.
         """
         if self.demos is None:
             split = self._encode(self.encoder, examples, targets)
@@ -146,31 +146,31 @@ class Scorer(NamedTuple):
     def answers(
         self, examples: Sequence[Example], split: Split, found: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example of a split, by the columns of the head."""
+        """Yields the output of each example of a split, by the columns of the head."""
         found, split = split.average(found), split.without_samples()
         return self.head.answers(self.task, examples, split, found, self.classes)
 
     def measure(self, split: Split, found: Any) -> dict[str, float]:
-        """Measures what was found of a split by the task's metric."""
+        """Computes the task's metric of the outputs of a split."""
         found, split = split.average(found), split.without_samples()
         return self.head.measure(self.task.metric, split, found, self.classes)
 
     def measure_known(self, split: Split, found: Any) -> tuple[dict[str, float], int]:
-        """Measures the answers whose right answer is known. -> metrics, how many these are"""
+        """Computes metrics over the examples with known answers. -> metrics, their number"""
         found, split = split.average(found), split.without_samples()
         return self.head.measure_known(self.task.metric, split, found, self.classes)
 
 
 def module_for(backbone: Backbone, kind: Kind) -> nn.Module:
-    """Gives the module that computes the states which a kind of answer reads."""
+    """Returns the module that computes the states for a kind of head."""
     return for_words(backbone.module) if kind.READS_WORDS else backbone.module
 
 
 def with_front(scorer: Scorer) -> Scorer:
-    """Takes from the template what all rows begin with: soft tokens, words, special tokens.
+    """Moves the shared prefix of all rows out of the template: soft tokens, words, special tokens.
 
-    The scorer stays as it is where rows do not see such a front alone (encoders), where a method
-    computes its tokens from the row, and where the head reads all positions.
+    The scorer stays as it is if rows do not see such a prefix separately (encoders), if a method
+    computes its tokens from the input, or if the head reads all positions.
     """
     model = scorer.model
     reads_all = any(head.reads_all for head in model.heads.values())

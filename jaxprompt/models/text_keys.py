@@ -1,4 +1,4 @@
-"""The keys and values that a model itself gives a text: what a prefix may start from."""
+"""The keys and values of a text in the model itself, to initialise a prefix from."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from jaxprompt.types import Array, Batch, Injection, Role, Tokens
 def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tuple[Array, Array]]:
     """Runs a text through a backbone. int [P] -> k, v [L, P, N, D] of each attention, by stream
 
-    `params` are the backbone's. An encoder-decoder reads the text on both sides: "decoder" is what
-    its decoder attends to in itself, "cross" what it attends to in the encoder's output.
+    `params` are the backbone's. An encoder-decoder reads the text on both sides: "decoder" is the
+    decoder's self-attention, "cross" its attention to the encoder's output.
     """
     # Layers run one by one, so that each projection is seen once, in order.
     cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat=WATCHED)

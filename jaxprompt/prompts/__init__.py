@@ -1,4 +1,4 @@
-"""Methods, one file each, by its name; each file's class `Prompt` makes an `Injection`."""
+"""Prompt methods, one file each, by name; the class `Prompt` of a file returns an `Injection`."""
 
 import ast
 import dataclasses
@@ -21,7 +21,7 @@ Take = Callable[[str], tuple["Method", dict[str, Any]]]
 
 
 class Source(NamedTuple):
-    """What the numbers of a prompt may start from."""
+    """The sources that a prompt may be initialised from."""
 
     tokenizer: Tokenizer
     seed: int
@@ -53,9 +53,9 @@ _HOOKS = (
 
 
 class Method(nn.Module):
-    """What every method shares. Hyper-parameters are fields, so a misspelt one is an error.
+    """The base of all methods. Hyperparameters are fields, so a misspelt one is an error.
 
-    One that depends on the task has the field `asks: Asks = Asks()` besides, and is given it.
+    A method that depends on the task also has the field `asks: Asks = Asks()`, which is set for it.
     """
 
     dims: Dims
@@ -80,38 +80,38 @@ class Method(nn.Module):
         super().__init_subclass__(**more)
 
     def block(self) -> dict[str, Any]:
-        """Gives the block of a config that makes it."""
+        """Returns the config block of this method."""
         fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
         name = METHODS.name_of(type(self))
         own = {"name": name} | {field: getattr(self, field) for field in fields}
         return own | ({"seen": self.seen} if self.seen else {})
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input: those that the template places."""
+        """Returns the number of soft tokens that the template places in the input."""
         return sum(part.method.num_slots() for part in self.components())
 
     def num_decoder_slots(self) -> int:
-        """Tells how many soft tokens stand in what the decoder is fed."""
+        """Returns the number of soft tokens in the decoder's input."""
         return sum(part.method.num_decoder_slots() for part in self.components())
 
     def num_rows(self) -> int:
-        """Tells how many rows of classes it trains, which a head reads."""
+        """Returns the number of trained class vectors, which a head uses."""
         return sum(part.method.num_rows() for part in self.components())
 
     def position_shift(self) -> int:
-        """Tells by how much the text's positions move, where the prompt takes none in the input."""
+        """Returns the shift of the text's positions by a prompt that is not in the input."""
         return sum(part.method.position_shift() for part in self.components())
 
     def decoder_shift(self) -> int:
-        """Tells by how much the positions of what the decoder is fed move."""
+        """Returns the shift of the positions of the decoder's input."""
         return sum(part.method.decoder_shift() for part in self.components())
 
     def is_computed(self) -> bool:
-        """Tells whether folding spares work: what is added is computed from other numbers."""
+        """Returns whether folding saves work: the injection is computed from parameters."""
         return False
 
     def folds(self) -> bool:
-        """Tells whether it is to be folded before it is used: that spares work, and is right."""
+        """Returns whether to fold before use: it saves work and is exact."""
         return self.is_computed() and not self.reads
 
     def components(self) -> Sequence["OnePart"]:
@@ -119,63 +119,63 @@ class Method(nn.Module):
         return ()
 
     def starts(self) -> list[str]:
-        """Lists what its numbers start from, as `prompt.start` names it."""
+        """Lists its initialisations, as named by `prompt.start`."""
         return [self.start] if hasattr(self, "start") else []
 
     def inherits(self) -> list[tuple[str, "Method"]]:
-        """Lists the exports that it or parts of it start from, and these parts."""
+        """Lists the exports that it or its components are initialised from, with these."""
         return []
 
     def must_match(self) -> Sequence[str] | None:
-        """Lists the fields that an export to start from must share with it; None = nearly all."""
+        """Lists the fields that must equal those of the export in init; None = nearly all."""
         return None
 
     def acts_by(self) -> tuple[Any, ...]:
-        """Gives the values of LASTING: runs that differ in them are not one program."""
+        """Returns the values of LASTING: runs that differ in them are different programs."""
         own = tuple(getattr(self, field) for field in self.LASTING)
         return sum((part.method.acts_by() for part in self.components()), own)
 
     def with_vocabulary(self, ids: np.ndarray) -> "Method":
-        """Takes the ids of the words of the training text, where it depends on them."""
+        """Receives the ids of the words in the training text, if it depends on them."""
         del ids
         return self
 
     def needs_start(self) -> None:
-        """Raises InputError where the start of a field's name lacks that field."""
+        """Raises InputError if prompt.start names a field that is empty."""
         if self.start in self.READ_BY_START and not getattr(self, self.start).strip():
-            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
+            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; set it")
 
     def needs_decoder(self, *fields: str) -> None:
-        """Raises InputError where one of these fields asks for a decoder that is not there."""
+        """Raises InputError if one of these fields needs a decoder that the backbone lacks."""
         for field in fields:
             value = getattr(self, field)
             if value and not self.dims.decoder_layers:
                 raise InputError(
                     f"prompt.{field}={value!r} needs an encoder-decoder, which this backbone is "
-                    "not; leave it out or take a T5"
+                    "not; leave it out or use a T5"
                 )
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
 
     def objectives(self) -> list[Objective]:
-        """Makes the terms of the loss that are its own, beside those of the head."""
+        """Returns its additional terms of the loss, besides those of the head."""
         return []
 
     def modules(self) -> dict[str, nn.Module]:
-        """Makes the modules that its objectives score with, by `Objective.head`.
+        """Returns the modules for its objectives, by `Objective.head`.
 
-        They are called as a head is, and their numbers are those of a head: head/<name>/.
+        They are called like a head, and their parameters are under head/<name>/.
         """
         return {}
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Puts values to start from in the place of those that were drawn. -> params"""
+        """Replaces randomly initialised parameters by those of the source. -> params"""
         del source
         return params
 
     def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Adds the leaves `base`, which another export holds: no checkpoint and no export does.
+        """Adds the leaves `base` from another export, which are in no checkpoint and no export.
 
         They never train, whatever the patterns say. -> params
         """
@@ -184,20 +184,20 @@ class Method(nn.Module):
 
     @nn.nowrap  # as `__init_subclass__` does for others
     def exported(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Leaves out what an export need not hold, since `with_base` makes it anew. -> params"""
+        """Removes what an export need not contain because `with_base` restores it. -> params"""
         own = (part for part in self.components() if part.name in params)
         return params | {part.name: part.method.exported(params[part.name]) for part in own}
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Makes what the backbone takes in; `embed` is its word table [V, E]."""
+        """Returns the injection for the backbone; `embed` are its word embeddings [V, E]."""
         raise TypeError(f"{type(self).__name__} must define __call__")
 
 
 def idle_fields(part: Any) -> list[tuple[str, str]]:
-    """Lists the fields of a method or head that another makes idle, each with that other.
+    """Lists the fields of a method or head that have no effect, each with the field that says so.
 
-    Its READ_WITH says what fields need: {"start=normal": "scale"} that `start` has this value, or
-    one of several with commas between, {"cross": "cross_layers"} that `cross` is neither 0 nor
+    READ_WITH says what fields need: {"start=normal": "scale"} means that `start` has this value, or
+    one of several comma-separated ones; {"cross": "cross_layers"} that `cross` is neither 0 nor
     empty. Fields at their default are not listed.
     """
     default, found = {field.name: field.default for field in dataclasses.fields(part)}, []
@@ -211,17 +211,20 @@ def idle_fields(part: Any) -> list[tuple[str, str]]:
 
 
 def methods() -> list[str]:
-    """Lists the methods, those of installed packages too."""
+    """Lists the methods, including those of installed packages."""
     return METHODS.names()
 
 
-PARTS_FORM = "write methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
+PARTS_FORM = "use methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
 
 
 def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Reads methods and their fields: "soft(length=5,start=labels)+prefix". -> names, fields
+    """Parses methods and their fields: "soft(length=5,start=labels)+prefix". -> names, fields
 
-    A text without quotes must be one word. Raises InputError for anything else.
+    A string without quotes must be one word.
+
+    Raises:
+      InputError: if the string cannot be parsed.
     """
     try:
         # Parsed and never evaluated: the text may come from someone else's export.
@@ -236,7 +239,7 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def write_parts(parts: Sequence[Method]) -> str:
-    """Writes methods and their fields, as `read_parts` reads them."""
+    """Formats methods and their fields for `read_parts`."""
     shown = []
     for part in parts:
         # `seen` is of all parts together, and stands beside this text.
@@ -267,11 +270,13 @@ _NO_TASK = Asks()
 def make_prompt(
     name: str, dims: Dims, asks: Asks = _NO_TASK, init: str = "", seen: str = "", **fields: Any
 ) -> Method:
-    """Makes a method by name.
+    """Creates a method by name.
 
-    `init`, the export that its numbers are read from, is none of its hyper-parameters. Raises
-    InputError for an unknown name, and a hyper-parameter that is unknown, of another type or out of
-    its range.
+    `init`, the export that its parameters are read from, is not a hyperparameter.
+
+    Raises:
+      InputError: if the name is unknown, or a hyperparameter is unknown, of another type or out of
+        range.
     """
     if name not in methods():
         raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
@@ -287,8 +292,8 @@ def make_prompt(
     check_kind("prompt.seen", seen, str)
     if init and cls.INIT != "init":
         raise InputError(
-            f"prompt.init={init}: a method {name!r} starts from an export by prompt.{cls.INIT}; "
-            "give it there"
+            f"prompt.init={init}: the method {name!r} is initialised from an export with "
+            f"prompt.{cls.INIT}; set that instead"
         )
     # None of a module whose method calls this.
     prompt = cls(dims=dims, seen=seen, parent=None, **fields)
@@ -297,7 +302,7 @@ def make_prompt(
 
 
 class OnePart(NamedTuple):
-    """One of several methods that are used at once."""
+    """One of several methods that are combined."""
 
     name: str  # its method's, "soft-2" where that is there again: its numbers are prompt/<name>/
     method: Method
@@ -307,16 +312,17 @@ class OnePart(NamedTuple):
 # Kept, since nearly every hook asks for the parts anew.
 @functools.cache
 def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[OnePart, ...]:
-    """Makes the methods of a text that `read_parts` reads.
+    """Creates the methods of a string for `read_parts`.
 
-    Raises InputError, which names the part, for fields that it cannot have.
+    Raises:
+      InputError: names the component, for invalid fields.
     """
     found: list[OnePart] = []
     for kind, fields in read_parts(text):
         known = sum(part.name.partition("-")[0] == kind for part in found)
         name, init = f"{kind}-{known + 1}" if known else kind, str(fields.pop("init", ""))
         if kind == "compose":
-            raise InputError(f"prompt.parts={text!r} composes itself; {PARTS_FORM}")
+            raise InputError(f"prompt.parts={text!r} contains compose itself; {PARTS_FORM}")
         try:
             part = make_prompt(kind, dims, asks, init, seen, **fields)
             found.append(OnePart(name, part, init))
@@ -326,5 +332,5 @@ def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[OnePa
 
 
 def with_task(prompt: Method, asks: Asks) -> Method:
-    """Tells a method of the task, where it depends on one."""
+    """Passes the task to a method that depends on it."""
     return prompt.clone(asks=asks) if hasattr(prompt, "asks") else prompt

@@ -1,4 +1,4 @@
-"""Several methods at once: their soft tokens and their prefixes side by side."""
+"""Several methods combined: their soft tokens and their prefixes are concatenated."""
 
 import functools
 from typing import Any
@@ -14,10 +14,11 @@ from jaxprompt.types import Asks, Batch, Injection, Objective
 
 
 class Prompt(Method):
-    """Learns several prompts at once, or some of them beside others that `trainable` leaves out.
+    """Trains several prompts at once, or some of them while `trainable` leaves out the others.
 
-    The template places the parts' soft tokens in their order. A part starts as its fields say, one
-    of which is `init`, an export. Only one part may train rows for the head.
+    The template places the soft tokens of the components in their order. A component is
+    initialised as its fields say, one of which is `init`, an export. Only one component may train
+    vectors for the head.
     """
 
     PLAIN = "init= of each of prompt.parts"
@@ -28,55 +29,57 @@ class Prompt(Method):
     )
 
     def check(self) -> None:
-        """Raises InputError where the parts do not go together."""
+        """Raises InputError if the components cannot be combined."""
         own, shown = self.components(), f"prompt.parts={self.parts!r}"
         if len(own) < 2 or not all(part.method.LEARNS for part in own):
-            raise InputError(f"{shown} must be two methods that learn, or more; {PARTS_FORM}")
+            raise InputError(f"{shown} must combine at least two trainable methods; {PARTS_FORM}")
         if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
-            raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
+            raise InputError(
+                f"{shown}: {' and '.join(rows)} train vectors for the head; use only one of them"
+            )
         blocks = [part.method.block() for part in own if not part.method.num_slots()]
         check_alike(blocks, self.dims, shown, is_folded=not self.reads)
 
     def is_computed(self) -> bool:
-        """Tells whether folding spares work: it lays the parts side by side once."""
+        """Returns whether folding saves work: it concatenates the components once."""
         return True
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]  # a ClassVar, to flax no field
-        """The Batch fields that any part depends on."""
+        """The Batch fields that any component depends on."""
         return tuple(
             dict.fromkeys(sum((tuple(part.method.reads) for part in self.components()), ()))
         )
 
     def inherits(self) -> list[tuple[str, Method]]:
-        """Lists the exports that parts start from."""
+        """Lists the exports that components are initialised from."""
         more = [pair for part in self.components() for pair in part.method.inherits()]
         return [(part.init, part.method) for part in self.components() if part.init] + more
 
     def with_vocabulary(self, ids: np.ndarray) -> Method:
-        """Tells the parts of the words of the training text."""
+        """Passes the words of the training text to the components."""
         return self.clone(
             # Parts that ask have the same ids; of others it is "", the least of strings.
             seen=max(part.method.with_vocabulary(ids).seen for part in self.components())
         )
 
     def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Adds those of the parts. -> params"""
+        """Adds those of the components. -> params"""
         own = {
             name: part.with_base(params.get(name, {}), take) for name, part, _ in self.components()
         }
         return params | {name: numbers for name, numbers in own.items() if numbers}
 
     def starts(self) -> list[str]:
-        """Lists what the others start from."""
+        """Lists the initialisations of the components without an export."""
         return sum((part.method.starts() for part in self.components() if not part.init), [])
 
     def modules(self) -> dict[str, Any]:
-        """Makes what the parts score with."""
+        """Returns the modules of the components' objectives."""
         return {k: v for part in self.components() for k, v in part.method.modules().items()}
 
     def objectives(self) -> list[Objective]:
-        """Makes the terms of the parts, whose views number rows as the parts do."""
+        """Returns the objectives of the components, with slots renumbered."""
         return [
             term._replace(view=term.view and functools.partial(renumber, term.view, rows))
             for part, rows in zip(self.components(), self._rows(), strict=True)
@@ -84,7 +87,7 @@ class Prompt(Method):
         ]
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Starts each part as it says. -> params"""
+        """Initialises each component. -> params"""
         return params | {
             name: source.inherit(init, params[name]) if init else part.begin(params[name], source)
             for name, part, init in self.components() if name in params
@@ -92,7 +95,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Lays side by side what the parts add. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
+        """Concatenates the injections. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
         return join([
             # The parts are cached without a parent, and a clone takes its parameters from here.
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
@@ -100,7 +103,7 @@ class Prompt(Method):
         ], self._rows())  # fmt: skip
 
     def components(self) -> tuple[OnePart, ...]:
-        """Makes the methods that it consists of."""
+        """Returns the methods that it consists of."""
         return make_parts(self.parts, self.dims, self.asks, self.seen)
 
     def _rows(self) -> list[Rows]:

@@ -17,10 +17,11 @@ _SIZES = (
 
 
 class Prompt(Method):
-    """Holds `slots` rows and a prefix of `length` in the layers `first` to `last` (half-open).
+    """Contains `slots` vectors and a prefix of `length` in layers `first` to `last` (half-open).
 
-    The decoder of an encoder-decoder has its own, and a prefix in front of the encoder's output.
-    `rows` more are for the head, and stand behind the slots where a head lays them into the input.
+    The decoder of an encoder-decoder has separate ones, and a prefix before the encoder's output.
+    `rows` are further vectors for the head, which come after the slots if a head puts them into the
+    input.
     """
 
     slots: int = 0
@@ -38,34 +39,34 @@ class Prompt(Method):
     rows: int = 0
 
     def check(self) -> None:
-        """Raises InputError where the backbone lacks what the prompt stands in."""
+        """Raises InputError if the prompt does not fit the backbone."""
         self.needs_decoder("decoder_slots", "decoder_length", "cross_length")
         for field in _SIZES:
             if not 0 <= getattr(self, field) < 2**31:
                 shown = brief(getattr(self, field))
-                raise InputError(f"prompt.{field}={shown} must be from 0 to below 2**31")
+                raise InputError(f"prompt.{field}={shown} must be in [0, 2**31)")
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)
             if not 0 <= first <= last <= layers:
                 raise InputError(
-                    f"the prompt stands in layers {first + 1}-{last} of the {stream}, this "
-                    f"backbone has {layers}; take the backbone that it was learned on"
+                    f"the prompt is in layers {first + 1}-{last} of the {stream}, but this "
+                    f"backbone has {layers}; use the backbone that it was trained on"
                 )
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input."""
+        """Returns the number of soft tokens in the input."""
         return self.slots
 
     def num_decoder_slots(self) -> int:
-        """Tells how many soft tokens stand in what the decoder is fed."""
+        """Returns the number of soft tokens in the decoder's input."""
         return self.decoder_slots
 
     def position_shift(self) -> int:
-        """Tells by how much the text's positions move."""
+        """Returns the shift of the text's positions."""
         return self.shift
 
     def decoder_shift(self) -> int:
-        """Tells by how much the positions of what the decoder is fed move."""
+        """Returns the shift of the positions of the decoder's input."""
         return self.shift_decoder
 
     @nn.compact

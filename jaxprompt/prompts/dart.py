@@ -1,4 +1,4 @@
-"""DART: template and label words as trained rows, with a fluency objective (Zhang et al. 2022)."""
+"""DART: trained template and label vectors, with a fluency objective (Zhang et al. 2022)."""
 
 from typing import Any
 
@@ -18,11 +18,12 @@ from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
 class Prompt(Method):
-    """Learns `length` rows for the template's words and one per label word (sections 4.2 and 4.3).
+    """Trains `length` vectors for the template and one per label word (sections 4.2 and 4.3).
 
-    The template places them with [soft*n], in the order of the words of `text`, which they start
-    from, a row per subword. A label row starts from its word; it scores its class and, in the
-    fluency objective, stands at the mask (section 4.4): of several rows of a class the first.
+    The template places them with [soft*n], in the order of the words of `text`, from which they are
+    initialised, one vector per subword. A label vector is initialised from its word. It scores its
+    class and, in the fluency objective, replaces the mask (section 4.4); if a class has several,
+    the first is used.
     """
 
     READ_WITH = {"fluency": "hide", "start=words": "text"}
@@ -43,7 +44,7 @@ class Prompt(Method):
     )
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         at_least("prompt.length", self.length, 0)
         at_least("prompt.fluency", self.fluency, 0)
         check_share("prompt.hide", self.hide)
@@ -52,15 +53,15 @@ class Prompt(Method):
         choose("prompt.pieces", self.pieces, ("mean", "first"))
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens the template places; label rows stand in none of it."""
+        """Returns the number of soft tokens in the template, which has no label vectors."""
         return self.length
 
     def num_rows(self) -> int:
-        """Tells how many label rows it trains."""
+        """Returns the number of trained label vectors."""
         return sum(map(len, self._words())) if self.labels else 0
 
     def modules(self) -> dict[str, nn.Module]:
-        """Makes what scores hidden words. Raises InputError where there is nothing to hide."""
+        """Returns the head for hidden words. Raises InputError if there is nothing to hide."""
         if self.fluency and (self.asks.mask < 0 or not self.asks.words):
             raise InputError(
                 f"prompt.fluency={self.fluency:g} needs a masked language model and label words, "
@@ -69,12 +70,12 @@ class Prompt(Method):
         return {"fluency": TargetScores()} if self.fluency else {}
 
     def objectives(self) -> list[Objective]:
-        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 8-9)."""
+        """Returns the fluency objective: -log p of hidden words given the label (eq. 8-9)."""
         own = Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)
         return [own] if self.fluency else []
 
     def _hide_words(self, batch: Batch, key) -> Batch:
-        """Lays the right label in the place of the masks, and hides words of the text."""
+        """Replaces the masks by the right label, and hides words of the text."""
         hidden = hide_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
         table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
         first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
@@ -104,8 +105,8 @@ class Prompt(Method):
             ids = template_ids(source.tokenizer, self.text)
             if len(ids) != self.length:
                 raise InputError(
-                    f"prompt.text={self.text!r} has {len(ids)} subwords, prompt.length is "
-                    f"{self.length}; set prompt.length={len(ids)} and place [soft*{len(ids)}]"
+                    f"prompt.text={self.text!r} has {len(ids)} subwords, but prompt.length is "
+                    f"{self.length}; set prompt.length={len(ids)} and write [soft*{len(ids)}]"
                 )
             found["table"] = np.asarray(source.embed(ids), np.float32)
         if "rows" in params:
@@ -116,7 +117,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
+        """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
         draw = nn.initializers.normal(0.02)
         part = lambda name, count: self.param(name, draw, (count, self.dims.embed))
         parts = [part("table", self.length)] if self.length else []

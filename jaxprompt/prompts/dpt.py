@@ -1,4 +1,4 @@
-"""DPT's copies: the classes that the input lists, written by trained rows (Yao et al. 2022)."""
+"""DPT's copies: trained vectors replace the class names in the input (Yao et al. 2022)."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from jaxprompt.types import Asks, Batch, Injection, Stream
 
 
 class Prompt(Method):
-    """Learns a row per subword of each class's name, and `length` soft tokens.
+    """Trains a vector per subword of each class name, and `length` soft tokens.
 
-    The rows start as copies of the subwords' embeddings; a head lays them into the input behind the
-    soft tokens, which the template places.
+    The vectors are initialised from the subwords' embeddings. A head puts them into the input,
+    after the soft tokens, which the template places.
     """
 
     READ_WITH = {"length": "scale"}
@@ -25,16 +25,16 @@ class Prompt(Method):
     scale: float = kinds.option(0.02, "standard deviation of the soft tokens at the start")
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         at_least("prompt.length", self.length, 0)
         at_least("prompt.scale", self.scale, 0)
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens the template places; the rows stand behind them."""
+        """Returns the number of soft tokens in the template; the vectors come after them."""
         return self.length
 
     def num_rows(self) -> int:
-        """Tells how many subwords the names of the classes have."""
+        """Returns the number of subwords of the class names."""
         return len(self._subwords())
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
+        """Returns slots [1, S + R, E], of which the template places S, and rows [R, E]."""
         # In this order: the template numbers its rows from 0, and those of the classes follow.
         names = {"table": self.length, "rows": self.num_rows()}
         draw = nn.initializers.normal(self.scale)

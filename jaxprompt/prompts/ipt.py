@@ -16,14 +16,15 @@ from jaxprompt.types import Batch, Injection, Stream
 
 
 class Prompt(Method):
-    """Learns a row per word, or an encoder of such rows; the first words of a text make its prompt.
+    """Trains a vector per word, or an encoder; the first words of a text determine its prompt.
 
-    Random IPT trains the rows. Pretrained IPT starts them from `pretrained`, an export of a topic
-    classifier. Encoder IPT has `fixed` rows and an `encoder` that computes `length` vectors from
-    them. Padding adds nothing: a text has no more of the prompt than it has words.
+    Random IPT trains the vectors. Pretrained IPT initialises them from `pretrained`, an export of a
+    topic classifier. Encoder IPT has `fixed` vectors and an `encoder` that computes `length`
+    vectors from them. Padding adds nothing: a prompt has at most as many vectors as the text has
+    words.
 
-    On "prompt" the vectors are soft tokens. On "prefix" they are keys and values of `layers`,
-    `added`, times `coefficient`, to trained ones of the task in every layer, or alone.
+    With "prompt" the vectors are soft tokens. With "prefix" they are keys and values of `layers`,
+    times `coefficient`, either `added` to trained ones of the task in every layer, or alone.
     """
 
     INIT, LASTING, reads = "pretrained", ("scale",), ("encoder",)
@@ -53,7 +54,7 @@ class Prompt(Method):
     shuffled: bool = kinds.option(False, "a control: the prompt of another text of the batch")
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         for field, limit in (("length", 1), ("hidden", 0), ("scale", 0)):
             at_least(f"prompt.{field}", getattr(self, field), limit)
         choose("prompt.on", self.on, ("prompt", "prefix"))
@@ -63,38 +64,40 @@ class Prompt(Method):
             raise InputError(f"prompt.utilization={self.utilization} must be in (0, 1]")
         parse_layers(self.layers, self.dims.layers)
         if self.fixed and self.encoder == "none":
-            raise InputError("prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp; give one")
+            raise InputError(
+                "prompt.fixed=True needs an encoder; set prompt.encoder=cnn, lstm or mlp"
+            )
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input."""
+        """Returns the number of soft tokens in the input."""
         return self.length if self.on == "prompt" else 0
 
     def position_shift(self) -> int:
-        """Tells by how much the text's positions move."""
+        """Returns the shift of the text's positions."""
         return self.length if self.on == "prefix" and self.shift else 0
 
     def inherits(self) -> list[tuple[str, Method]]:
-        """Names the export that it starts from."""
+        """Returns the export that it is initialised from."""
         return [(self.pretrained, self)] if self.pretrained else []
 
     def must_match(self) -> list[str]:
-        """Lists the fields in which that export is like it."""
+        """Lists the fields that must equal those of that export."""
         return ["on"] + ["encoder", "hidden", "length"] * (self.encoder != "none")
 
     def with_vocabulary(self, ids: np.ndarray) -> Method:
-        """Stores the rows of these words alone."""
+        """Stores the vectors of only these words."""
         return self.clone(seen="" if self.fixed or self.rows == "all" else pack_ids(ids))
 
     def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Adds the rows of all words, and those that round their number up. -> params"""
+        """Adds the vectors of all words, and the padding rows. -> params"""
         return restore_rows(self.table(), self.pretrained, params, take)
 
     def exported(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Leaves the latter out. -> params"""
+        """Removes the padding rows. -> params"""
         return export_rows(self.table(), params)
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Starts the rows and the encoder from those of the export. -> params"""
+        """Initialises the vectors and the encoder from those of the export. -> params"""
         if not self.pretrained:
             return params
         taken, words = source.take(self.pretrained), params.get("words", {})
@@ -103,7 +106,7 @@ class Prompt(Method):
 
     @nn.nowrap
     def table(self) -> WordRows:
-        """Makes the module of the rows."""
+        """Returns the module of the word vectors."""
         d = self.dims  # a key and a value are a row
         width = d.embed if self.on == "prompt" else 2 * d.heads * d.head_dim
         whole = self.rows == "all" and not self.fixed
@@ -112,7 +115,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Makes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
+        """Computes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
         vectors, there = make_vectors(
             self.table(), batch.encoder, length=self.length, share=self.utilization,
             kind=self.encoder, hidden=self.hidden, scale=self.scale,

@@ -1,4 +1,4 @@
-"""No prompt: full tuning, head or biases or LayerNorms alone, zero-shot; patterns tell which."""
+"""No prompt: full fine-tuning, only the head, biases or LayerNorms, or zero-shot; see trainable."""
 
 from typing import ClassVar
 

@@ -10,10 +10,10 @@ from jaxprompt.types import Batch, Injection, Stream
 
 
 class Prompt(Method):
-    """Learns `length` pseudo tokens, which the template places with [soft*n] among its own words.
+    """Trains `length` pseudo tokens, which the template places with [soft*n] among its words.
 
     Their embeddings pass through a bidirectional LSTM and linear layers with ReLU between them, or
-    through the linear layers alone. Export folds the encoder away.
+    only through the linear layers. An export contains the computed vectors without the encoder.
 
     The released code has hidden=0 and inner=0 with two linear layers; PEFT's LSTM has inner twice
     hidden, its MLP three linear layers and inner=hidden.
@@ -31,7 +31,7 @@ class Prompt(Method):
     scale: float = kinds.option(1.0, "standard deviation of the embeddings at the start")
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         for field in ("length", "lstm_layers", "linear"):
             at_least(f"prompt.{field}", getattr(self, field), 1)
         for field in ("hidden", "inner", "scale"):
@@ -39,16 +39,16 @@ class Prompt(Method):
         choose("prompt.encoder", self.encoder, ("lstm", "mlp", "none"))
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input."""
+        """Returns the number of soft tokens in the input."""
         return self.length
 
     def is_computed(self) -> bool:
-        """Tells whether folding spares work: the encoder's."""
+        """Returns whether folding saves work, that of the encoder."""
         return self.encoder != "none"
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Writes the same rows into every example. -> slots [1, S, E]"""
+        """Adds the same vectors to every example. -> slots [1, S, E]"""
         width = self.dims.embed
         draw = nn.initializers.normal(self.scale)
         # One sequence serves all examples, so the encoder runs once per step and not per row.

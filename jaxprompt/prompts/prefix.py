@@ -16,22 +16,22 @@ from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 
 class Prompt(Method):
-    """Learns `length` keys and values for each layer of the interval `layers`.
+    """Trains `length` keys and values for each layer of the interval `layers`.
 
-    An encoder-decoder has two attentions more: its decoder's own, and that over the encoder's
-    output, which knows no positions.
+    An encoder-decoder has two more attentions: the decoder's self-attention, and that over the
+    encoder's output, which has no positions.
 
-    `shift` moves the text's positions by the length of the prefix in front of it, as the paper's
-    code does, and a relative bias then runs over both, the prefix at 0 .. P - 1, as past keys stand
-    in transformers and PEFT. Without it the text stays where it is, and a relative bias adds 0 to
-    the prefix, as in `adapters`.
+    `shift` moves the text's positions by the length of the prefix before it, as in the paper's
+    code. A relative bias then covers both, with the prefix at 0 .. P - 1, like past keys in
+    transformers and PEFT. Without `shift` the text's positions do not change, and a relative bias
+    is 0 for the prefix, as in `adapters`.
 
-    `start` "text" takes the keys and values that the frozen model itself gives the first tokens of
-    `text` (Li and Liang 2021, section 7.4); a text that is too short goes on with draws from the
-    vocabulary.
+    `start` "text" uses the keys and values of the frozen model for the first tokens of `text` (Li
+    and Liang 2021, section 7.4); if the text is too short, the rest is sampled from the vocabulary.
 
     hidden > 0 computes each table from [P, hidden] embeddings through a two-layer tanh MLP (section
-    3.3), which export folds away. Dropout falls on keys and values, drawn anew for every example.
+    3.3), which is not part of an export. Dropout applies to keys and values, separately for every
+    example.
     """
 
     PLAIN = "prompt.hidden=0"
@@ -53,7 +53,7 @@ class Prompt(Method):
     text: str = kinds.option("", "text: what it starts from the keys and values of")
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         self.needs_decoder("decoder", "decoder_layers", "cross", "cross_layers")
         at_least("prompt.length", self.length, 0 if self.decoder or self.cross else 1)
         for field in ("decoder", "cross", "hidden", "scale"):
@@ -63,25 +63,25 @@ class Prompt(Method):
         self.needs_start()
         if self.start != "normal" and self.hidden:
             raise InputError(
-                f"prompt.start={self.start} gives keys and values, and prompt.hidden={self.hidden} "
-                "computes them; set prompt.hidden=0, or take prompt.start=normal"
+                f"prompt.start={self.start} initialises keys and values, but prompt.hidden="
+                f"{self.hidden} computes them; set prompt.hidden=0, or use prompt.start=normal"
             )
         self._places()
 
     def position_shift(self) -> int:
-        """Tells by how much the text's positions move."""
+        """Returns the shift of the text's positions."""
         return self.length if self.shift else 0
 
     def decoder_shift(self) -> int:
-        """Tells by how much the positions of what the decoder is fed move."""
+        """Returns the shift of the positions of the decoder's input."""
         return self.decoder if self.shift else 0
 
     def is_computed(self) -> bool:
-        """Tells whether folding spares work: the MLP's."""
+        """Returns whether folding saves work, that of the MLP."""
         return self.hidden > 0
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Writes the keys and values of a text over the draws. -> params"""
+        """Replaces the initial keys and values by those of a text. -> params"""
         if self.start != "text":
             return params
         rows = choose_rows(
@@ -97,7 +97,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Makes the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
+        """Returns the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
         rows = batch.encoder.ids.shape[0] if self.dropout and not deterministic else None
         return Injection(
             **{at.stream: Stream(prefix=self._make(at, rows)) for at in self._places()}

@@ -1,4 +1,4 @@
-"""Soft prompt tuning: trained rows at the word-embedding level (Lester et al. 2021)."""
+"""Prompt tuning: trained vectors at the level of word embeddings (Lester et al. 2021)."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ STARTS = ("normal", "uniform", "file", "vocab", "frequent", "labels", "text", "t
 
 
 def symmetric_uniform(key, shape, dtype=jnp.float32):
-    """Draws from U(-0.5, 0.5), as the paper says (flax's own uniform is one-sided)."""
+    """Samples from U(-0.5, 0.5), as in the paper (flax's uniform is one-sided)."""
     return nn.initializers.uniform(1.0)(key, shape, dtype) - 0.5
 
 
 class Prompt(Method):
-    """Learns `length` rows; the template lays out where they stand.
+    """Trains `length` vectors; the template says where they are.
 
-    An encoder-decoder takes `decoder` rows more in what its decoder is fed. They are the last of
-    the one table, so that every start serves both.
+    An encoder-decoder has `decoder` more vectors in the decoder's input. They are the last of the
+    single table, so that every initialisation applies to both.
 
-    `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other starts are written over
-    these draws: the rows in `file`, or embeddings of token ids (`warm_start`), those of `text` too.
-    `top` is how many of the most common tokens "vocab" and "frequent" draw from.
+    `start` "normal" samples N(0, scale^2), "uniform" U(-0.5, 0.5). The other values replace these
+    samples: by the vectors in `file`, or by embeddings of token ids (`warm_start`), including those
+    of `text`. `top` is the number of most common tokens that "vocab" and "frequent" sample from.
     """
 
     READ_BY_START = ("text", "file")
@@ -47,7 +47,7 @@ class Prompt(Method):
     file: str = kinds.option("", "file: an .npy [P, E], an export, or a PEFT adapter")
 
     def check(self) -> None:
-        """Raises InputError for a hyper-parameter out of its range."""
+        """Raises InputError if a hyperparameter is out of range."""
         self.needs_decoder("decoder")
         at_least("prompt.decoder", self.decoder, 0)
         at_least("prompt.length", self.length, 0 if self.decoder else 1)
@@ -59,15 +59,15 @@ class Prompt(Method):
         self.needs_start()
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input."""
+        """Returns the number of soft tokens in the input."""
         return self.length
 
     def num_decoder_slots(self) -> int:
-        """Tells how many soft tokens stand in what the decoder is fed."""
+        """Returns the number of soft tokens in the decoder's input."""
         return self.decoder
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Writes rows of a file, or embeddings of tokens, over the draws. -> params"""
+        """Replaces the samples by vectors of a file or embeddings of tokens. -> params"""
         if self.start in ("normal", "uniform"):
             return params
         if self.start == "file":
@@ -83,7 +83,7 @@ class Prompt(Method):
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Writes the same rows into every example. -> slots [1, S, E] a stream"""
+        """Adds the same vectors to every example. -> slots [1, S, E] a stream"""
         draw = symmetric_uniform if self.start == "uniform" else nn.initializers.normal(self.scale)
         table = self.param("table", draw, (self.length + self.decoder, self.dims.embed))  # [S, E]
         parts = jnp.split(table[None], [self.length], axis=1)
@@ -92,13 +92,16 @@ class Prompt(Method):
 
 
 def warm_start(params: dict[str, Any], embed: np.ndarray, rows: list[list[int]]) -> dict[str, Any]:
-    """Starts row i at the mean embedding of the tokens rows[i]. -> params
+    """Initialises vector i with the mean embedding of the tokens rows[i]. -> params
 
-    Raises InputError where the number of rows is not the prompt's.
+    Raises:
+      InputError: if the number of rows is not the prompt's length.
     """
     table = np.array(params["table"])
     if len(rows) != len(table):
-        raise InputError(f"{len(rows)} rows of tokens for a prompt of length {len(table)}")
+        raise InputError(
+            f"{len(rows)} lists of tokens for {len(table)} soft tokens; give one for each"
+        )
     for i, ids in enumerate(rows):
         table[i] = np.asarray(embed[np.asarray(ids)], np.float32).mean(0)
     return params | {"table": table}

@@ -1,1 +1,1 @@
-"""What answers are worth: losses on the device, decisions and metrics on the host."""
+"""Evaluation: losses on the device, decisions and metrics on the host."""

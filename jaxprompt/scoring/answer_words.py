@@ -1,4 +1,4 @@
-"""The words of an answer as the official script of SQuAD compares them."""
+"""The words of an answer, as in the official script of SQuAD."""
 
 import re
 import string
@@ -23,21 +23,21 @@ _CMRC_PIECE = re.compile(rf"[\u4e00-\u9fa5]|{_CMRC_RUN}(?:(?:\.|,(?=\d)){_CMRC_R
 
 
 def cmrc_text(text: str) -> str:
-    """Writes an answer as CMRC 2018's script compares whole ones: lower case, without its marks."""
+    """Normalises an answer like CMRC 2018's script: lower case, without its punctuation marks."""
     return "".join(c for c in text.lower().strip() if c not in _CMRC_MARKS)
 
 
 def cmrc_words(text: str) -> list[str]:
-    """Splits an answer as CMRC 2018's script does: Chinese by character, without its marks.
+    """Splits an answer like CMRC 2018's script: Chinese by character, without its marks.
 
-    What is not Chinese is split into words and marks by a regular expression, where the script asks
-    NLTK: the two differ in English contractions, abbreviations and signs such as ° and ♯.
+    Other text is split into words and marks by a regular expression, where the script uses NLTK:
+    the two differ in English contractions, abbreviations and signs such as ° and ♯.
     """
     return _CMRC_PIECE.findall(cmrc_text(text))
 
 
 def common_run(gold: Sequence[str], pred: Sequence[str]) -> float:
-    """F1 of the longest run of words that two answers have in common (CMRC 2018)."""
+    """Returns the F1 of the longest common run of words of two answers (CMRC 2018)."""
     longest, row = 0, [0] * (len(pred) + 1)
     for own in gold:
         before = row
@@ -47,7 +47,7 @@ def common_run(gold: Sequence[str], pred: Sequence[str]) -> float:
 
 
 def shared_words(gold: Sequence[str], pred: Sequence[str]) -> float:
-    """F1 of the words that two answers share; of two without words 1."""
+    """Returns the F1 of the words that two answers share; 1 if both have no words."""
     if not gold or not pred:
         return float(gold == pred)
     shared = sum((Counter(gold) & Counter(pred)).values())

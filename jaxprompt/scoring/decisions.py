@@ -4,7 +4,7 @@ import numpy as np
 
 
 def decide(scores: np.ndarray, classes: int) -> np.ndarray:
-    """Picks each row's best class; -1 where a piece outside the label words is better. -> [B]"""
+    """Returns each row's best class; -1 if a subword outside the label words is better. -> [B]"""
     best = scores[:, :classes].argmax(-1)
     if scores.shape[1] > classes:
         best = np.where(scores[:, classes] > scores[:, :classes].max(-1), -1, best)
@@ -12,14 +12,14 @@ def decide(scores: np.ndarray, classes: int) -> np.ndarray:
 
 
 def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
-    """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
+    """Returns the probabilities of the classes from scores. [B, C or C + 1] -> [B, C]"""
     # Less the maximum: the exponential of a large score would overflow.
     scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 
 
 def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
-    """Takes out the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
+    """Masks the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
     column = np.arange(scores.shape[1])
     # The column behind the classes is that of no class, which every example has.
     return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)

@@ -1,6 +1,6 @@
 """Losses: (scores, labels, weights) -> (sum, normaliser), exact under padding and uneven hosts.
 
-What is counted besides, `count_*`, is exact in the same way: {name: sum}.
+Additional counts, `count_*`, are exact in the same way: {name: sum}.
 """
 
 from functools import partial
@@ -46,10 +46,10 @@ def per_token(scores, labels, weights, *, smoothing: float = 0.0):
 def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_mean: bool = False):
     """Sums the binary cross entropies of the classes of each example, or takes their mean.
 
-    scores [B, C]: the logit of each class, ABSENT = not there; labels [B], or [B, C] of 1 where a
-    class is right, 0 where it is not, -1 where it is not asked. weights [B] -> (scalar, scalar)
+    scores [B, C]: the logit of each class, ABSENT = missing; labels [B], or [B, C] of 1 if a class
+    is right, 0 if it is not, -1 if it is ignored. weights [B] -> (scalar, scalar)
 
-    -log p and -log(1 - p) are those of log-sigmoids: 1 - sigmoid rounds to 0 (DPT eq. 3).
+    -log p and -log(1 - p) use log-sigmoids, since 1 - sigmoid rounds to 0 (DPT eq. 3).
     """
     scores = scores.astype(jnp.float32)
     if labels.ndim == 1:
@@ -75,7 +75,7 @@ def squared_error(scores, labels, weights):
 def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums the mean of the cross entropies of start and end. [B, M, 2], [B, M], [B]
 
-    A label holds START and END as bits; a row whose labels are all -1 has none.
+    A label has START and END as bits; a row whose labels are all -1 has none.
     """
     known = weights * (labels >= 0).any(-1)
     there = jnp.maximum(labels, 0)
@@ -89,7 +89,7 @@ def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
 
 
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
-    """Sums -log p over a full-vocabulary head's class columns; its last column is no class."""
+    """Sums -log p over the class columns of a full-vocabulary head; its last column is no class."""
     # Normalised over the vocabulary already: a softmax of these columns would forget the rest.
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
 
@@ -106,17 +106,17 @@ def on_targets(scores, labels, weights):
 
 
 def count_hits(scores, labels, weights):
-    """Counts the targets that are the likeliest. Scored, _, [B] -> {name: scalar}"""
+    """Counts the targets that are the most likely tokens. Scored, _, [B] -> {name: scalar}"""
     return {"hits": (_asked(scores, weights) * scores.hit).sum()}
 
 
 def count_classes(scores, labels, weights):
-    """Counts the examples whose right class is the best, of scores as in `make_loss`."""
+    """Counts the examples whose best class is right, for scores as in `make_loss`."""
     return {"hits": (weights * (scores.argmax(-1) == labels)).sum()}
 
 
 def count_replaced(scores, labels, weights):
-    """Counts tokens told rightly, replaced, called replaced, and both. Detected, _, [B]"""
+    """Counts tokens: right, replaced, predicted as replaced, and both. Detected, _, [B]"""
     asked, called = _asked(scores, weights), scores.hit == scores.replaced
     kinds = {"hits": scores.hit, "replaced": scores.replaced, "called": called}
     kinds["found"] = called & scores.replaced
@@ -128,5 +128,5 @@ def _asked(scores, weights):
 
 
 def make_loss(scores: str, smoothing: float):
-    """Picks the loss for a head's kind of scores ("restricted" or "full")."""
+    """Returns the loss for a head's scores ("restricted" or "full")."""
     return partial(full_vocabulary if scores == "full" else cross_entropy, smoothing=smoothing)

@@ -1,6 +1,6 @@
-"""Scores of predicted classes and of written texts, by libraries behind one small interface.
+"""Metrics of predicted classes and generated texts, by libraries behind one small interface.
 
-Those of pre-training come from sums over its targets.
+Metrics of pre-training are computed from sums over its targets.
 """
 
 import math
@@ -48,32 +48,32 @@ _WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 
 
 def all_metrics() -> tuple[str, ...]:
-    """Lists the metrics of all kinds of answers."""
+    """Lists the metrics of all types of answers."""
     return tuple(dict.fromkeys(name for names in OF.values() for name in names))
 
 
 def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
-    """Raises InputError for a metric that is unknown or that the task cannot have.
+    """Raises InputError for a metric that is unknown or does not fit the task.
 
-    `kind` is what the task's answers are, of `OF`; `num_classes` counts where these are classes.
+    `kind` is the type of the task's answers, a key of `OF`; `num_classes` is used for classes.
     """
     known = OF[kind]
     if name not in known:
         others = [other for other, names in OF.items() if name in names]
         if others:
             raise InputError(
-                f"metric {name} compares {others[0]}, but the task {_HAS[kind]}; take "
+                f"metric {name} compares {others[0]}, but the task {_HAS[kind]}; use "
                 f"{', '.join(known)}"
             )
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
     if name in ("f1", *questions.METRICS) and num_classes != 2 and kind == "classes":
         raise InputError(
-            f"metric {name} is for 2 classes, the task has {num_classes}; use macro_f1"
+            f"metric {name} needs 2 classes, but the task has {num_classes}; use macro_f1"
         )
 
 
 def right_classes(gold: np.ndarray, pred: np.ndarray, judged: Judged | None) -> np.ndarray:
-    """Gives the right class of each example: of several the answer, else the first. [examples]"""
+    """Returns the right class of each example; if there are several, the predicted or the first."""
     if judged is None:
         return gold
     triples = zip(gold, pred, judged.right, strict=True)
@@ -84,14 +84,14 @@ def score(
     name: str, gold: ArrayLike, pred: ArrayLike, num_classes: int,
     judged: Judged | None = None, scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The metric `name`, first, and accuracy, as fractions. gold, pred: [examples]
+    """Returns the metric `name` first, and accuracy, as fractions. gold, pred: [examples]
 
-    RANKINGS need `scores` [examples, C], and are all given, without accuracy; see `score_ranks`.
+    RANKINGS need `scores` [examples, C], and are all returned, without accuracy; see `score_ranks`.
 
-    f1 is that of the positive class, `judged.positive`, else of class 1; macro_f1 averages over the
-    classes that occur in gold or pred, which is scikit-learn's default, so that a class predicted
-    and never right counts as 0; matthews is the correlation over all classes. pred = -1 (no class)
-    is wrong and no class of its own. Where `judged` has several right classes of an example, a pred
+    f1 is that of the positive class, `judged.positive`, or else of class 1. macro_f1 averages over
+    the classes that occur in gold or pred, which is scikit-learn's default, so that a class that is
+    predicted but never right counts as 0. matthews is the correlation over all classes. pred = -1
+    (no class) is wrong but not a class. If `judged` has several right classes of an example, a pred
     or a rank among them is right. Metrics of relations and questions need `judged`; see
     scoring/relations.py and scoring/questions.py.
     """
@@ -110,7 +110,7 @@ def score(
         return {name: ranks.pop(name), **ranks}
     if name in relations.METRICS:
         if judged is None:
-            raise ValueError(f"metric {name} needs what is known of the relations")
+            raise ValueError(f"metric {name} needs `judged`, the facts about the relations")
         return relations.score_relations(name, judged, gold, pred)
     if name in questions.METRICS:
         if judged is None or not judged.questions:
@@ -125,10 +125,10 @@ def score(
 
 
 def score_ranks(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Shares of right classes ranked first and among ten, and the mean reciprocal rank.
+    """Returns the shares of right classes at rank 1 and up to 10, and the mean reciprocal rank.
 
-    gold [examples], scores [examples, C]. Of classes with equal scores the first ranks higher, as
-    argmax has it. LAMA calls the shares P@1 and P@10 (Petroni et al. 2019).
+    gold [examples], scores [examples, C]. Of classes with equal scores the first ranks higher, like
+    argmax. LAMA calls the shares P@1 and P@10 (Petroni et al. 2019).
     """
     own = np.take_along_axis(scores, gold[:, None], axis=1)  # [N, 1]
     level = (scores == own) & (np.arange(scores.shape[1]) < gold[:, None])
@@ -138,17 +138,17 @@ def score_ranks(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 
 def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
-    """The metric `name`, first, and exact_match, as fractions. gold: references of each example
+    """Returns the metric `name` first, and exact_match, as fractions. gold: references per example
 
     exact_match is the share of texts equal to one of their references; white space at both ends is
     stripped and nothing else is normalised. rouge_l is ROUGE-L's F-measure with the best reference,
-    averaged over examples: without stemming, in lower case, over runs of letters and digits, each
-    Chinese character a word of its own. bleu is sacreBLEU's corpus BLEU, with its tokenizer "zh"
-    where any reference holds a Chinese character and "13a" elsewhere.
+    averaged over examples: without stemming, in lower case, over runs of letters and digits; each
+    Chinese character is a word. bleu is sacreBLEU's corpus BLEU, with its tokenizer "zh" if any
+    reference contains a Chinese character and "13a" otherwise.
     """
     check_metric(name, 0, "texts")
     if len(gold) != len(pred) or not pred:
-        raise ValueError(f"{len(gold)} golds and {len(pred)} texts must be equally many, 1 or more")
+        raise ValueError(f"{len(gold)} golds and {len(pred)} texts must be equal in number")
     if isinstance(gold[0], str) or not all(gold):
         raise ValueError("each gold must be a list of 1 or more references")
     gold = [[text.strip() for text in texts] for texts in gold]
@@ -163,13 +163,13 @@ def score_tags(
     name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]], *,
     has_predicates: bool = False,
 ) -> dict[str, float]:  # fmt: skip
-    """The metric `name`, its precision and recall, and the accuracy of tags, as fractions.
+    """Returns the metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
     gold, pred: the tags of each text, in IOB2 unless the metric is accuracy, which is alone. An
-    entity is right where its words and its type are; micro-averages over all entities, by seqeval
-    in its default mode, which is conlleval's: what begins with I- is an entity too. role_f1 is of
-    the arguments of predicates; see `score_roles`. Tags that are roles, `has_predicates`, get both
-    F1s, the one that is not the metric last.
+    entity is right if its words and its type are; micro-averages over all entities, by seqeval in
+    its default mode, which is conlleval's: tags that begin with I- can start an entity too. role_f1
+    is for the arguments of predicates; see `score_roles`. With roles, `has_predicates`, both F1s
+    are returned, the one that is not the metric last.
     """
     check_metric(name, 0, "tags")
     if not any(gold):
@@ -197,17 +197,17 @@ def score_tags(
 
 
 def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
-    """The metric `name` first, and exact_match, as fractions. gold: answers of each question
+    """Returns the metric `name` first, and exact_match, as fractions. gold: answers per question
 
-    As the official script of SQuAD has them: of the answers that are right the best counts; lower
-    case, without punctuation and articles; f1 is of the words that two answers share. "" stands for
-    no answer, which nothing else shares a word with. A Chinese character is a word of its own.
-    cmrc_f1 is that of CMRC 2018's script, of the longest run of words in common, and so is the
-    exact match beside it, which leaves out other marks.
+    As in the official script of SQuAD: the best of the right answers counts; lower case, without
+    punctuation and articles; f1 is over the words that two answers share. "" means no answer, which
+    shares no word with anything else. A Chinese character is a word. cmrc_f1 is that of CMRC 2018's
+    script, over the longest common run of words, and so is the exact match returned with it, which
+    removes other marks.
     """
     check_metric(name, 0, "spans")
     if len(gold) != len(pred) or not pred or not all(gold):
-        raise ValueError("each question must have one answer, and one or more that are right")
+        raise ValueError("each question needs one prediction and at least one right answer")
     if name == "cmrc_f1":
         return _score_chinese(gold, pred)
     # SQuAD 2.0's script leaves out answers of which nothing is left, unless all are such.
@@ -230,13 +230,13 @@ def _score_chinese(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[s
 
 
 def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, float]:
-    """The metric `name` first, of pearson and spearman: correlations as GLUE has them of STS-B.
+    """Returns the metric `name` first, of pearson and spearman: correlations as in GLUE's STS-B.
 
-    0 where either side is constant, or has one example: no correlation is known.
+    0 if either side is constant or has one example: the correlation is undefined.
     """
     check_metric(name, 0, "numbers")
     if len(gold) != len(pred) or not len(gold):
-        raise ValueError(f"{len(gold)} golds and {len(pred)} numbers must be equally many")
+        raise ValueError(f"{len(gold)} golds and {len(pred)} numbers must be equal in number")
     pair = np.asarray(gold, np.float64), np.asarray(pred, np.float64)
     scores = dict.fromkeys(NUMBER_METRICS, 0.0)
     if all(np.ptp(own) for own in pair):
@@ -250,9 +250,9 @@ def score_numbers(name: str, gold: np.ndarray, pred: np.ndarray) -> dict[str, fl
 
 
 def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss in nats, accuracy and perplexity of a language model, of sums over its targets.
+    """Returns loss in nats, accuracy and perplexity of a language model, from sums over targets.
 
-    `sums`: loss, n and hits, each added up over batches. Without a target all are NaN.
+    `sums`: loss, n and hits, each summed over batches. Without a target all are NaN.
     """
     n = float(sums["n"]) or math.nan
     loss = float(sums["loss"]) / n
@@ -263,9 +263,9 @@ def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def score_classes(sums: Mapping[str, float], majority: float) -> dict[str, float]:
-    """Accuracy and loss of classes, of sums over examples, beside the accuracy of a constant.
+    """Returns accuracy and loss of classes, from sums over examples, and a constant's accuracy.
 
-    `sums`: loss, n and hits, each added up over batches. Without an example the first are NaN.
+    `sums`: loss, n and hits, each summed over batches. Without an example the first are NaN.
     """
     n = float(sums["n"]) or math.nan
     accuracy, loss = (float(sums[name]) / n for name in ("hits", "loss"))
@@ -273,10 +273,10 @@ def score_classes(sums: Mapping[str, float], majority: float) -> dict[str, float
 
 
 def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss and accuracy of replaced-token detection, and how well replaced tokens are found.
+    """Returns loss and accuracy of replaced-token detection, and the F1 of replaced tokens.
 
-    `sums`: loss, n, hits, replaced, called (replaced) and found (both), added up over batches.
-    `majority` is the accuracy of calling every token original, whose F1 is 0.
+    `sums`: loss, n, hits, replaced, called (replaced) and found (both), summed over batches.
+    `majority` is the accuracy of predicting that every token is original, whose F1 is 0.
     """
     n = float(sums["n"]) or math.nan
     share = lambda part, whole: float(part / whole) if whole else 0.0
@@ -292,7 +292,7 @@ def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and population standard deviation (ddof 0, as LM-BFF reports)."""
+    """Returns mean and population standard deviation (ddof 0, as LM-BFF reports)."""
     if not len(values):
         raise ValueError("no values to average")
     return float(np.mean(values)), float(np.std(values))

@@ -1,8 +1,8 @@
-"""Metrics of questions whose answers are examples of their own, as SuperGLUE has them.
+"""Metrics of questions whose candidate answers are separate examples, as in SuperGLUE.
 
-Each candidate of a question is right or wrong by itself: `Judged.positive` is the class of those
-that are right, and `Judged.questions` says which question it is of (Wang et al. 2019, section 3.2:
-MultiRC and ReCoRD).
+Each candidate of a question is right or wrong separately: `Judged.positive` is the class of right
+ones, and `Judged.questions` is the question of each (Wang et al. 2019, section 3.2: MultiRC and
+ReCoRD).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ METRICS = ("f1a", "answer_f1")
 def score_questions(
     metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray, scores: np.ndarray | None
 ) -> dict[str, float]:
-    """The metric, first, exact_match and accuracy, as fractions. gold, pred: [examples]
+    """Returns the metric first, exact_match and accuracy, as fractions. gold, pred: [examples]
 
     See `score_candidates` and `score_best`, which needs `scores` [examples, 2].
     """
@@ -38,9 +38,9 @@ def score_questions(
 def score_candidates(
     asked: list[list[int]], gold: np.ndarray, pred: np.ndarray, right: int
 ) -> dict[str, float]:
-    """f1a: F1 of the candidates of the class `right`, over all questions, as MultiRC has it.
+    """Returns f1a: F1 of the candidates of the class `right`, over all questions, as in MultiRC.
 
-    exact_match is the share of questions of which every candidate is judged right. `asked` lists
+    exact_match is the share of questions with a right prediction for every candidate. `asked` lists
     the examples of each question.
     """
     true_positives = int(((gold == right) & (pred == right)).sum())
@@ -54,10 +54,10 @@ def score_best(
     asked: list[list[int]], texts: Sequence[str], gold: np.ndarray, scores: np.ndarray,
     positive: int,
 ) -> dict[str, float]:  # fmt: skip
-    """answer_f1: F1 of the words of each question's best candidate, averaged, as ReCoRD has it.
+    """Returns answer_f1: word F1 of each question's best candidate, averaged, as in ReCoRD.
 
-    The best has the highest score of the class `positive` over that of the other, the first of
-    equal ones. Of the right candidates the nearest to it counts; exact_match is the share of
+    The best has the highest score of the class `positive` minus that of the other, the first of
+    equal ones. It is compared with the most similar right candidate; exact_match is the share of
     questions where it is one of them. A question without a right candidate counts as 0.
     """
     chance, shares, exact = scores[:, positive] - scores[:, 1 - positive], [], []

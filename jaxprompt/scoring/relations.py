@@ -1,6 +1,6 @@
-"""Metrics of relations: the class that is no relation is left out, and an example may have several.
+"""Metrics of relations: the class of no relation is excluded, and an example may have several.
 
-gold and pred are class indices; what a metric knows besides is a `Judged` of data/text/encoded.py.
+gold and pred are class indices; other facts are in a `Judged` of data/text/encoded.py.
 """
 
 import re
@@ -18,21 +18,21 @@ _DIRECTED = re.compile(r"(.+)\((?:e1,\s*e2|e2,\s*e1)\)")
 
 
 def check_relations(metric: str, names: Sequence[str], negative: str) -> None:
-    """Raises InputError where a metric of relations cannot be had of these classes."""
+    """Raises InputError if a metric of relations does not fit these classes."""
     if metric != "semeval_f1":
         return
     odd = [name for name in names if name != negative and not _DIRECTED.fullmatch(name)]
     if odd or not negative:
         raise InputError(
-            f"metric semeval_f1 is of classes as Cause-Effect(e1,e2) and one named by "
-            f"task.negative, not of {odd[0] if odd else 'classes without that'!r}; take micro_f1"
+            f"metric semeval_f1 needs classes like Cause-Effect(e1,e2) and one named by "
+            f"task.negative, not {odd[0] if odd else 'classes without that'!r}; use micro_f1"
         )
 
 
 def score_relations(
     metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray
 ) -> dict[str, float]:
-    """The metric, first, and others of its kind, as fractions. gold, pred: [examples]
+    """Returns the metric first, and others of its kind, as fractions. gold, pred: [examples]
 
     pred = -1 (no class) counts as no relation. See `micro`, `semeval_f1` and `conversational`.
     """
@@ -49,9 +49,9 @@ def score_relations(
 
 
 def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, float]:
-    """Micro-averaged F1, precision and recall over all relations that are right or said.
+    """Returns micro-averaged F1, precision and recall over all right or predicted relations.
 
-    As TACRED's scorer and DialogRE's F1 have it: without a relation said precision is 1.
+    As in TACRED's scorer and DialogRE's F1: precision is 1 if no relation is predicted.
     """
     hits = sum(len(own & found) for own, found in zip(right, said, strict=True))
     precision = _share(hits, sum(map(len, said)), 1.0)
@@ -60,12 +60,12 @@ def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, floa
 
 
 def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
-    """The official score of SemEval-2010 task 8: (9+1)-way, directionality taken into account.
+    """Returns the official score of SemEval-2010 task 8: (9+1)-way, with directionality.
 
-    Macro-averaged F1 over the relations that are right for an example, without `Other`; 0 where
-    there is none. Both directions of a relation are one class; what names the right relation in the
-    wrong direction is neither right nor left out: it counts among what was said of the relation and
-    among what was to be found.
+    Macro-averaged F1 over the relations that are right for an example, without `Other`; 0 if there
+    is none. Both directions of a relation are one class. A prediction of the right relation in the
+    wrong direction is an error in both respects: it counts among the predictions of the relation
+    and among its right examples.
     """
     base = [_DIRECTED.sub(r"\1", name) for name in judged.names]
     of = lambda index: "" if index in (-1, judged.negative) else base[index]
@@ -83,11 +83,11 @@ def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
 def conversational(
     judged: Judged, right: Sequence[set[int]], said: Sequence[set[int]]
 ) -> dict[str, float]:
-    """F1 in conversations, of dialogues read turn by turn (Yu et al. 2020, section 4.2).
+    """Returns the conversational F1 of dialogues read turn by turn (Yu et al. 2020, section 4.2).
 
-    A relation that is right counts from the turn on that tells it, any other one from the turn on
-    by which both entities were named. Precision and recall are those of each pair of entities,
-    averaged: without a relation said precision is 1.
+    A right relation counts from the turn that expresses it, any other from the turn by which both
+    entities were named. Precision and recall are those of each pair of entities, averaged;
+    precision is 1 if no relation is predicted.
     """
     sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in judged.pairs}
     for pair, own, told, found in zip(judged.pairs, right, judged.told, said, strict=True):
@@ -102,7 +102,7 @@ def conversational(
 
 
 def judge(task: Task, examples: Iterable[Example]) -> Judged:
-    """Sums up what metrics of relations and questions know of the examples of a task."""
+    """Collects what metrics of relations and questions need to know of a task's examples."""
     names = task.labels
     at = {name: i for i, name in enumerate(names)}
     rows = list(examples)
@@ -121,5 +121,5 @@ def _share(part: int, whole: int, otherwise: float) -> float:
 
 
 def _mean(precision: float, recall: float) -> float:
-    """Gives the harmonic mean."""
+    """Returns the harmonic mean."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -1,8 +1,8 @@
-"""Semantic roles counted as srl-eval.pl does, the script of CoNLL-2005 (Carreras and Màrquez 2005).
+"""Semantic roles scored like srl-eval.pl, the script of CoNLL-2005 (Carreras and Màrquez 2005).
 
-An argument is what has a role of a predicate. The role V, the predicate itself, does not count. A
-C-X goes on with the X before it: an argument of several parts, right only if all of them are. A C-X
-with no X before it is an X. R-X, a reference to an X, is a role of its own.
+An argument is a span with a role of a predicate. The role V, the predicate itself, does not count.
+A C-X continues the X before it: an argument of several parts, right only if all of them are. A C-X
+with no X before it is an X. R-X, a reference to an X, is a separate role.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ _GOES_ON = "C-"
 
 
 def find_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Finds the arguments of a predicate's IOB2 tags. -> role, first and last words of its parts
+    """Returns the arguments in a predicate's IOB2 tags: role, first and last words of its parts.
 
-    What begins with I- is a part too, as conlleval has it.
+    A tag that begins with I- can start a part too, as in conlleval.
     """
     found: list[tuple[str, list[tuple[int, int]]]] = []
     latest: dict[str, list[tuple[int, int]]] = {}  # role -> the parts of its last argument
@@ -32,9 +32,9 @@ def find_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int],
 
 
 def score_roles(gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Scores arguments by F1, precision and recall over all predicates, and tags by accuracy.
+    """Returns F1, precision and recall of arguments over all predicates, and accuracy of tags.
 
-    gold, pred: the IOB2 tags of each sentence for one predicate. What has no argument scores 0.
+    gold, pred: the IOB2 tags of each sentence for one predicate. Without arguments scores are 0.
     """
     right = given = known = same = words = 0
     for own, found in zip(gold, pred, strict=True):

@@ -1,4 +1,4 @@
-"""How well hidden states separate classes: a ratio of distances, and projections to look at."""
+"""How well hidden states separate classes: a ratio of distances, and projections for plots."""
 
 from typing import NamedTuple
 
@@ -16,15 +16,15 @@ class Separation(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """R_D = D_intra / D_inter; near 0 the classes lie apart, NaN where all states are one."""
+        """R_D = D_intra / D_inter; near 0 if classes are separated, NaN if all states are equal."""
         return self.intra / self.inter if self.inter else float("nan")
 
 
 def separate(states: np.ndarray, labels: np.ndarray) -> Separation | None:
-    """Measures D_intra and D_inter (Zhang et al. 2022, appendix A.6, eq. 11). [n, H], [n]
+    """Computes D_intra and D_inter (Zhang et al. 2022, appendix A.6, eq. 11). [n, H], [n]
 
-    Distances are Euclidean; every class weighs the same, whatever its size. Classes without a state
-    are left out; None where fewer than two are left.
+    Distances are Euclidean; every class has the same weight, whatever its size. Classes without a
+    state are left out; returns None if fewer than two are left.
     """
     classes = np.unique(labels)
     if len(classes) < 2:
@@ -54,7 +54,7 @@ def project(states: np.ndarray, dims: int) -> np.ndarray:
     """Projects states on their first principal components. [n, H] -> [n, dims]
 
     The sign of a component is such that its largest weight is positive: equal states give equal
-    pictures. Components that the states do not have are 0.
+    plots. Missing components are 0.
     """
     centred = states.astype(np.float64) - states.mean(0, dtype=np.float64)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
@@ -66,9 +66,9 @@ def project(states: np.ndarray, dims: int) -> np.ndarray:
 
 
 def embed(states: np.ndarray, dims: int) -> np.ndarray:
-    """Embeds states by t-SNE, the same for the same states. [n, H] -> [n, dims]; n is at least 4
+    """Embeds states by t-SNE, deterministically. [n, H] -> [n, dims]; n is at least 4
 
-    Where all states are equal, all points are 0.
+    If all states are equal, all points are 0.
     """
     if (states == states[0]).all():
         # scikit-learn divides by their deviation, and NaN kills the process in its native code.
@@ -87,9 +87,9 @@ def embed(states: np.ndarray, dims: int) -> np.ndarray:
 
 
 def count_confusion(right: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
-    """Counts answers by right class and by the class that was said. [n], [n] -> [C, C + 1]
+    """Counts predictions by right class and by predicted class. [n], [n] -> [C, C + 1]
 
-    The last column counts those that are no class, -1. Examples without a right class do not count.
+    The last column counts predictions of no class, -1. Examples without a right class are ignored.
     """
     known = right >= 0
     found = np.zeros((classes, classes + 1), np.int64)

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers of several spans, as DROP's official script has them.
+"""Exact match and F1 of answers with several spans, as in DROP's official script.
 
 Dua et al. 2019, "DROP", section 5; QUOREF (Dasigi et al. 2019) is scored the same way.
 """
@@ -19,18 +19,18 @@ Spans = Sequence[str]
 def score_span_sets(
     name: str, gold: Sequence[Sequence[Spans]], pred: Sequence[Spans]
 ) -> dict[str, float]:
-    """The metric `name` first, of f1 and exact_match, as fractions.
+    """Returns the metric `name` first, of f1 and exact_match, as fractions.
 
-    gold: of each question the answers that are right, each of one or more spans; pred: the spans
-    found. The best answer counts, by exact match and then by F1. Words are compared in lower case,
-    without punctuation and articles; numbers by their value, and a span with numbers matches none
-    without one of them. A Chinese character is a word of its own, which the script does not say.
-    Spans are aligned one to one so that F1 is highest; each that is left over counts 0. F1 of a
-    question is rounded to two digits, as the script does.
+    gold: the right answers of each question, each of one or more spans; pred: the predicted spans.
+    The best answer counts, by exact match and then by F1. Words are compared in lower case, without
+    punctuation and articles; numbers by value. A right span with numbers matches a predicted span
+    only if they share a number. A Chinese character is a word, which the script does not specify.
+    Spans are aligned one to one so that F1 is highest; unaligned ones count 0. F1 of a question is
+    rounded to two digits, as in the script.
     """
     check_metric(name, 0, "spans")
     if len(gold) != len(pred) or not pred or not all(gold):
-        raise ValueError("each question must have spans found, and one or more right answers")
+        raise ValueError("each question needs predicted spans and at least one right answer")
     found = [
         max(_compare(answer, spans) for answer in answers)
         for answers, spans in zip(gold, pred, strict=True)
@@ -68,7 +68,7 @@ def _f1(right: set[str], found: set[str]) -> float:
 
 
 def _share_numbers(right: set[str], found: set[str]) -> bool:
-    """Tells whether a right answer has no number, or has one of those found."""
+    """Returns whether a right answer has no number, or one of those predicted."""
     numbers = {word for word in right if _is_number(word)}
     return not numbers or bool(numbers & found)
 

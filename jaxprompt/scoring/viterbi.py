@@ -1,4 +1,4 @@
-"""The best tags of a text among those that IOB2 allows."""
+"""The best tag sequence of a text among those that IOB2 allows."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from jaxprompt.data.tasks.tags import split_tag
 
 
 def best_tags(chances: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Finds the legal tags with the greatest sum of log-probabilities. [words, C] -> int [words]
+    """Returns the valid tags with the highest sum of log-probabilities. [words, C] -> int [words]
 
-    I-X stands behind B-X or I-X alone. All other tags may stand behind any, so a step looks for the
-    best tag before it once, and at two for each I-X: time is words x C, and the answer exact. Of
+    I-X may only follow B-X or I-X. All other tags may follow any tag, so a step searches for the
+    best previous tag once, and among two for each I-X: time is words x C, and the result exact. Of
     equal sums the tag with the lower number wins.
     """
     words, classes = chances.shape

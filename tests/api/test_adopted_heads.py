@@ -74,7 +74,7 @@ def test_tags_of_an_adapter_are_those_of_peft(folder, tmp_path):
     expected = [TAGS[best[i]] for i in firsts]
     assert found == expected and len(set(expected)) > 1
     # A tagger's layer is none on the pooled state.
-    with pytest.raises(jp.InputError, match="head.name=tags does not answer"):
+    with pytest.raises(jp.InputError, match="head.name=tags does not support"):
         jp.attach(backbone, prompt, task=jp.task("text", labels=TAGS), max_len=40)
 
 

@@ -306,7 +306,9 @@ def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys
     assert model.params.keys() == {"backbone"}
     with pytest.raises(jp.InputError, match="a backbone by itself.*give task="):
         jp.attach(backbone, None)
-    with pytest.raises(jp.InputError, match="by itself has no numbers of a head, and head linear"):
+    with pytest.raises(
+        jp.InputError, match="by itself has no parameters of a head, but head linear"
+    ):
         jp.attach(backbone, None, task=task, head=jp.linear(), max_len=24)
     alike = jp.attach(backbone, None, task=task, max_len=24, multiple=24)
     assert jp.predict(alike, rows[1]) == jp.predict(model, rows[1])
@@ -330,14 +332,16 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
     with refused("classes are not known", "labels"):
         jp.attach(backbone, bare, task=jp.task("text"))
     task = jp.task("text", labels=["a", "b"])
-    with refused("soft.npy has no numbers of a head, and head linear must be trained; give head="):
+    with refused(
+        "soft.npy has no parameters of a head, but head linear must be trained; use head="
+    ):
         jp.attach(backbone, bare, task=task, max_len=24)
     with refused("max_new|generate|writes|T5"):
         jp.generate(model, ["a text"])
     with refused("2 fields|cannot tell|text"):
         jp.predict(model, [{"other": "a text"}])
     other = jp.load_backbone(str(make_backbone(tmp_path / "other", seed=1)))
-    with refused("learned on weights"):
+    with refused("trained on the weights"):
         jp.attach(other, trained.prompt)
     assert jp.predict(jp.attach(other, trained.prompt, force=True), ["a saw"])
     with refused("prompt.json"):

@@ -140,5 +140,5 @@ def test_a_gelu_is_the_one_that_transformers_takes(kind):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
 def test_a_bert_that_looks_back_alone_is_no_bert(kind):
     hf = CLASSES[kind](is_decoder=True).to_dict()
-    with pytest.raises(InputError, match="is_decoder=true is not supported; take a checkpoint"):
+    with pytest.raises(InputError, match="is_decoder=true is not supported; use a checkpoint"):
         make(kind, hf)

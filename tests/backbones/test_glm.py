@@ -210,7 +210,10 @@ def test_names_without_a_prefix_are_read(pair, tmp_path):
         (dict(relative_encoding=True), ["relative_encoding=true is not supported"]),
         (dict(spell_length=3), ["spell_length"]),
         (dict(attention_scale=8.0), ["attention_scale=8.0"]),
-        (dict(num_attention_heads=5), ["hidden_size=32 must divide by num_attention_heads=5"]),
+        (
+            dict(num_attention_heads=5),
+            ["hidden_size=32 must be divisible by num_attention_heads=5"],
+        ),
         (dict(num_layers=None), ["num_layers"]),
     ],
 )

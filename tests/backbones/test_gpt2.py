@@ -264,13 +264,13 @@ def test_dims(pairs):
 
 
 BAD = {
-    "heads": (dict(n_head=5), "n_embd=32 must divide by n_head=5"),
+    "heads": (dict(n_head=5), "n_embd=32 must be divisible by n_head=5"),
     "activation": (dict(activation_function="swish"), "activation_function='swish' is not supp"),
-    "cross": (dict(add_cross_attention=True), "add_cross_attention=true is not supported; take"),
+    "cross": (dict(add_cross_attention=True), "add_cross_attention=true is not supported; use"),
     "layers": (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=true"),
-    "width": (dict(n_embd="32"), "n_embd='32', which must be a whole number above 0"),
-    "inner": (dict(n_inner=0), "n_inner=0, which must be a whole number above 0"),
-    "positions": (dict(n_positions=None), "n_positions=None, which must be a whole number"),
+    "width": (dict(n_embd="32"), "n_embd='32', which must be an integer above 0"),
+    "inner": (dict(n_inner=0), "n_inner=0, which must be an integer above 0"),
+    "positions": (dict(n_positions=None), "n_positions=None, which must be an integer"),
 }
 
 

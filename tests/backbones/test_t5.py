@@ -375,7 +375,7 @@ def test_rescale_in_bfloat16(pairs):
 
 
 def test_rescale_needs_a_block_that_it_passes_through(pairs):
-    with pytest.raises(InputError, match="needs a gated or relu .* 'gelu'; take rescale 1"):
+    with pytest.raises(InputError, match="needs a gated or relu .* 'gelu'; use rescale=1"):
         read_ours(pairs("gelu").folder, "t5", rescale=100.0)
 
 

@@ -14,15 +14,15 @@ HF = dict(
 BAD = {
     "start": (
         dict(decoder_start_token_id=None, pad_token_id=None),
-        "lacks decoder_start_token_id, .* add it to config.json",
+        "lacks decoder_start_token_id, .* set it in config.json",
     ),
     "block": (
         dict(feed_forward_proj="gated-swish"),
-        "feed_forward_proj='gated-swish' is not supported; known: an activation of gelu, ",
+        "feed_forward_proj='gated-swish' is not supported; use one of gelu, ",
     ),
     "gate": (dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu' is not"),
-    "width": (dict(d_model=None), "d_model=None, which must be a whole number above 0"),
-    "heads": (dict(num_heads=0), "num_heads=0, which must be a whole number above 0"),
+    "width": (dict(d_model=None), "d_model=None, which must be an integer above 0"),
+    "heads": (dict(num_heads=0), "num_heads=0, which must be an integer above 0"),
     "depth": (dict(num_decoder_layers=-1), "num_decoder_layers=-1, which must be"),
 }
 

@@ -46,7 +46,7 @@ def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
-    with pytest.raises(InputError, match="demos.per_class=1 shows training examples, and there"):
+    with pytest.raises(InputError, match="demos.per_class=1 shows training examples, but there"):
         demos_of(c, TASK, {"dev": DEV})
 
 
@@ -75,13 +75,13 @@ def test_demonstrations_that_fit_are_let_through(fields):
 @pytest.mark.parametrize("fields, given, told", [
     ({"demos__total": 2}, {}, "demos.per_class=1 and demos.total=2; set one"),
     ({"demos__similar": 0.99}, {}, "demos.encoder is empty"),
-    ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not read"),
+    ({}, {"reads": False}, "shows label words, which head.name=verbalizer does not use"),
     ({}, {"kind": "numbers"}, "shows examples of each class"),
     ({}, {"choices": ("a", "b")}, "shows examples of each class"),
     ({}, {"lists": True}, "shows examples of each class"),
     ({}, {"parts": (SOFT, CLASSES)}, r"lists all classes at \[classes\]"),
     ({}, {"parts": (SOFT, MARKED)}, r"without \|marked"),
-    ({}, {"mask": False}, r"writes label words where the template has \[mask\]"),
+    ({}, {"mask": False}, r"writes label words at \[mask\]"),
 ])  # fmt: skip
 def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
     with pytest.raises(InputError, match=told):

@@ -64,7 +64,7 @@ def test_a_share_without_a_holdout_leaves_dev_to_its_file(tmp_path):
     found = texts(config(tmp_path, **own))
     assert found["dev"] == ["o0", "o1", "o2", "o3"] and len(found["train"]) == 6
     c = config(tmp_path, **own, holdout=0.2)
-    with pytest.raises(InputError, match="protocol=fraction makes dev of the training examples"):
+    with pytest.raises(InputError, match="protocol=fraction splits dev off the training examples"):
         read_examples(c)
     assert len(texts(c, ("train",))["train"]) == 6  # nobody asks for dev here
     c = c.replace({"data.files.dev": ""})
@@ -79,7 +79,7 @@ def test_dev_is_needed_where_it_is_wanted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"seed": 0, "train": [0, 1], "dev": []}) + "\n")
     c = config(tmp_path, protocol="listed", rows=str(path))
-    with pytest.raises(InputError, match="all 2 examples to train .*: data.protocol.rows$"):
+    with pytest.raises(InputError, match="all 2 examples for train .*: data.protocol.rows$"):
         read_examples(c)
     assert texts(c, ("train",)) == {"train": ["t0", "t1"]}
 
@@ -110,7 +110,7 @@ def test_the_place_of_a_right_choice_is_no_class(tmp_path):
 def test_numbers_have_no_classes_to_draw_by(tmp_path):
     rows = [{"t": f"t{i}", "x": i / 2} for i in range(10)]
     c = config(tmp_path, train=rows, task={"number": "x"}, protocol="kshot", k=2)
-    with pytest.raises(InputError, match="kshot draws by class, and task custom has numbers"):
+    with pytest.raises(InputError, match="kshot samples by class, but task custom has numbers"):
         read_examples(c)
     c = c.replace({"data.protocol": {"name": "holdout", "size": 3}})
     assert [len(part) for part in texts(c).values()] == [7, 3]
@@ -124,7 +124,7 @@ def test_questions_are_not_divided_between_train_and_dev(tmp_path):
     questions = {n: {int(t[1:]) // 2 for t in part} for n, part in found.items()}
     assert len(found["dev"]) == 4 and not questions["train"] & questions["dev"]
     c = c.replace({"data.protocol.k": 4})
-    with pytest.raises(InputError, match="data.protocol.k=4 samples single candidates, and f1a"):
+    with pytest.raises(InputError, match="data.protocol.k=4 samples single candidates, but f1a"):
         read_examples(c)
     c = c.replace({"task.metric": "accuracy"})
     assert [len(part) for part in texts(c).values()] == [5, 3]
@@ -150,8 +150,8 @@ def test_label_words_stand_behind_a_space_unless_the_config_says_otherwise(text,
 
 
 @pytest.mark.parametrize("fields, told", [
-    ({"name": "sst2"}, "task.name='sst2' has its own"),
-    ({"name": "custom", "labels": ("x", "y"), "fields": ("t",)}, "task.labels=.* has its own"),
+    ({"name": "sst2"}, "task.name='sst2' defines others"),
+    ({"name": "custom", "labels": ("x", "y"), "fields": ("t",)}, "task.labels=.* defines others"),
 ])  # fmt: skip
 def test_classes_are_named_in_one_way(fields, told):
     with pytest.raises(InputError, match=told):
@@ -159,7 +159,7 @@ def test_classes_are_named_in_one_way(fields, told):
 
 
 def test_a_field_of_a_custom_task_is_refused_where_nothing_reads_it():
-    with pytest.raises(InputError, match="task.label='right' is of task.name=custom"):
+    with pytest.raises(InputError, match="task.label='right' is only valid with task.name=custom"):
         read_task(TaskConfig(name="sst2", label="right"))
     assert read_task(TaskConfig(name="sst2")).label == "label"
     assert read_task(TaskConfig(name="sst2", label="label")).label == "label"  # the task's own

@@ -78,13 +78,13 @@ def test_rows_of_classes_go_to_the_classes_that_they_are_of(inherit, labels, fit
         found = inherit(exports, {"rows": rows(0, 0)}, labels)
         np.testing.assert_array_equal(found["rows"], rows(1, 2))
     else:
-        with pytest.raises(InputError, match="order them alike"):
+        with pytest.raises(InputError, match="use the same order"):
             inherit(exports, {"rows": rows(0, 0)}, labels)
 
 
 @pytest.mark.parametrize("tensors, changes, told", [
-    ({"slots": rows(1)}, {"fingerprint": "xyz"}, "was learned on weights xyz"),
-    ({"slots": np.ones((1, 3), np.float32)}, {}, r"table is \[1, 3\], this run needs \[2, 2\]"),
+    ({"slots": rows(1)}, {"fingerprint": "xyz"}, "was trained on the weights xyz"),
+    ({"slots": np.ones((1, 3), np.float32)}, {}, r"table is \[1, 3\], but this run needs \[2, 2\]"),
     ({"k": np.ones((1, 1, 1, 1)), "v": np.ones((1, 1, 1, 1))}, {}, r"table is"),
 ])  # fmt: skip
 def test_exports_of_other_weights_or_forms_are_refused(inherit, tensors, changes, told):
@@ -109,8 +109,8 @@ def check_export(monkeypatch, method, held, dims, **changes):
 @pytest.mark.parametrize("dims, fields, held, told", [
     (DIMS, dict(length=2), dict(length=5, scale=0.5, start="uniform"), None),
     (T5_DIMS, dict(length=2, decoder=1), dict(length=2, decoder=1), None),
-    (T5_DIMS, dict(length=2, decoder=1), dict(length=3, decoder=1), "prompt.length=3, this run 2"),
-    (T5_DIMS, dict(length=2), dict(length=3, decoder=1), "has prompt.length=3, this run 2"),
+    (T5_DIMS, dict(length=2, decoder=1), dict(length=3, decoder=1), "prompt.length=3, but this"),
+    (T5_DIMS, dict(length=2), dict(length=3, decoder=1), "has prompt.length=3, but this run has 2"),
 ])  # fmt: skip
 def test_the_length_may_differ_where_all_tokens_are_of_one_stream(
     monkeypatch, dims, fields, held, told
@@ -129,9 +129,9 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
     computed = make_prompt("prefix", DIMS, length=2, hidden=4)
     check_export(monkeypatch, prefix, prefix, DIMS, vocab=99, max_len=99)  # these may differ
     for own, held, changes, told in (
-        (prefix, soft, {}, "holds a prompt of soft"),
-        (prefix, still, {}, "has prompt.shift=False, this run True"),
-        (prefix, prefix, {"layers": 5}, "is of a backbone with layers=5"),
+        (prefix, soft, {}, "contains a prompt of method soft"),
+        (prefix, still, {}, "has prompt.shift=False, but this run has True"),
+        (prefix, prefix, {"layers": 5}, "is for a backbone with layers=5"),
         (computed, prefix, {}, "set prompt.hidden=0"),
     ):
         with pytest.raises(InputError, match=told):
@@ -140,11 +140,11 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("init, parts, tensors, name, told", [
     ("a", False, ("head/out/bias",), "linear", None),
-    ("a", False, (), "linear", "has head.name=linear without numbers"),
-    ("a", False, ("head/out/bias",), "spans", "has head.name=spans, this run linear"),
+    ("a", False, (), "linear", "has head.name=linear without params"),
+    ("a", False, ("head/out/bias",), "spans", "has head.name=spans and this run linear"),
     ("a, b", False, (), "linear", "names 2; name one"),
     ("", False, (), "linear", "names 0; name one"),
-    ("", True, (), "linear", "not that of a part"),
+    ("", True, (), "linear", "not from that of a component"),
 ])  # fmt: skip
 def test_a_head_starts_from_the_one_export_that_has_it(
     monkeypatch, init, parts, tensors, name, told

@@ -95,10 +95,10 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
 BAD = [
     ("{", "small.json is not valid JSON"),
     ("[1]", "small.json contains a list, not an object"),
-    (dict(model_type="opt"), "small.json holds a model of type 'opt'; backbone.family knows"),
-    (dict(model_type=None), "small.json: the config has no model_type; write one into it: albert"),
-    (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),
-    (dict(num_attention_heads=3), "small.json: hidden_size=16 must divide by num_attention_heads"),
+    (dict(model_type="opt"), "small.json contains a model of type 'opt', .* backbone.family"),
+    (dict(model_type=None), "small.json: the config has no model_type; add one of albert"),
+    (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be an int"),
+    (dict(num_attention_heads=3), "small.json: hidden_size=16 must be divisible by num"),
     (dict(hidden_act="swish2"), "small.json: hidden_act='swish2' is not supported"),
     (dict(type_vocab_size="2"), "small.json: the config has type_vocab_size=.2., which must be"),
 ]
@@ -114,7 +114,7 @@ def test_a_wrong_config_is_one_line(config, change, message):
 
 
 def test_a_head_that_the_family_has_not_is_refused(config):
-    with pytest.raises(InputError, match="a bert has no rtd head; take an objective for pooler"):
+    with pytest.raises(InputError, match="a bert has no rtd head; use an objective for pooler"):
         new_backbone.open_config(BackboneConfig(init=str(config)), ["rtd"])
 
 
@@ -188,5 +188,5 @@ def test_a_bert_becomes_a_discriminator(tmp_path):
 def test_only_a_bert_becomes_an_electra(tmp_path):
     source = write_tokenizer(tmp_path)
     transformers.RobertaModel(transformers.RobertaConfig(**ENCODER)).save_pretrained(source)
-    with pytest.raises(InputError, match="holds a roberta; replaced-token detection takes an"):
+    with pytest.raises(InputError, match="contains a roberta; replaced-token detection needs an"):
         new_backbone.as_electra(open_backbone(BackboneConfig(path=str(source))))

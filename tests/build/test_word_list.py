@@ -63,7 +63,7 @@ def test_capitals(bert):
 def test_no_row_is_left(bert):
     task = with_words(custom_task(fields=["sub_label"], label="obj_label"), make(bert))
     line = refuse_line(keep_known, task, facts("Oslo", "Bern"))
-    assert line.startswith("f.jsonl: obj_label is no word of task.vocabulary in any of 2")
+    assert line.startswith("f.jsonl: obj_label is not in task.vocabulary in any of 2")
     assert "'Oslo'" in line and "task.label" in line
 
 
@@ -74,7 +74,7 @@ def test_each_word_of_a_list_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, said", [(b"", "holds no word"), (b" \n\n", "holds no word"), (b"\xff\n", "not UTF-8")]
+    "content, said", [(b"", "is empty"), (b" \n\n", "is empty"), (b"\xff\n", "not UTF-8")]
 )
 def test_lists_that_cannot_be_read(tmp_path, content, said):
     file = tmp_path / "words.txt"
@@ -93,4 +93,6 @@ def test_there_is_no_list(tmp_path):
 @pytest.mark.parametrize("words, count", [(["Unwatchable", "☃"], 0), (["Rome", "rome"], 1)])
 def test_too_few_words_are_one_token(bert, words, count):
     line = refuse_line(make, bert, words)
-    assert line.startswith(f"task.vocabulary=words.txt: {count} of 2 words") and "2 or more" in line
+    assert (
+        line.startswith(f"task.vocabulary=words.txt: {count} of 2 words") and "at least 2" in line
+    )

@@ -74,7 +74,11 @@ def test_what_must_be_given(adapt):
             "bert",
             "objective.name=span_corruption does not work with a bert; use mlm",
         ),
-        ("rtd", "roberta-trunk", "holds a roberta; replaced-token detection takes an ELECTRA or a"),
+        (
+            "rtd",
+            "roberta-trunk",
+            "contains a roberta; replaced-token detection needs an ELECTRA or a",
+        ),
         ("rtd", "gpt2", "objective.name=rtd does not work with a gpt2; use clm"),
     ],
 )
@@ -87,7 +91,7 @@ def test_a_drawn_backbone_without_the_head(adapt, kind, family):
     folder = kind(family)
     (folder / "model.safetensors").unlink()
     line = adapt("rtd", folder)
-    assert f"a {family.partition('-')[0]} has no rtd head; take an objective for " in line
+    assert f"a {family.partition('-')[0]} has no rtd head; use an objective for " in line
 
 
 def test_rows_that_the_backbone_cannot_read(adapt):
@@ -99,7 +103,7 @@ def test_rows_that_the_backbone_cannot_read(adapt):
 
 def test_what_a_mesh_cannot_take(adapt):
     line = adapt(mesh__data=8, data__batch=12)
-    assert "data.batch=12 does not divide over mesh.data=8; take a multiple of 8" in line
+    assert "data.batch=12 is not divisible by mesh.data=8; use a multiple of 8" in line
     assert "mesh.model=4 does not divide the 2 of backbone/layers/" in adapt(mesh__model=4)
     line = adapt("rtd", "electra", mesh__model=2)  # the generator has a quarter of the heads
     assert "mesh.model=2 does not divide the 1 of generator/layers/" in line

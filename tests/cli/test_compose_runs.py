@@ -63,7 +63,7 @@ def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, c
     shutil.rmtree(first / "export")
     shutil.copytree(again / "export", first / "export")
     code, _, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
-    assert code == 2 and "which is another export now; restore it" in err
+    assert code == 2 and "another export now; restore" in err
 
 
 @pytest.mark.long
@@ -116,11 +116,14 @@ def test_parts_of_a_t5(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     "parts, told",
     [
-        ("soft(length=2", "cannot be read; write methods and their fields"),
+        ("soft(length=2", "cannot be read; use methods and their fields"),
         ("soft(length=2)+prefix(length=2,init='/no/where')", "cannot read /no/where/prompt.json"),
         ("soft(length=2,start=file,file='/no/where.npy')+prefix", "/no/where.npy"),
         ("soft(length=2,start=frequent)+prefix(length=2)", "corpus.path is empty"),
-        ("soft(length=2,text='a cat')+prefix(length=2)", "'a cat' is read by prompt.start=text"),
+        (
+            "soft(length=2,text='a cat')+prefix(length=2)",
+            "'a cat' is only used with prompt.start=text",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(parts, told, backbone, data, tmp_path, refused):

@@ -51,7 +51,7 @@ def test_a_folder_is_written_again(backbone, tmp_path, capsys):
     assert convert(capsys, *whole)[0] == 0
     assert "unused" not in (tmp_path / "b" / "README.md").read_text()
     code, _, err = convert(capsys, f"--backbone={tmp_path / 'a'}", f"--output={tmp_path / 'a'}")
-    assert code == 2 and "holds the model of another run" in err
+    assert code == 2 and "contains the model of another run" in err
 
 
 def test_a_gguf_file_becomes_a_folder(tmp_path, capsys):
@@ -84,7 +84,7 @@ def test_a_gguf_file_becomes_a_folder(tmp_path, capsys):
     (["--backbone=nowhere/at/all", "--output=a"], "'nowhere/at/all'"),
     (["--backbone=BACKBONE", "--output=a", "--dtype=int8"], "--dtype='int8'"),
     (["--backbone=BACKBONE", "--output=a", "--config.seed=1"], "convert takes no --config"),
-    (["--backbone=BACKBONE", "--output=BACKBONE"], "holds what this run did not write"),
+    (["--backbone=BACKBONE", "--output=BACKBONE"], "contains files of something else"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_named(flags, line, backbone, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -214,7 +214,9 @@ def test_in_two_stages(folders, data, tmp_path, capsys):
     config = tmp_path / "other.json"
     config.write_text(other.to_json())
     code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'o'}")
-    assert code == 2 and "is [3, 32], this run needs [4, 32]; give an export of a run" in err, err
+    assert code == 2 and "is [3, 32], but this run needs [4, 32]; use an export of a run" in err, (
+        err
+    )
     # Rows are by their places, so that these would be of other classes.
     other = prepare(
         folders("bert"), data, "bert", prompt__init=str(export), task__labels="tool,food,beast",

@@ -136,7 +136,9 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
     for name in ("train", "dev"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
     fields = {"data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.scarce": "take"}
-    told = "all 8 examples to train and leaves none for dev; .*data.protocol.k, data.protocol.dev_k"
+    told = (
+        "all 8 examples for train and leaves none for dev; .*data.protocol.k, data.protocol.dev_k"
+    )
     with pytest.raises(InputError, match=told):
         read_examples(make_config(backbone, tmp_path, **fields))
 

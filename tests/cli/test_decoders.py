@@ -201,7 +201,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
     writers = "a T5, a GLM, a GPT-2 or a Llama"
-    assert line == f"the backbone is an encoder, which writes no text; take {writers}"
+    assert line == f"the backbone is an encoder, which cannot generate text; use {writers}"
 
 
 REFUSED = {
@@ -212,33 +212,33 @@ REFUSED = {
     "no_decoder": ("bert", {"prompt.decoder": 2}, "prompt.decoder=2 needs an encoder-decoder"),
     "no_cross": ("gpt2", {"prompt.cross": 2}, "prompt.cross=2 needs an encoder-decoder"),
     "positions": ("gpt2", {"data.max_len": 64}, "exceed the model's 66"),
-    "writing_bert": ("bert", TEXT, "head.name=text needs a backbone that writes"),
+    "writing_bert": ("bert", TEXT, "head.name=text needs a generative backbone"),
     "text_head": (
         "t5",
         {"head.name": "text"},
-        "head.name=text does not answer a classification task",
+        "head.name=text does not support a classification task",
     ),
-    "text_task": ("t5", {"task.target": "answer"}, "head.name=linear does not answer a free"),
+    "text_task": ("t5", {"task.target": "answer"}, "head.name=linear does not support a free"),
     "mask_inside": ("gpt2", T5, "at the end of its input; move [mask]"),
     "answer": ("t5", T5 | {"task.answer": "It is {label}"}, "task.answer='It is {label}'"),
     "metric": ("t5", TEXT | {"task.metric": "accuracy"}, "metric accuracy compares classes"),
-    "chat_of_a_t5": ("t5", T5 | {"task.chat": True}, "task.chat=True is for models that write on"),
+    "chat_of_a_t5": ("t5", T5 | {"task.chat": True}, "task.chat=True needs a generative model"),
     "chat_without": ("gpt2", {"task.chat": True}, "has no chat template; use a model that was"),
     "chat_form": (
         "llama",
         WORDS | {"task.chat": True, "task.form": "nss"},
-        "task.chat=True has no form=nss; take",
+        "task.chat=True does not support task.form=nss; use",
     ),
     "chat_of_demos": (
         "llama",
         GPT2 | {"task.chat": True, "demos.exact": 2},
-        "task.chat=True lays one turn, and demos.exact=2 would show several; set it to 0",
+        "task.chat=True formats one turn, but demos.exact=2 would add several; set it to 0",
     ),
-    "rescale": ("gpt2", {"backbone.rescale": 100}, "backbone.rescale=100.0 is for T5"),
+    "rescale": ("gpt2", {"backbone.rescale": 100}, "backbone.rescale=100.0 is only valid with T5"),
     "mean": ("t5", {"head.pooler": "mean"}, "head.pooler=mean"),
-    "by_class": ("t5", TEXT | {"data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
-    "npy_shape": ("t5", "npy", "holds [3, 32] numbers, the prompt is [4, 32]"),
-    "npy_dtype": ("t5", "int", "holds int64; a prompt is float16, float32 or float64"),
+    "by_class": ("t5", TEXT | {"data.protocol": "kshot"}, "data.protocol=kshot samples by class"),
+    "npy_shape": ("t5", "npy", "has shape [3, 32], but the prompt needs [4, 32]"),
+    "npy_dtype": ("t5", "int", "has dtype int64; use float16"),
 }
 
 

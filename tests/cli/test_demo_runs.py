@@ -298,7 +298,7 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     ({"head.name": "discriminator", "task.template": "{text} [classes]"},
      ["demos.per_class=1 writes one label word at [mask]", "head.name=discriminator lists all"]),
     ({"task.entities": "<a>|</a>,<b>|</b>", "task.template": "{text|marked} [mask]"},
-     ["demos.per_class=1 shows texts whose entities are not marked", "without |marked"]),
+     ["demos.per_class=1 shows texts without entity markers", "without |marked"]),
     ({"task.form": "nss", "task.template": ""}, ["demos.per_class=1 shows examples of each class"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(fields, parts, backbone, data, tmp_path, refused):
@@ -318,14 +318,14 @@ def test_trained_rows_around_entities_are_refused(backbone, data, tmp_path, refu
     own = dict(task__entities="<a>|</a>,<b>|</b>", task__template="{text|soft} [mask]")
     c = prepare(backbone, data, "soft", demos__total=2, prompt__length=4, **own)
     line = refused("train", write(c, tmp_path), f"--workdir={tmp_path / 'w'}", started=True)
-    assert "entities are not marked" in line and "without |soft, or set demos.total=0" in line
+    assert "marks entities" in line and "without |soft, or set demos.total=0" in line
 
 
 def test_a_decoder_compares_no_sentences(backbone, data, tmp_path, refused):
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
     own = dict(demos__per_class=1, demos__similar=0.5, demos__encoder=str(folder))
     c = prepare(backbone, data, "zero_shot", **own)
-    assert "is a gpt2; take a BERT" in refused("evaluate", write(c, tmp_path), started=True)
+    assert "is a gpt2; use a BERT" in refused("evaluate", write(c, tmp_path), started=True)
 
 
 @pytest.fixture(scope="module")
@@ -455,11 +455,11 @@ def test_the_sentence_encoder_may_stand_elsewhere(
     (found,) = jp.predict(model, ["the old cat"])
     assert found["prediction"] == expected["prediction"]
     words = [f"--prompt={gone}", "--text=x", f"--sentence-encoder={backbone}"]
-    assert "the prompt was learned with" in refused("predict", *words, started=True)
+    assert "the prompt was trained with" in refused("predict", *words, started=True)
     alone = spoiled(folder, tmp_path / "alone", lambda card: card.pop("demos"))
     words = [f"--prompt={alone}", "--text=x", f"--sentence-encoder={moved}"]
     line = refused("predict", *words, started=True)
-    assert "is not needed, for the prompt compares no sentences; leave it out" in line
+    assert "is not needed, because the prompt does not compare sentences" in line
 
 
 # -- where they meet other parts ------------------------------------------------------------------

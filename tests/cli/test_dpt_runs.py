@@ -183,8 +183,12 @@ def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys
     "kind, fields, told",
     [
         ("dart", {"prompt.fluency": 1.0}, "prompt.fluency=1 needs a masked language model"),
-        ("dart", {"head.copies": False}, "prompt.name=dart trains 3 rows for the classes, and "),
-        ("dpt", {"head.copies": False}, "head.name=discriminator reads none here; take head.name="),
+        ("dart", {"head.copies": False}, "prompt.name=dart trains 3 vectors for the classes, but "),
+        (
+            "dpt",
+            {"head.copies": False},
+            "head.name=discriminator does not use them; use head.name=",
+        ),
     ],
 )
 def test_rows_that_nothing_reads_are_refused(kind, fields, told, electra, data, refused, tmp_path):
@@ -221,7 +225,7 @@ def test_a_plan_is_made(electra, data, tmp_path, capsys):
     [
         ({"task.template": "{text} it is"}, "write 1 [classes]"),
         ({"data.max_len": 8}, "head.group or head.hierarchy"),
-        ({"head.listed": "beast,food"}, "must hold each class"),
+        ({"head.listed": "beast,food"}, "needs each class"),
         ({"task.labels": "beast"}, "a task needs 2 or more"),
         ({"task.words": "a,b"}, "2 entries for 3"),
     ],

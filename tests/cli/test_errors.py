@@ -92,7 +92,7 @@ CONFIG = [
     ("data.max_len", "0", ["data.max_len=0 must be at least 1"]),
     ("data.side", "middle", ["data.side='middle' is unknown", "left, right"]),
     ("train.test", "maybe", ["train.test='maybe' must be true or false"]),
-    ("optim.accumulate", "3", ["data.batch=16 must divide by optim.accumulate=3"]),
+    ("optim.accumulate", "3", ["data.batch=16 must be divisible by optim.accumulate=3"]),
     ("optim.name", "adam", ["optim.name='adam' is unknown", "nearest: adamw"]),
     ("optim.schedule", "linar", ["optim.schedule.name='linar'", "nearest: linear"]),
     ("optim.no_decay", "a(", ["'a(' is no regular expression"]),
@@ -174,10 +174,10 @@ def test_soft_prompts(train, no_reading, backbone, tmp_path):
     assert "prompt.start=file needs prompt.file" in train(config, prompt__start="file")
     assert "prompt.start=text needs prompt.text" in train(config, prompt__start="text")
     line = train(config, prompt__text="It was.", prompt__start="vocab")
-    assert "is read by prompt.start=text alone, and prompt.start=vocab; set that, or leave" in line
+    assert "is only used with prompt.start=text, but prompt.start=vocab; set that, or leave" in line
     assert "prompt.file=" in train(config, prompt__file="x.npy", prompt__start="normal")
     line = train(config, prompt__start="frequent")
-    assert "draws from the most frequent words of a corpus, and corpus.path is empty" in line
+    assert "most frequent words of a corpus, but corpus.path is empty" in line
     assert "prompt.top=-1 must be at least 0" in train(config, prompt__top=-1)
     line = train(config, task__template="[soft*3] {text}")
     assert "places 3 soft tokens, but the prompt has 4 slots" in line

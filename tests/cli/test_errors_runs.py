@@ -181,12 +181,12 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     tensors, card = run / "export/prompt.safetensors", run / "export/prompt.json"
     data, text = tensors.read_bytes(), card.read_text()
     tensors.write_bytes(data[:-10])
-    assert f"{tensors} is no whole safetensors file" in predict("--text=a")
+    assert f"{tensors} is not a complete safetensors file" in predict("--text=a")
     tensors.write_bytes(data)
     card.write_text(text[:50])
-    assert f"{card} is no whole JSON" in predict("--text=a")
+    assert f"{card} is not complete JSON" in predict("--text=a")
     card.write_text('{"model_type": "bert"}')
-    assert f"{card} is not the metadata of a prompt" in predict("--text=a")
+    assert f"{card} does not contain the metadata of a prompt" in predict("--text=a")
     for block in ("task", "layout", "prompt", "head"):
         spoilt = json.loads(text)
         spoilt[block] = {}
@@ -208,7 +208,7 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
 
 def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
     line = predict("--text=the cat", f"--backbone={other_backbone}")
-    assert "the prompt was learned on weights" in line and "--force" in line
+    assert "the prompt was trained on the weights" in line and "--force" in line
     words = ["--text=the cat", f"--backbone={other_backbone}", "--force"]
     assert main(["predict", f"--prompt={run / 'export'}", *words]) == 0
     assert json.loads(capsys.readouterr().out)["prediction"] in ("beast", "food", "tool")

@@ -160,8 +160,8 @@ def columns_of(folder, rows):
 
 SPOILT = {
     "no list": (lambda folder: (folder / "words.txt").unlink(), "No such file"),
-    "empty list": (lambda folder: words_of(folder, "\n\n"), "holds no word"),
-    "no token": (lambda folder: words_of(folder, "nowhere\nnever\n"), "0 of 2 words, as 'nowhere'"),
+    "empty list": (lambda folder: words_of(folder, "\n\n"), "is empty"),
+    "no token": (lambda folder: words_of(folder, "nowhere\nnever\n"), "words, e.g. 'nowhere'"),
     "no object": (lambda folder: columns_of(folder, [OUT]), "in any of 1 examples, as 'Paris'"),
     "no subject": (
         lambda folder: columns_of(folder, [{"obj_label": "food"}]), "column 'sub_label' of task"
@@ -182,8 +182,8 @@ def test_what_is_refused(spoil, said, given, relation, tmp_path, refused):
 @pytest.mark.parametrize(
     "config, fields, said",
     [
-        ("masked", {"task.labels": "a,b"}, "task.labels=('a', 'b') has its own"),
-        ("masked", {"task.name": "topics"}, "task.name='topics' has its own"),
+        ("masked", {"task.labels": "a,b"}, "task.labels=('a', 'b') defines others"),
+        ("masked", {"task.name": "topics"}, "task.name='topics' defines others"),
         ("masked,predicate_id=P3", {}, "data.only=predicate_id=P3; nearest: P31"),
         ("masked,relation=P31", {}, "column 'relation', which data.only names; columns: "),
         ("masked", {"data.only": "P31"}, "data.only='P31' must be COLUMN=VALUE"),

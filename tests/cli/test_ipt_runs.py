@@ -151,12 +151,12 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     write_card(path, json.loads(moved))
     words = [f"--workdir={workdir}", "--text=cat"]
     code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 2 and "gone" in err and "say by pretrained where it is" in err
+    assert code == 2 and "gone" in err and "give its path as pretrained" in err
     assert predicts(workdir, data, tmp_path, capsys, f"--pretrained={copy}") == right
     other = json.loads((copy / "prompt.json").read_text())
     assert other["sha256"] == card["init"]["sha256"]
     code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
-    assert code == 2 and "which is another export now" in err
+    assert code == 2 and "another export now" in err
 
 
 @pytest.mark.long
@@ -167,7 +167,7 @@ def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert "was trained on weights" in line and "give that backbone, or another export" in line
+    assert "was trained on the weights" in line and "use that backbone, or another export" in line
 
 
 @pytest.mark.long
@@ -223,8 +223,8 @@ def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
         ({"prompt.length": 30}, "raise max_len to 33 or more"),
         ({"prompt.length": 60, "prompt.on": "prefix"}, "60 positions of the prompt exceed the mod"),
         ({"prompt.pretrained": "/no/where"}, "cannot read /no/where/prompt.json"),
-        ({"prompt.init": "/no/where"}, "starts from an export by prompt.pretrained; give it there"),
-        ({"prompt.fixed": True}, "prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp"),
+        ({"prompt.init": "/no/where"}, "is initialised from an export with prompt.pretrained"),
+        ({"prompt.fixed": True}, "prompt.fixed=True needs an encoder"),
         ({"task.template": "[soft*2] {text}"}, "places 2 soft tokens, but the prompt has 4"),
     ],
 )
@@ -252,7 +252,7 @@ def test_no_soft_tokens_stand_where_a_left_to_right_model_reads(
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert f"task.template={template!r} ends in [soft], where this backbone reads" in line
+    assert f"task.template={template!r} ends in [soft], where this backbone predicts" in line
     c = c.replace({"task.template": template.replace(" [soft]", " [soft] it")})
     (tmp_path / "c.json").write_text(c.to_json())
     assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0
@@ -268,10 +268,15 @@ def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
         rows = [row for row in read_lines(data / f"{name}.jsonl") if row["label"] == "food"]
         write_rows(one / f"{name}.jsonl", rows)
     cases = [
-        ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prompt of prefix"),
+        (
+            "ipt",
+            data,
+            {"prompt.pretrained": str(trained / "export")},
+            "contains a prompt of method prefix",
+        ),
         ("ipt", data, {"prompt.pretrained": "a,b"}, "pretrained=a,b names 2 exports"),
         ("ipt", one, {"head.name": "topics"}, "a task needs 2 or more classes"),
-        ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
+        ("soft", data, {"head.name": "topics"}, "use prompt.name=ipt"),
     ]
     for number, (method, folder, fields, told) in enumerate(cases):
         own = SHORT | fields
@@ -314,7 +319,7 @@ def test_what_it_depends_on_is_that_of_training_at_every_remove(
     shutil.rmtree(first)
     shutil.copytree(a / "export", first)
     for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
-        assert "which holds another export now" in refused(*words)
+        assert "which contains another export now" in refused(*words)
     words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
     assert "depends on no other export; leave out pretrained=" in refused(*words)
 

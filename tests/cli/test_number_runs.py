@@ -60,10 +60,10 @@ def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path,
         ({}, {"other": 1}, "there is no column 'beasts'; columns: sentence, other"),
         ({"task.limits": "4,0"}, {}, "task.limits=(4.0, 0.0) must be the minimum"),
         ({"task.metric": "accuracy"}, {}, "the task predicts numbers; take pearson, spearman"),
-        ({"head.name": "linear"}, {}, "head.name=linear does not answer a regression task"),
+        ({"head.name": "linear"}, {}, "head.name=linear does not support a regression task"),
         ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both set"),
-        ({"optim.smoothing": 0.1}, {}, "optim.smoothing=0.1 is for classes"),
-        ({"data.protocol": "kshot"}, {}, "draws by class, and task custom has numbers"),
+        ({"optim.smoothing": 0.1}, {}, "optim.smoothing=0.1 is only valid with classes"),
+        ({"data.protocol": "kshot"}, {}, "samples by class, but task custom has numbers"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, fields, row, told):

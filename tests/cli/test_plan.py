@@ -235,7 +235,7 @@ def test_what_fits_nowhere_is_said(capsys):
         (["--devices=6x v5e", "--limit=1", "--config.mesh.data=4"],
          "mesh.data=4 x mesh.model=1 does not divide the 6 devices"),
         (["--devices=5000x v5e"], "takes at most 512 devices"),
-        (["--devices=3x v5e", "--limit=1"], "data.batch=8 does not divide over mesh.data=3"),
+        (["--devices=3x v5e", "--limit=1"], "data.batch=8 is not divisible by mesh.data=3"),
         (["--devices=8x v5e", "--limit=1", "--config.mesh.model=4"],
          "mesh.model=4 does not divide the 6 of backbone/"),
         (["--devices=16x v5e"], "64 devices are to be simulated, JAX has started with 8"),

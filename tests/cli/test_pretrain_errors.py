@@ -106,7 +106,7 @@ def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone
     where = (f"--config={config}", f"--workdir={tmp_path / 'new'}")
     for command, more in (("train", ()), ("train", ("--config.runs.seeds=1,2",))):
         line = refused(command, *where, *more, started=True)
-        assert line.startswith("ppt.task=cls pre-trains a prompt, which only pretrain, plan")
+        assert line.startswith("ppt.task=cls pre-trains a prompt, which is only valid with")
     line = refused("evaluate", f"--config={config}", f"--workdir={config.parent}")
     assert line.startswith("ppt.task=cls pre-trains a prompt")
     fields = tiny_fields(backbone, data)
@@ -293,14 +293,19 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("jaxprompt.build.backbone.load_weights", forbid)
         line = tune(prompt__decoder=1, prompt__length=6)
-        assert "has prompt.length=4, this run 6; set it to 4, or give another export" in line
-        assert "has prompt.decoder=1, this run 0; set it to 1" in tune()
+        assert "has prompt.length=4, but this run has 6; set it to 4, or use another export" in line
+        assert "has prompt.decoder=1, but this run has 0; set it to 1" in tune()
         line = tune(method="prefix")
-        assert "holds a prompt of soft; set prompt.name=soft, or give an export of prefix" in line
+        assert (
+            "contains a prompt of method soft; set prompt.name=soft, or use an export of prefix"
+            in line
+        )
         line = tune("cls-bert")
-        assert "is of a backbone with head_dim=16 (" in line and "this one has 12; give" in line
+        assert "is for a backbone with head_dim=16 (" in line and "this one has 12; use" in line
         line = tune("cls-t5", "prefix", prompt__cross=2, prompt__hidden=8)
-        assert "is computed from other numbers than an export holds; set prompt.hidden=0" in line
+        assert (
+            "is computed from other parameters than those in an export; set prompt.hidden=0" in line
+        )
         line = tune(init="/no/where")
         assert "cannot read /no/where/prompt.json: No such file or directory; give the" in line
 
@@ -308,5 +313,5 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
 @pytest.mark.long
 def test_prompts_of_other_weights(tune, tmp_path_factory):
     line = tune(prompt__decoder=1, family="t5-other")
-    assert "was learned on weights " in line and ", backbone.path holds " in line
-    assert line.endswith("; give that backbone, or another export")
+    assert "was trained on the weights " in line and ", but backbone.path has " in line
+    assert line.endswith("; use that backbone, or another export")

@@ -189,4 +189,4 @@ def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):
 def test_train_has_no_tasks(refused, data, backbone, tmp_path):
     words = flags(tiny_fields(backbone, data) | {"runs.tasks": "nsp,nss"})
     line = refused("train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *words)
-    assert line.startswith("ppt.task=nsp pre-trains a prompt, which only pretrain, plan and export")
+    assert line.startswith("ppt.task=nsp pre-trains a prompt, which is only valid with")

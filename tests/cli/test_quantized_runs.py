@@ -70,7 +70,7 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
     probs = np.exp(expected - expected.max(1, keepdims=True))
     np.testing.assert_allclose(scores, probs / probs.sum(1, keepdims=True), atol=1e-5)
     for other in ("none", "int8"):
-        told = f"quantize='int4', the backbone has '{other}'; load_backbone"
+        told = f"quantize='int4', but the backbone is loaded with quantize='{other}'; use"
         with pytest.raises(InputError, match=told):
             jp.attach(jp.load_backbone(whole, quantize=other), prompt)
 
@@ -152,7 +152,7 @@ def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys
 
 
 def test_codes_do_not_train(whole, data, tmp_path, capsys):
-    message = "backbone.quantize=int8 keeps backbone/embed/word/table as codes, which cannot train"
+    message = "backbone.quantize=int8 quantises backbone/embed/word/table, which"
     c = make_config(whole, data, "full", backbone__quantize="int8")
     config = tmp_path / "c.json"
     config.write_text(c.to_json())
@@ -175,7 +175,7 @@ def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, cap
 def test_sizes_that_no_block_divides_are_refused(backbone, data, tmp_path, refused):
     fields = tiny_fields(backbone, data) | {"backbone.quantize": "int8"}
     line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(fields))
-    assert "32 numbers, which do not divide the" in line and "backbone.quantize=none" in line
+    assert "divisible by 32, but" in line and "backbone.quantize=none" in line
 
 
 def test_adapt_takes_floats(whole, tmp_path, refused):

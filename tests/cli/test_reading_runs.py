@@ -216,9 +216,15 @@ def test_what_a_config_says_of_options_and_words():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head.name": "linear"}, "task.form=unified answers by label words, which head.name=lin"),
-        ({"task.target": "answer", "head.name": "text"}, "task.form=unified answers by label wor"),
-        ({"task.choices": "o", "task.words": "x,y"}, "task.words name the choices, which task.for"),
+        (
+            {"head.name": "linear"},
+            "task.form=unified answers with label words, which head.name=lin",
+        ),
+        (
+            {"task.target": "answer", "head.name": "text"},
+            "task.form=unified answers with label wor",
+        ),
+        ({"task.choices": "o", "task.words": "x,y"}, "task.words names the choices, but task.for"),
         (
             {"task.option": "{name}."},
             "task.option='{name}.' must contain {name} and {text} once each",

@@ -314,7 +314,7 @@ def test_what_a_run_refuses(train, files, tmp_path):
     line = train(**given | {"task__negative": "NA"})
     assert "task.negative='NA' is not a class of task custom" in line
     line = train(**given | {"task__metric": "semeval_f1"})
-    assert "metric semeval_f1 is of classes as Cause-Effect(e1,e2)" in line
+    assert "metric semeval_f1 needs classes like Cause-Effect(e1,e2)" in line
     line = train(**given | {"task__template": "{text|soft}"})
     assert "puts 4 soft tokens around 2 entities, but the method has only 0 slots" in line
     line = train(**given | {"task__entities": "", "task__template": "{text|marked}"})

@@ -103,9 +103,9 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
         np.testing.assert_allclose(x, held["beasts"][name], atol=1e-6, err_msg=name)
     for command in ("evaluate", "export"):
         code, _, err = jaxprompt(capsys, command, f"--workdir={workdir}")
-        assert code == 2 and "exports each task's prompt into WORKDIR/export/NAME" in err, err
+        assert code == 2 and "exports each task's prompt to WORKDIR/export/NAME" in err, err
     code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", "--text=a cat")
-    assert code == 2 and "give one of beasts, tags, topics in that folder" in err, err
+    assert code == 2 and "use beasts, tags, topics in that folder" in err, err
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
 
@@ -319,7 +319,7 @@ def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_
         (
             ("topics", "other"),
             {"task.tags": "tags"},
-            "task other: head.name=linear does not answer",
+            "task other: head.name=linear does not support",
         ),
     ],
 )

@@ -88,19 +88,22 @@ def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, c
     c = c.replace({"prompt.encoder": "mlp"})
     config.write_text(c.to_json())
     line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
-    assert "from other numbers than an export holds" in line and "set prompt.encoder=none" in line
+    assert (
+        "from other parameters than those in an export" in line
+        and "set prompt.encoder=none" in line
+    )
 
 
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"prompt__init": ""}, "takes the head of the export that prompt.init names, and that "
+        ({"prompt__init": ""}, "initialises the head from the export in prompt.init, which "
                                "names 0; name one"),
         ({"prompt__init": "{0},{0}"}, "names 2; name one"),
         ({"head__name": "verbalizer", "task__template": "{text} it is [mask] ."},
-         "prompt.init={0} has head.name=linear, this run verbalizer; give another export"),
+         "prompt.init={0} has head.name=linear and this run verbalizer; use another export"),
         ({"task__labels": "tool,food,beast"},
-         "prompt.init={0} has a head for the classes beast, food, tool, this run has tool, food, "),
+         "prompt.init={0} has a head for the classes beast, food, tool and this run has tool, "),
     ],
 )  # fmt: skip
 def test_a_head_that_does_not_fit_is_refused(

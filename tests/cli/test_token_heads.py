@@ -233,19 +233,19 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
         capsys, "predict", f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}"
     )
     assert code == 2 and not out, err
-    assert "are NaN, the first of them of example 1; the trained numbers are too large" in err
+    assert "are NaN, first in example 1; the trained parameters are too large" in err
 
 
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"head.name": "linear"}, "head.name=linear does not answer a tagging task"),
+        ({"head.name": "linear"}, "head.name=linear does not support a tagging task"),
         (
             {"head.name": "tags", "task.tags": ""},
-            "head.name=tags does not answer a classification task",
+            "head.name=tags does not support a classification task",
         ),
         ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
-        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
+        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot samples by class"),
         ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
         (
             {"head.name": "tags", "task.fields": "tokens,tags"},

@@ -151,7 +151,7 @@ def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
     held, again = (read_export(str(tmp_path / name))[0] for name in ("d", "again"))
     assert held.keys() == again.keys()
     assert all((held[name] == again[name]).all() for name in held)
-    told = "format='delta': the prompt holds differences already; save it without format='delta'"
+    told = "format='delta': the prompt already contains differences; save it without format='delta'"
     with pytest.raises(InputError, match=told):
         jp.save_prompt(jp.load_prompt(str(tmp_path / "d")), str(tmp_path / "x"), "delta")
 
@@ -162,7 +162,7 @@ def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     for words in (["--delta"], [f"--tuned={tmp_path / 'm'}"]):
         flag = words[0].partition("=")[0]
         line = refused("export", *given, *words)
-        assert line == f"{flag}: the run tuned no weight of the backbone; export without it"
+        assert line == f"{flag}: the run did not tune the backbone; export without it"
     line = refused("export", *given, "--delta", f"--tuned={tmp_path / 'm'}")
     assert line == "--delta and --tuned are two ways to ship the same weights; give one"
     _, _, own = tuned
@@ -191,5 +191,5 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
             without_delta("p", spoilt, base, 0)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
-    with pytest.raises(InputError, match="p holds differences .*bfloat16; load it with"):
+    with pytest.raises(InputError, match="p contains differences .*bfloat16; load it with"):
         without_delta("p", held, rounded, 0)

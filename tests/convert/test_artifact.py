@@ -51,7 +51,7 @@ def refused(path):
 
 def test_the_folder_above_an_export_names_that_in_it(tmp_path):
     write_artifact(tmp_path / "run" / "export", make_tensors(), METADATA)
-    assert f"give {tmp_path / 'run' / 'export'}, which is there" in refused(tmp_path / "run")
+    assert f"use {tmp_path / 'run' / 'export'}, which exists" in refused(tmp_path / "run")
 
 
 def test_reads_back_exactly(tmp_path):
@@ -115,22 +115,22 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
     broken += [struct.pack("<Q", header * 10**6) + data[8:], data[:8] + b"?" + data[9:], b"PK" * 99]
     for content in broken:
         tensors.write_bytes(content)
-        assert "is no whole safetensors file" in refused(tmp_path)
+        assert "is not a complete safetensors file" in refused(tmp_path)
     tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "is not the file that prompt.json was written for" in refused(tmp_path)
+    assert "and prompt.json are from different exports" in refused(tmp_path)
     tensors.unlink()
     assert "prompt.safetensors: No such file" in refused(tmp_path)
     tensors.write_bytes(data)
 
     for content in ("", text[: len(text) // 2], "\x00\xff"):
         metadata.write_text(content)
-        assert "is no whole JSON" in refused(tmp_path)
+        assert "is not complete JSON" in refused(tmp_path)
     for content in ("[]", "{}", '{"model_type": "bert"}'):
         metadata.write_text(content)
-        assert "is not the metadata of a prompt" in refused(tmp_path)
+        assert "does not contain the metadata of a prompt" in refused(tmp_path)
     whole = json.loads(text)
     metadata.write_text(json.dumps(with_checksum({**whole, "format": 2})))
-    assert "has format 2, this version reads 1; update jaxprompt" in refused(tmp_path)
+    assert "has format 2, but this version reads format 1; update jaxprompt" in refused(tmp_path)
     for name in ("template", "checksum"):
         fields = {k: v for k, v in whole.items() if k not in (name, "checksum")}
         metadata.write_text(json.dumps(fields if name == "checksum" else with_checksum(fields)))
@@ -185,7 +185,7 @@ def test_fingerprint(tmp_path):
     assert FINGERPRINT[:12] in message and other[:12] in message
     assert "owner/bert" in message and "--force" in message and "\n" not in message
     assert not check_fingerprint(METADATA.backbone, other, force=True)
-    with pytest.raises(InputError, match=r"quantize='none', the backbone has 'int8'; load_back"):
+    with pytest.raises(InputError, match=r"quantize='none', but .* quantize='int8'; use load_back"):
         check_fingerprint(METADATA.backbone, f"int8-{other}", force=False)
 
 
@@ -217,19 +217,19 @@ def test_npy_of_another_kind_is_refused(tmp_path):
     assert "No such file" in refusal()
     for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
-        assert "write it with numpy.save" in refusal()
+        assert "save it with numpy.save" in refusal()
     np.save(path, np.zeros((4, 8)))
     path.write_bytes(path.read_bytes()[:-8])
-    assert "write it with numpy.save" in refusal()
+    assert "save it with numpy.save" in refusal()
     np.save(path, np.array([{"code": 1}]), allow_pickle=True)
-    assert "write it with numpy.save" in refusal()
+    assert "save it with numpy.save" in refusal()
     for shape in ((4, 9), (8,), (1, 4, 8), (0, 8)):
         np.save(path, np.zeros(shape))
-        assert f"has shape {list(shape)}; this backbone takes [length, 8]" in refusal()
+        assert f"has shape {list(shape)}; this backbone needs [length, 8]" in refusal()
     np.save(path, np.zeros((4, 8), np.int64))
-    assert "holds int64" in refusal()
+    assert "has dtype int64" in refusal()
     np.save(path, np.full((4, 8), np.nan))
-    assert "holds NaN or infinity" in refusal()
+    assert "NaN or infinity" in refusal()
     with open(path, "wb") as file:
         np.savez(file, prompt=np.zeros((4, 8)))
     assert "is an .npz archive" in refusal()
@@ -243,10 +243,10 @@ def test_needs_no_jax():
 def test_a_folder_without_an_export_is_said_once(tmp_path):
     with pytest.raises(InputError) as caught:
         read_artifact(tmp_path)
-    assert str(caught.value).count("prompt.json") == 1 and "whole JSON" not in str(caught.value)
+    assert str(caught.value).count("prompt.json") == 1 and "complete JSON" not in str(caught.value)
 
 
 def test_an_npy_beyond_the_range_of_float32_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.full((3, 8), 1e39))
-    with pytest.raises(InputError, match="holds NaN or infinity in float32; save a prompt that is"):
+    with pytest.raises(InputError, match="contains NaN or infinity as float32; save finite"):
         import_npy(tmp_path / "x.npy", 8)

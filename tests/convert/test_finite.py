@@ -61,5 +61,5 @@ def test_a_damaged_tensor_is_named(saved, tmp_path, dtype, value, sharded):
     save_file(tensors, tmp_path / FILE)
     with pytest.raises(InputError) as error:
         load_backbone(tmp_path, "bert", config, **given)
-    assert f"{NAME} in {tmp_path / FILE} holds NaN or infinite numbers" in str(error.value)
+    assert f"{NAME} in {tmp_path / FILE} contains NaN or infinity" in str(error.value)
     assert "optim.lr" not in str(error.value) and "\n" not in str(error.value)

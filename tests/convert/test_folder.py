@@ -65,7 +65,7 @@ def test_hub_id_offline_from_the_cache(tmp_path, repo, weights):
 def test_hub_id_offline_not_in_the_cache(tmp_path):
     done = resolve_offline(tmp_path, "owner/absent")
     last = done.stderr.strip().splitlines()[-1]
-    assert "InputError: backbone 'owner/absent' is no folder here" in last
+    assert "InputError: backbone 'owner/absent' is not a local folder" in last
     assert "give the path of a downloaded folder" in last
 
 
@@ -83,9 +83,9 @@ def test_package_is_found_and_not_imported(package):
         ("pkg:tiny_weights/other", "has no folder 'other'; it has: model"),
         ("pkg:tiny_weights/../..", "has no folder"),
         ("pkg:os.path/model", "'os.path' is not installed"),
-        ("/no/such/folder", "no folder and no hub id"),
-        ("a/b/c", "no folder and no hub id"),
-        ("", "no folder and no hub id"),
+        ("/no/such/folder", "neither a folder nor a Hub id"),
+        ("a/b/c", "neither a folder nor a Hub id"),
+        ("", "neither a folder nor a Hub id"),
     ],
 )
 def test_bad_names_say_the_cure(package, spec, message):
@@ -96,7 +96,7 @@ def test_bad_names_say_the_cure(package, spec, message):
 
 def test_empty_text_is_not_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="no folder and no hub id"):
+    with pytest.raises(InputError, match="neither a folder nor a Hub id"):
         resolve("")
 
 

@@ -55,9 +55,9 @@ def test_an_export_is_read_from_the_cache(offline):
 @pytest.mark.parametrize(
     "place, told",
     [
-        ("hub:owner/other", "hub:owner/other cannot be fetched"),
-        ("hub:prompt", "'prompt' is no name on the hub; give owner/name"),
-        ("hub:a/b/c", "is no name on the hub"),
+        ("hub:owner/other", "hub:owner/other could not be downloaded"),
+        ("hub:prompt", "'prompt' is not a Hub repository; use owner/name"),
+        ("hub:a/b/c", "'a/b/c' is not a Hub repository"),
     ],
 )
 def test_what_is_not_there_is_named(offline, place, told):
@@ -116,9 +116,9 @@ def test_a_readme_of_others_stays(tmp_path):
 def test_a_refusal_is_one_line(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, kind("403 Forbidden")))
     write_artifact(tmp_path / "export", TENSORS, METADATA)
-    with pytest.raises(InputError, match="refused it.*403 Forbidden.*hf auth login"):
+    with pytest.raises(InputError, match="upload failed.*403 Forbidden.*hf auth login"):
         hub.push_prompt(tmp_path / "export", "owner/news", METADATA)
-    with pytest.raises(InputError, match="give owner/name"):
+    with pytest.raises(InputError, match="use owner/name"):
         hub.push_prompt(tmp_path / "export", "news", METADATA)
 
 
@@ -146,7 +146,9 @@ def test_a_card_that_the_hub_refuses_is_one_line(tmp_path, monkeypatch):
     error = ValueError("Invalid metadata in README.md.\n- base_model: no such model")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, error))
     write_artifact(tmp_path / "export", TENSORS, METADATA)
-    with pytest.raises(InputError, match=r"refused it \(Invalid metadata in README.md. - base_mod"):
+    with pytest.raises(
+        InputError, match=r"upload failed \(Invalid metadata in README.md. - base_mod"
+    ):
         hub.push_prompt(tmp_path / "export", "owner/news", METADATA)
 
 

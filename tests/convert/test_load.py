@@ -318,8 +318,8 @@ def test_another_family_is_an_error(pretraining):
     ("change", "message"),
     [
         ({"vocab_size": 51}, r"word_embeddings.weight .* has shape \[50, 12\], .* says \[51, 12\]"),
-        ({"num_attention_heads": 5}, "hidden_size=12 must divide by num_attention_heads=5"),
-        ({"hidden_size": None}, "hidden_size=None, which must be a whole number"),
+        ({"num_attention_heads": 5}, "hidden_size=12 must be divisible by num_attention_heads=5"),
+        ({"hidden_size": None}, "hidden_size=None, which must be an integer"),
         ({"intermediate_size": "20"}, "intermediate_size='20'"),
     ],
 )
@@ -335,7 +335,7 @@ def test_quantized_tensors_and_unknown_dtypes_are_errors(pretraining):
     with pytest.raises(InputError, match="backbone dtype 'float8' is not one of float32, bfloat16"):
         load(folder, dtype="float8")
     rewrite(folder, lambda tensors: tensors | {QUERY: tensors[QUERY].astype(np.int8)})
-    with pytest.raises(InputError, match="is i8; only .* not quantized"):
+    with pytest.raises(InputError, match="dtype i8, but only .* unquantised"):
         load(folder)
 
 

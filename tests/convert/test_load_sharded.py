@@ -195,7 +195,7 @@ def test_a_missing_file_is_named(saved, tmp_path, placement):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     lost = sorted(tmp_path.glob("*.safetensors"))[1]
     lost.unlink()
-    with pytest.raises(InputError, match=f"names '{lost.name}', absent from") as caught:
+    with pytest.raises(InputError, match=f"lists '{lost.name}', which is missing from") as caught:
         load(tmp_path, placement=placement)
     assert "\n" not in str(caught.value)
 
@@ -249,7 +249,7 @@ def test_other_weights_on_one_host_are_noticed(saved, tmp_path):
         processes.start_all(2, [JOB, f"{saved / 'bert'},{other}", 2, 0])
         assert all(processes.wait()), processes.told()
         for process in range(2):
-            assert "the processes read different weights as" in processes.err(process)
+            assert "the processes read different weights from" in processes.err(process)
 
 
 @pytest.mark.long
@@ -264,4 +264,4 @@ def test_nan_that_one_host_reads_ends_both(saved, tmp_path):
         processes.start_all(2, [JOB, other, 2, 0])
         assert all(processes.wait()), processes.told()
         for process in range(2):
-            assert f"{name} in {path} holds NaN or infinite numbers" in processes.err(process)
+            assert f"{name} in {path} contains NaN or infinity" in processes.err(process)

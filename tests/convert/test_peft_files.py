@@ -137,7 +137,7 @@ def test_layout_of_a_prefix():
 
 
 def test_prefix_of_another_backbone_is_an_error():
-    with pytest.raises(InputError, match=r"shape \[5, 10\]; 3 layers of 4 heads of 4 need"):
+    with pytest.raises(InputError, match=r"shape \[5, 10\]; 3 layers of 4 heads of size 4 need"):
         prefix_from_peft(np.zeros((5, 10), np.float32), 3, 4, 4)
 
 
@@ -155,7 +155,7 @@ def test_rows_that_peft_deals_to_a_decoder(layers):
 
 def test_deep_prompts_of_an_encoder_decoder_stay_ours(tmp_path):
     prefix = np.zeros((2, LAYERS, P, HEADS, WIDTH // HEADS))
-    with pytest.raises(InputError, match="no deep prompt of an encoder-decoder.*ship prompt.safe"):
+    with pytest.raises(InputError, match="deep prompt of an encoder-decoder.*use prompt.safe"):
         write_peft(tmp_path, **SHAPE, prefix=prefix, task_type="SEQ_2_SEQ_LM")
     assert not list(tmp_path.iterdir())
 
@@ -177,7 +177,7 @@ def test_half_precision_is_read_as_float32(tmp_path):
 
 
 def test_classification_needs_a_head(tmp_path):
-    with pytest.raises(InputError, match="no SEQ_CLS adapter without a head"):
+    with pytest.raises(InputError, match="a head for a SEQ_CLS adapter"):
         write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH)), task_type="SEQ_CLS")
     with pytest.raises(ValueError, match="either soft or prefix"):
         write_peft(tmp_path, **SHAPE)
@@ -186,10 +186,10 @@ def test_classification_needs_a_head(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "LORA"}, "peft_type 'LORA' is not read; known: PROMPT_TUNING"),
+        ({"peft_type": "LORA"}, "peft_type 'LORA' is not supported; use one of PROMPT_TUNING"),
         ({"num_transformer_submodules": 3}, "num_transformer_submodules=3 must be 1 or 2"),
-        ({"num_transformer_submodules": 2}, "holds 5 rows, adapter_config.json tells of 2 x 5"),
-        ({"num_virtual_tokens": 4}, "holds 5 rows, adapter_config.json tells of 1 x 4"),
+        ({"num_transformer_submodules": 2}, "has 5 vectors, but adapter_config.json says 2 x 5"),
+        ({"num_virtual_tokens": 4}, "has 5 vectors, but adapter_config.json says 1 x 4"),
         ({"peft_type": "PREFIX_TUNING", "num_layers": None}, "needs num_layers"),
         ({"peft_type": "PREFIX_TUNING"}, r"shape \[5, 16\]"),
     ],

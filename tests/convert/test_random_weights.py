@@ -236,7 +236,7 @@ def test_a_fresh_head_may_be_untied(tmp_path):
 def test_a_head_that_the_family_has_not_is_an_error(family, head, known):
     place = make_placement(1, 1, devices=jax.devices()[:1])
     kind = {"bert": "bert", "t5": "t5", "electra": "generator"}[family]
-    message = f"an? {family} has no {head} head; take an objective for {known}, or another backbone"
+    message = f"an? {family} has no {head} head; use an objective for {known}, or another backbone"
     with pytest.raises(InputError, match=message):
         draw_backbone(family, MODELS[kind][2], [head], seed=0, placement=place)
     with pytest.raises(InputError, match=message):
@@ -247,12 +247,12 @@ BAD = [
     ("bert", dict(initializer_range="0.02"), "initializer_range='0.02', which must be above 0"),
     ("bert", dict(initializer_range=0), "initializer_range=0, which must be above 0"),
     ("bert", dict(initializer_range=10**400), "which must be above 0"),
-    ("bert", dict(pad_token_id=10**6), "pad_token_id=1000000, beyond the"),
+    ("bert", dict(pad_token_id=10**6), "pad_token_id=1000000, but"),
     ("roberta", dict(pad_token_id=[1]), "pad_token_id=.*, which must be a token id"),
     ("bert", dict(initializer_range=math.inf), "initializer_range=inf, which must be"),
     ("t5", dict(initializer_factor=True), "initializer_factor=True, which must be above 0"),
-    ("bert", dict(hidden_size=None), "hidden_size=None, which must be a whole number"),
-    ("gpt2", dict(n_head=5), "n_embd=48 must divide by n_head=5"),
+    ("bert", dict(hidden_size=None), "hidden_size=None, which must be an integer"),
+    ("gpt2", dict(n_head=5), "n_embd=48 must be divisible by n_head=5"),
 ]
 
 

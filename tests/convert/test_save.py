@@ -161,7 +161,7 @@ def test_the_class_that_loads_it_is_named(family, heads, kind, expected):
 
 
 def test_a_config_that_transformers_refuses_is_one_line():
-    with pytest.raises(InputError, match="refuses the config .*hidden_act.* of a bert") as caught:
+    with pytest.raises(InputError, match="rejects the config .*hidden_act.* of a bert") as caught:
         save.describe("bert", CONFIGS["bert"] | {"hidden_act": 3}, ["mlm"])
     assert "\n" not in str(caught.value)
 
@@ -221,14 +221,16 @@ def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
     out.mkdir()  # an empty folder is free
     write(out, source, loaded)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(InputError, match="holds the model of another run \\(this\\); give a new"):
+    with pytest.raises(
+        InputError, match="contains the model of another run \\(this\\); give a new"
+    ):
         write(out, source, other, run="that")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     write(out, source, other)
     assert_equal_trees(load(out, "bert").params, other.params)
     assert os.listdir(tmp_path) == ["out"]
     foreign = shutil.copytree(source, tmp_path / "foreign")
-    with pytest.raises(InputError, match="holds what this run did not write; give a new or empty"):
+    with pytest.raises(InputError, match="contains files of something else; give a new or empty"):
         write(foreign, source, loaded)
     with pytest.raises(InputError, match="config.json is a file; give a new or empty folder"):
         write(source / "config.json", source, loaded)
@@ -345,7 +347,7 @@ def test_two_processes_save_what_they_share(saved, tmp_path, kind):
         processes.start_all(2, [job, source, tmp_path / "out"])
         assert processes.wait() == [0, 0], processes.told()
         told = [processes.out(i).split("\n")[0] for i in range(2)]
-    assert told[0] == told[1] and "holds the model of another run" in told[0]
+    assert told[0] == told[1] and "contains the model of another run" in told[0]
     again, expected = load(tmp_path / "out", family), load(source, family)
     assert again.report == expected.report
     assert_equal_trees(again.params, expected.params)

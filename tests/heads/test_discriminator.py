@@ -201,7 +201,9 @@ def test_copies_are_of_all_subwords_of_the_first_word_of_each_class():
 
 
 def test_copies_need_a_method_that_has_rows(backbone):
-    with pytest.raises(InputError, match="5 rows, one per subword.*trains 0; take prompt.name=dpt"):
+    with pytest.raises(
+        InputError, match="5 vectors, one per subword.*trains 0; use prompt.name=dpt"
+    ):
         make(backbone, copies=True)
 
 
@@ -403,7 +405,7 @@ def test_a_list_of_parents_alone_scores_their_classes(backbone):
         (dict(loss="total"), "head.loss='total' is unknown"),
         (dict(order="seeded"), "head.order='seeded' is unknown"),
         (dict(group=-1), "head.group=-1 must be at least 0"),
-        (dict(bias=True, group=2), "head.bias=True has a number for each class of one list"),
+        (dict(bias=True, group=2), "head.bias=True has one parameter per class of a single list"),
         (dict(order_seed=-1), r"head.order_seed=-1 must be in \[0, 2\*\*32\)"),
         (dict(order_seed=2**32), r"head.order_seed=4294967296 must be in \[0, 2\*\*32\)"),
     ],
@@ -419,7 +421,7 @@ def test_what_is_out_of_range_is_named(fields, told):
         (dict(template="{text} about it."), r"has 0 lists of classes; write 1 \[classes\]"),
         (dict(template="{text} [classes] [classes]"), "has 2 lists of classes"),
         (dict(template="{text} [mask] [classes]"), r"has \[mask\], which head.name=discriminator"),
-        (dict(listed=("tool", "food")), "must hold each class of custom once: beast, food, tool"),
+        (dict(listed=("tool", "food")), "needs each class of custom once: beast, food, tool"),
         (dict(hierarchy=("a", "b")), "has 2 entries for 3 classes"),
         (dict(hierarchy=("a", "b", "c/")), "the parents of 'tool' are 'c/'"),
         (dict(hierarchy=("日", "food", "food")), "the parent '日' is not in the vocabulary of"),
@@ -445,7 +447,7 @@ def test_what_does_not_fit_is_named(backbone, changes, told):
 
 def test_a_task_of_choices_is_refused(backbone):
     task = custom_task(fields=("text",), choices=("a", "b"))
-    with pytest.raises(InputError, match="each example's own choices"):
+    with pytest.raises(InputError, match="examples of .* have separate choices"):
         make(backbone, task)
 
 

@@ -350,7 +350,7 @@ def test_a_mark_belongs_to_its_word(tokenizer, form, text, answers):
 def test_a_metric_of_single_spans_is_refused():
     head = make_head("multi_spans")
     head.check_task(TASK)
-    with pytest.raises(InputError, match="=cmrc_f1 compares one.*take task.metric=f1 or exact_"):
+    with pytest.raises(InputError, match="=cmrc_f1 compares one.*use task.metric=f1 or exact_"):
         head.check_task(get_task("cmrc2018"))
 
 
@@ -359,11 +359,11 @@ def test_a_backbone_without_the_head_is_refused():
     with pytest.raises(InputError, match="no replaced-token head.*or head.layer=linear"):
         make_head("multi_spans").check_backbone(facts)
     make_head("multi_spans", layer="linear").check_backbone(facts)
-    with pytest.raises(InputError, match="take a BERT, RoBERTa, ELECTRA, "):
+    with pytest.raises(InputError, match="use a BERT, RoBERTa, ELECTRA, "):
         make_head("multi_spans").check_backbone(facts._replace(style="causal", family="gpt2"))
 
 
 def test_the_text_stands_last_and_as_it_is():
     head = make_head("multi_spans")
-    with pytest.raises(InputError, match="once and as it is"):
+    with pytest.raises(InputError, match="once and without modifiers"):
         head.check_template(parse("{question} [sep] {context|lower}"))

@@ -95,7 +95,9 @@ def test_what_cannot_be_laid_out_is_refused(tokenizer):
     encoder = make_encoder(tokenizer, task, MARKED, 7)
     with pytest.raises(InputError, match="the predicate and its markers take 3 tokens, which leav"):
         make_head("tags").encode(encoder, task, examples, classes=0, targets=True)
-    with pytest.raises(InputError, match="must hold the words once and as they are, as in '{tok"):
+    with pytest.raises(
+        InputError, match="must contain the words once and without modifiers, as in '{tok"
+    ):
         make_head("tags").check_template(parse("{tokens|soft} [sep] {predicate}"))
     with pytest.raises(InputError, match="head.decode='crf' is unknown; known: argmax, viterbi"):
         make_head("tags", decode="crf")

@@ -152,7 +152,7 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
     fitted = head.fitted(measured)
     assert fitted == plain(measured["threshold"])
     assert fitted.measure(metric, split, found, 0)[metric] == measured[metric]
-    with pytest.raises(InputError, match="chooses the threshold of no answer; set head.no_answer"):
+    with pytest.raises(InputError, match="selects the threshold of no answer; set head.no_answer"):
         make_head("spans", tune=True)
 
 

@@ -725,7 +725,10 @@ def test_what_is_run_without_being_named():
             ["table4", "--rows=pt", "--config.prompt.length=0"],
             "pt-sst2,lr=0.005,seed=10: prompt.len",
         ),
-        (["table2"], "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent draws from the most "),
+        (
+            ["table2"],
+            "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent samples from the most ",
+        ),
         (["figure4", "--config.data.protocol.n=8"], "data.protocol.n names the rows of figure4; "),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],

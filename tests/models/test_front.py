@@ -78,7 +78,7 @@ def test_a_front_takes_its_positions_of_what_is_written():
     assert len(model.front.ids) + batch.read.ids.shape[1] > taken
     room = model.backbone.dims.max_len - taken
     check_writing(model, batch, room, 1)
-    with pytest.raises(InputError, match=f"^{taken} tokens of input .*lower max_new to {room} or"):
+    with pytest.raises(InputError, match=f"^{taken} tokens of input .*reduce max_new to {room} or"):
         check_writing(model, batch, room + 1, 1)
 
 

@@ -453,11 +453,11 @@ def test_one_compile_and_rows_that_fill(pairs):
     [
         (dict(max_new=0), "max_new=0 must be at least 1"),
         (dict(beams=0), "beams=0 must be at least 1"),
-        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, of a vocabulary "
-         "of 31; take at most 15"),
+        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, "
+         "from a vocabulary of 31; use at most 15"),
         (dict(beams=11, eos=(1, 2)), "beams=11 exceeds 10: the search ranks 3 tokens per beam"),
         (dict(max_new=23), "8 tokens of input + 2 positions of the prompt + max_new=23 exceed the "
-         "model's 32 positions; lower max_new to 22"),
+         "model's 32 positions; reduce max_new to 22"),
         (dict(early_stopping="soon"), "early_stopping='soon' is unknown"),
     ],
 )  # fmt: skip
@@ -473,5 +473,7 @@ def test_several_documents_in_a_row_are_refused(pairs):
     pair = pairs("gpt2")
     batch = make_batch("gpt2")
     batch = batch._replace(encoder=batch.encoder._replace(segments=np.int32(batch.encoder.mask)))
-    with pytest.raises(InputError, match="has several documents in a row, .* give each document a"):
+    with pytest.raises(
+        InputError, match="has several documents in a row, .* put each document in a"
+    ):
         run(pair, batch)

@@ -54,7 +54,7 @@ def test_parts_are_read(text, found):
      "x.y(length=1)", "soft(length=1)prefix", "3", "soft(length=f(2))", "soft(length={[]: 1})"],
 )  # fmt: skip
 def test_what_are_no_parts_is_refused(text):
-    with pytest.raises(InputError, match="cannot be read; write methods and their fields") as error:
+    with pytest.raises(InputError, match="cannot be read; use methods and their fields") as error:
         read_parts(text)
     assert "\n" not in str(error.value)
 
@@ -197,17 +197,17 @@ def test_parts_add_the_rows_that_their_exports_hold():
 @pytest.mark.parametrize(
     "parts, told",
     [
-        ("soft", "must be two methods that learn, or more; write methods"),
-        ("soft+none", "must be two methods that learn"),
+        ("soft", "must combine at least two trainable methods; use methods"),
+        ("soft+none", "must combine at least two trainable methods"),
         ("soft+soff", "prompt.parts, soff: unknown method prompt.name='soff'; nearest: soft"),
         ("soft(length=0)+prefix", "prompt.parts, soft: prompt.length=0 must be at least 1"),
         ("soft(lenght=3)+prefix", "method 'soft' has no field 'lenght'; nearest: length"),
         ("soft+soft(length='a')", "prompt.parts, soft-2: config field prompt.length='a' must"),
-        ("dart(length=2)+dpt(length=2)", "dart and dpt train rows for the head; take one"),
-        ("prefix+prefix(shift=False)", "has shift=False and True; prefixes side by side"),
-        ("prefix(layers='1-2')+prefix", "has layers='' and '1-2'; prefixes side by side"),
+        ("dart(length=2)+dpt(length=2)", "dart and dpt train vectors for the head; use only one"),
+        ("prefix+prefix(shift=False)", "has shift=False and True; combined prefixes"),
+        ("prefix(layers='1-2')+prefix", "has layers='' and '1-2'; combined prefixes"),
         ("prefix(length=0,decoder=2)+prefix(length=0,decoder=1,shift=False)", "has shift=False an"),
-        ("soft+compose", "composes itself"),
+        ("soft+compose", "contains compose itself"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(parts, told):

@@ -71,7 +71,7 @@ def test_each_stream_of_an_encoder_decoder_has_its_own(shift_decoder):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(length=2, last=5), "stands in layers 1-5 of the encoder, this backbone has 4"),
+        (dict(length=2, last=5), "is in layers 1-5 of the encoder, but this backbone has 4"),
         (dict(decoder_slots=2), "prompt.decoder_slots=2 needs an encoder-decoder"),
         (dict(cross_length=2, cross_last=1), "prompt.cross_length=2 needs an encoder-decoder"),
     ],
@@ -90,5 +90,5 @@ def test_nothing_is_nothing():
 def test_a_size_that_is_none_is_refused(size):
     """As in a card that was edited."""
     for field in ("slots", "length", "rows", "shift"):
-        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be from 0 to below 2\*\*31"):
+        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be in \[0, 2\*\*31"):
             make_prompt("constant", DIMS, **{field: size})

@@ -389,7 +389,7 @@ def test_a_text_of_another_length_is_named(pair):
     prompt = make_prompt(
         "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it was ."
     )
-    with pytest.raises(InputError, match="3 subwords, prompt.length is 2; set prompt.length=3"):
+    with pytest.raises(InputError, match="3 subwords, but prompt.length is 2; set prompt.length=3"):
         prompt.begin({"table": np.zeros((2, 24))}, given)
 
 
@@ -410,5 +410,5 @@ def test_words_that_are_unknown_start_no_row(pair):
 def test_label_rows_need_a_method_that_has_some(pair):
     _, module, weights = pair
     model = Model(module, make_prompt("none", module.dims), {"main": LabelRows((1,) * CLASSES)})
-    with pytest.raises(InputError, match="take prompt.name=dart"):
+    with pytest.raises(InputError, match="use prompt.name=dart"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(jnp.asarray, weights)))

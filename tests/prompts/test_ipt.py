@@ -421,11 +421,11 @@ def test_long_texts_are_counted_without_overflow():
         ({"utilization": 0.0}, r"utilization=0.0 must be in \(0, 1\]"),
         ({"utilization": 1.5}, r"utilization=1.5 must be in \(0, 1\]"),
         ({"encoder": "rnn"}, "prompt.encoder='rnn' is unknown; nearest: cnn"),
-        ({"fixed": True}, "prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp"),
+        ({"fixed": True}, "prompt.fixed=True needs an encoder"),
         ({"length": 0}, "prompt.length=0 must be at least 1"),
         ({"layers": "2-3"}, "prompt.layers='2-3' must be FIRST-LAST within 1-2"),
         ({"rows": "some"}, "prompt.rows='some' is unknown"),
-        ({"init": "runs/a"}, "starts from an export by prompt.pretrained"),
+        ({"init": "runs/a"}, "is initialised from an export with prompt.pretrained"),
     ],
 )
 def test_what_does_not_fit_is_named(fields, told):
@@ -437,7 +437,7 @@ def test_what_does_not_fit_is_named(fields, told):
 def test_rows_of_another_vocabulary_or_width_are_refused(change):
     prompt, _ = start(make_batch(rows=2), length=2, pretrained="topics")
     other = make_prompt("ipt", DIMS._replace(**change), length=2)
-    told = f"topics has rows of {other.dims.embed} numbers for {other.dims.vocab} words, this"
+    told = f"topics has vectors of size {other.dims.embed} for {other.dims.vocab} words, but this"
     with pytest.raises(InputError, match=told):
         take_table(prompt.table(), "topics", other, {})
 

@@ -48,7 +48,7 @@ def test_intervals_that_leave_the_model_are_errors(text):
     "decoder_layers, fields, message",
     [
         (0, dict(decoder=3), "prompt.decoder=3 needs an encoder-decoder, which this"),
-        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or take a T5"),
+        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or use a T5"),
         (0, dict(cross_layers="1"), "prompt.cross_layers='1' needs an encoder-decoder"),
         (0, dict(length=0), "prompt.length=0 must be at least 1"),
         (3, dict(length=0), "prompt.length=0 must be at least 1"),
@@ -146,8 +146,8 @@ def test_a_prefix_of_zeros():
     "fields, message",
     [
         (dict(start="words"), "prompt.start='words' is unknown; known: normal, text, zero"),
-        (dict(start="text"), "prompt.start=text needs prompt.text; give one"),
-        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; give one"),
+        (dict(start="text"), "prompt.start=text needs prompt.text; set it"),
+        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; set it"),
         (dict(start="zero", hidden=4), "prompt.hidden=4 computes them; set prompt.hidden=0"),
     ],
 )

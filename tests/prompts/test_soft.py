@@ -110,14 +110,14 @@ def test_warm_start_reads_bfloat16_tables():
 
 
 def test_warm_start_needs_a_row_for_each():
-    with pytest.raises(InputError, match="2 rows of tokens for a prompt of length 3"):
+    with pytest.raises(InputError, match="2 lists of tokens for 3 soft tokens"):
         warm_start(start(length=3)[1], EMBED, [[5], [6]])
 
 
 @pytest.mark.parametrize(
     "dims, fields, message",
     [
-        (DIMS, dict(decoder=2), "prompt.decoder=2 needs an encoder-decoder.*leave it out or take"),
+        (DIMS, dict(decoder=2), "prompt.decoder=2 needs an encoder-decoder.*leave it out or use"),
         (T5_DIMS, dict(length=0), "prompt.length=0 must be at least 1"),
         (T5_DIMS, dict(decoder=-1), "prompt.decoder=-1 must be at least 0"),
     ],

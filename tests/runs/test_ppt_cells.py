@@ -251,8 +251,8 @@ def test_learning_rates_of_full_fine_tuning():
             "whose layout is in ppt.patterns",
         ),
         ({"task.form": "unified", "ppt.hard": "True"}, "not available for unified, only for nsp"),
-        ({"task.form": "cloze", "ppt.hard": "True"}, "and task.form=cloze has none; set task.form"),
-        ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not read"),
+        ({"task.form": "cloze", "ppt.hard": "True"}, "but task.form=cloze has none; set task.form"),
+        ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not use"),
         ({"task.form": "cls", "task.name": "dream", "task.words": ""}, "task dream has choices"),
     ],
 )

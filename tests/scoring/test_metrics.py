@@ -133,7 +133,7 @@ def test_mean_and_population_std():
 def test_wrong_input():
     with pytest.raises(InputError, match="unknown metric 'acuracy'; nearest: accuracy"):
         metrics.score("acuracy", GOLD, PRED, 2)
-    with pytest.raises(InputError, match="f1 is for 2 classes, the task has 3; use macro_f1"):
+    with pytest.raises(InputError, match="f1 needs 2 classes, but the task has 3; use macro_f1"):
         metrics.check_metric("f1", 3)
     with pytest.raises(ValueError, match="must be equal"):
         metrics.score("accuracy", GOLD, PRED[1:], 2)

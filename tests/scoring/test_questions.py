@@ -102,5 +102,5 @@ def test_a_question_without_a_right_answer_is_one_that_is_missed():
     assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
     found = metrics.score("f1a", [0, 0, 0], [0, 0, 0], 2, judged)
     assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
-    with pytest.raises(InputError, match="metric f1a is for 2 classes, the task has 3"):
+    with pytest.raises(InputError, match="metric f1a needs 2 classes, but the task has 3"):
         metrics.check_metric("f1a", 3)

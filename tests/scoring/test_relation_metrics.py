@@ -211,11 +211,11 @@ def test_taking_some_of_what_is_known():
 def test_classes_that_semeval_does_not_have():
     check_relations("semeval_f1", SEMEVAL.labels, "Other")
     check_relations("micro_f1", ("a", "b"), "")
-    with pytest.raises(InputError, match="not of 'b'; take micro_f1"):
+    with pytest.raises(InputError, match="not 'b'; use micro_f1"):
         check_relations("semeval_f1", ("R(e1,e2)", "b", "Other"), "Other")
     with pytest.raises(InputError, match="task.negative"):
         check_relations("semeval_f1", SEMEVAL.labels[:-1], "")
-    with pytest.raises(ValueError, match="needs what is known"):
+    with pytest.raises(ValueError, match="needs `judged`"):
         metrics.score("micro_f1", [0, 1], [0, 1], 2)
     with pytest.raises(InputError, match="metric micro_f1 compares classes"):
         metrics.check_metric("micro_f1", 0, "texts")

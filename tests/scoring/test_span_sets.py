@@ -120,5 +120,5 @@ def test_wrong_input_is_no_score():
     """One question without a right answer among others that have some is wrong too."""
     wrong = (([], []), ([[["a"]]], []), ([[]], [["a"]]), ([[["a"]], []], [["a"], ["a"]]))
     for gold, pred in wrong:
-        with pytest.raises(ValueError, match="one or more right answers"):
+        with pytest.raises(ValueError, match="at least one right answer"):
             score_span_sets("f1", gold, pred)

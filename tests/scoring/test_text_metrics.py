@@ -77,11 +77,11 @@ def test_bounds(name):
 def test_metric_fits_the_kind_of_task():
     for name in metrics.TEXT_METRICS:
         metrics.check_metric(name, 0, kind="texts")
-        message = f"metric {name} compares texts, but the task has classes; take accuracy, f1"
+        message = f"metric {name} compares texts, but the task has classes; use accuracy, f1"
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2)
     for name in metrics.METRICS:
-        message = f"metric {name} compares classes, but the task writes text; take exact_match"
+        message = f"metric {name} compares classes, but the task writes text; use exact_match"
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2, kind="texts")
     with pytest.raises(InputError, match="unknown metric 'rouge'; nearest: rouge_l"):

@@ -1,1 +1,1 @@
-"""GGUF files: their tensors, and the config of the model in one."""
+"""GGUF files: their tensors, and the config of the model that they contain."""

@@ -1,6 +1,6 @@
-"""Makes the config.json of a GGUF file's model from its metadata.
+"""Builds the config.json of a GGUF file's model from its metadata.
 
-What the metadata leaves out is what llama.cpp takes for it (src/llama-model.cpp, load_hparams).
+Missing metadata take the defaults of llama.cpp (src/llama-model.cpp, load_hparams).
 """
 
 import os
@@ -36,32 +36,34 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _EVERY = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all that is before it
 _KINDS = ("full_attention", "sliding_attention")
 _LOCAL_THETA = 10000.0
-CURE = "take another file of the model, or its folder with config.json"
+CURE = "use another file of the model, or its folder with config.json"
 
 
 def read_gguf_config(path: str | os.PathLike) -> dict[str, Any]:
-    """Makes the fields of config.json, as transformers would write them.
+    """Returns the fields of config.json, as transformers would write them.
 
-    Raises InputError where the file is none, of an architecture that is not read, or lacks a field.
+    Raises:
+      InputError: if the file is not a GGUF file, its architecture is not supported, or it lacks a
+        field.
     """
     return _Fields(read_header(path)).config()
 
 
 class _Fields:
-    """The metadata under the name of the architecture."""
+    """The metadata of the file's architecture."""
 
     def __init__(self, header: Header):
         self.header, self.kind = header, header.architecture
         count = self.header.fields.get("split.count", 0)
         if is_kind(count, int) and count > 1:
             raise InputError(
-                f"{self.header.path} is one of {count} files of a model; join them by "
+                f"{self.header.path} is one of {count} files of a model; join them with "
                 "llama-gguf-split --merge"
             )
         if self.kind not in _CLASSES:
             raise InputError(
-                f"{header.path} holds a model of architecture {brief(self.kind)}; "
-                f"{nearest('', _CLASSES)}"
+                f"{header.path} contains a model of architecture {brief(self.kind)}, which is not "
+                f"supported; {nearest('', _CLASSES)}"
             )
 
     def config(self) -> dict[str, Any]:
@@ -74,7 +76,7 @@ class _Fields:
         sizes["head_dim"] = self.whole("attention.key_length", turned)
         for key in ("rope.dimension_count", "attention.value_length"):
             if self.whole(key, sizes["head_dim"]) != sizes["head_dim"]:
-                raise self.refused(key, f"heads of {sizes['head_dim']} alike in all")
+                raise self.refused(key, f"{sizes['head_dim']}, the same for all heads")
         hf = sizes | {
             "model_type": "gemma3_text" if self.kind == "gemma3" else self.kind,
             "architectures": [_CLASSES[self.kind]],
@@ -106,7 +108,7 @@ class _Fields:
         found = self.header.tensors.get("token_embd.weight")
         if found is None or len(found.shape) != 2:
             raise InputError(
-                f"{self.header.path} has no table token_embd.weight of words; fetch it anew"
+                f"{self.header.path} has no embedding matrix token_embd.weight; download it again"
             )
         return found.shape[0]
 
@@ -117,7 +119,7 @@ class _Fields:
                 raise self.refused(key, "0")
         window = self.whole("attention.sliding_window", 0, least=0)
         if window and self.get("attention.sliding_window_pattern", True) not in (True, 1):
-            raise self.refused("attention.sliding_window_pattern", "a window in all layers")
+            raise self.refused("attention.sliding_window_pattern", "a window in every layer")
         part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
         # The metadata does not tell of biases; the tensors of the first layer do.
         biases = {x: f"blk.0.{part[x]}.bias" in self.header.tensors for x in part}
@@ -125,8 +127,8 @@ class _Fields:
         if self.kind == "mistral" or (self.kind == "llama" and window):
             if found := [f"blk.0.{part[x]}.bias" for x in part if biases[x]]:
                 raise InputError(
-                    f"{self.header.path} has {found[0]}: a Mistral, or a Llama with a sliding "
-                    f"window, is read without biases; {CURE}"
+                    f"{self.header.path} has {found[0]}, but Mistral models and Llama models with "
+                    f"a sliding window are only supported without biases; {CURE}"
                 )
             own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
             return own | {"hidden_act": "silu", "sliding_window": window or None}
@@ -149,7 +151,7 @@ class _Fields:
         }
 
     def _kinds(self, layers: int) -> list[str]:
-        """Says which layers see a window alone; the metadata has a period, or a flag for each."""
+        """Returns the type of each layer; the metadata contain a period, or a flag per layer."""
         key = f"{self.kind}.attention.sliding_window_pattern"
         if isinstance(self.header.fields.get(key), Array):
             local = self.header.array(key)
@@ -178,7 +180,7 @@ class _Fields:
             name = "longrope"
         if "rope_freqs.weight" in self.header.tensors:
             if factor not in (None, 1):  # llama.cpp would scale by both
-                raise self.refused("rope.scaling.factor", "1 beside rope_freqs.weight", factor)
+                raise self.refused("rope.scaling.factor", "1 (with rope_freqs.weight)", factor)
             return self._llama3(sizes, theta)
         if name == "none" or name == "linear":
             scaled = {"rope_type": "linear", "factor": factor}
@@ -222,7 +224,9 @@ class _Fields:
         factor = float(factors.max())
         smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
         if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
-            raise self.refused("rope_freqs.weight", "those of Llama 3.1 and later", factors[:3])
+            raise self.refused(
+                "rope_freqs.weight", "the factors of Llama 3.1 and later", factors[:3]
+            )
         if factor == 1:
             return {"rope_type": "default"}
         return {
@@ -231,7 +235,7 @@ class _Fields:
         }  # fmt: skip
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns a field; one with a value for each layer must have the same for all."""
+        """Returns a field; a field with one value per layer must have the same value in all."""
         name = f"{self.kind}.{key}"
         found = self.header.fields.get(name, default)
         if isinstance(found, Array):
@@ -242,29 +246,29 @@ class _Fields:
         return found
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Returns a whole number. Raises InputError where it is missing, and without default."""
+        """Returns an integer. Raises InputError if it is missing and there is no default."""
         found = self.get(key, default)
         if not is_kind(found, int) or not least <= found < 2**31:
-            raise self.refused(key, f"a whole number from {least}", found)
+            raise self.refused(key, f"an integer of at least {least}", found)
         return found
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """Returns a number above 0, `default` where there is none."""
+        """Returns a number above 0, or `default` if the field is missing."""
         found = self.get(key, default)
         if found is not None and not (is_kind(found, float) and found > 0):
             raise self.refused(key, "a number above 0", found)
         return found
 
     def needed(self, key: str, default: float | None = None) -> float:
-        """Returns a number above 0. Raises InputError where it is missing, and without default."""
+        """Returns a number above 0. Raises InputError if it is missing without a default."""
         found = self.number(key, default)
         if found is None:
             raise self.refused(key, "a number above 0")
         return found
 
     def refused(self, key: str, needed: str, found: Any = None) -> InputError:
-        """Returns the error for a field that is not what is read."""
+        """Returns the error for a field whose value is not supported."""
         name = key if key.endswith(".weight") else f"{self.kind}.{key}"
         found = self.get(key) if found is None and not key.endswith(".weight") else found
         held = f"no {name}" if found is None else f"{name}={brief(found)}"
-        return InputError(f"{self.header.path} has {held}, and what is read is {needed}; {CURE}")
+        return InputError(f"{self.header.path} has {held}, but only {needed} is supported; {CURE}")

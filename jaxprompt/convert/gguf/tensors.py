@@ -1,7 +1,7 @@
-"""Reads the tensors of a GGUF file under transformers' names, quantized ones as float32.
+"""Reads the tensors of a GGUF file under their names in transformers, quantised ones as float32.
 
-llama.cpp stores some tensors changed: a Llama's rows of queries and keys in another order, and a
-Gemma's norms as what is multiplied by, 1 + w. Both are undone on reading.
+llama.cpp changes some tensors: it reorders the rows of Llama's queries and keys, and it stores a
+Gemma norm as the factor 1 + w. Both changes are undone on reading.
 """
 
 import functools
@@ -58,7 +58,7 @@ _BLOCKS = {
 
 
 class _Packing(NamedTuple):
-    """How a type of tensor stands in the file."""
+    """How a tensor type is stored in the file."""
 
     numbers: int  # in an item, of which a row has a whole number
     item: np.dtype
@@ -67,10 +67,14 @@ class _Packing(NamedTuple):
 
 
 def open_gguf(path: Path, stack: ExitStack) -> dict[str, Entry]:
-    """Opens a GGUF file, which `stack` closes. -> transformers' names to tensors
+    """Opens a GGUF file, which `stack` closes.
 
-    Raises InputError where the file is damaged or cut short, holds a model of another kind, or a
-    tensor of a type that the gguf package cannot turn into numbers.
+    Returns:
+      The tensors by their names in transformers.
+
+    Raises:
+      InputError: if the file is damaged or cut short, or contains an unsupported model or a tensor
+        type that the gguf package cannot dequantise.
     """
     header = read_header(path)
     hf = read_gguf_config(path)
@@ -81,7 +85,7 @@ def open_gguf(path: Path, stack: ExitStack) -> dict[str, Entry]:
     for name in header.tensors:
         if name not in _SPARE and not _is_read(name, hf):
             raise InputError(
-                f"{path} has {name}, which a {hf['model_type']} is read without; {CURE}"
+                f"{path} has {name}, which is not supported for {hf['model_type']}; {CURE}"
             )
     return {
         _rename(header.architecture, name): _entry(header, file, hf, name, place)
@@ -91,7 +95,7 @@ def open_gguf(path: Path, stack: ExitStack) -> dict[str, Entry]:
 
 
 def _is_read(name: str, hf: dict[str, Any]) -> bool:
-    """Tells whether the model that the metadata describes has a tensor."""
+    """Returns whether the model that the metadata describe has a tensor."""
     first, *inner = name.split(".")
     if first != "blk" or len(inner) != 3:
         return first in _WHOLE and inner == ["weight"]
@@ -106,7 +110,7 @@ def _is_read(name: str, hf: dict[str, Any]) -> bool:
 
 
 def _rename(architecture: str, name: str) -> str:
-    """Gives transformers' name of a tensor; one that it does not have keeps its own."""
+    """Returns the name in transformers, or the same name if transformers has no such tensor."""
     first, *inner = name.split(".")
     if first == "blk" and len(inner) == 3:
         layer, part, end = inner
@@ -123,15 +127,15 @@ def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place:
     packing = _packing(path, name, place.kind)
     if width % packing.numbers:
         raise InputError(
-            f"{name} in {path} has rows of {width} numbers, which are no blocks of "
-            f"{packing.numbers}; the file is damaged: fetch it anew"
+            f"{name} in {path} has rows of {width} values, which do not divide into blocks of "
+            f"{packing.numbers}; the file is damaged: download it again"
         )
     items = width // packing.numbers
     end = place.start + rows * items * packing.item.itemsize
     if end > header.size:
         raise InputError(
-            f"{path} is cut short: {name} ends at byte {end:,}, and the file has "
-            f"{header.size:,}; fetch it anew"
+            f"{path} is cut short: {name} ends at byte {end:,}, but the file has only "
+            f"{header.size:,} bytes; download it again"
         )
     read, planes = make_reader(path, file, place.start, items, packing.item), None
     order, is_vector = _order(header, hf, name, place), len(place.shape) == 1
@@ -195,7 +199,7 @@ def _less_one(read: Read) -> Read:
 
 
 def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.ndarray | None:
-    """Says where the rows of a head stand in the file, of a Llama's queries and keys. -> [D]
+    """Returns the order of a head's rows in the file, for a Llama's queries and keys. -> [D]
 
     llama.cpp turns numbers 2j and 2j + 1 of a head together, transformers j and j + D/2.
     """
@@ -207,8 +211,8 @@ def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.nd
     rows = place.shape[0] if place.shape else 1
     if rows % (2 * heads):
         raise InputError(
-            f"{name} in {header.path} has {rows} rows, which must divide by twice the {heads} "
-            "heads of its metadata; fetch the file anew"
+            f"{name} in {header.path} has {rows} rows, which must be divisible by twice the "
+            f"{heads} heads of its metadata; download the file again"
         )
     # Our row j is the file's 2j, our row j + D/2 its 2j + 1.
     return np.arange(rows // heads).reshape(-1, 2).T.reshape(-1)
@@ -243,13 +247,13 @@ def _packing(path: Path, name: str, kind: int) -> _Packing:
         return _quantized(kind)
     except ImportError:
         raise InputError(
-            f"{name} in {path} is quantized, and the package gguf, which reads it, is not "
+            f"{name} in {path} is quantised, and the package gguf, which dequantises it, is not "
             "installed; run: pip install gguf"
         ) from None
     except (ValueError, KeyError, RuntimeError) as error:
         raise InputError(
-            f"{name} in {path} is of a type ({error}) that the installed package gguf does not "
-            "turn into numbers; run: pip install -U gguf, or take a file of another, as Q8_0"
+            f"{name} in {path} has a type ({error}) that the installed package gguf cannot "
+            "dequantise; run: pip install -U gguf, or use a file of another type, e.g. Q8_0"
         ) from error
 
 

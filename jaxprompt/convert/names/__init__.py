@@ -1,1 +1,1 @@
-"""What transformers calls each of our parameters, by family."""
+"""The names of our parameters in transformers, by family."""

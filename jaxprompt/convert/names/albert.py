@@ -1,4 +1,4 @@
-"""ALBERT's table of names (Lan et al. 2020): what layers share stands in the file once."""
+"""ALBERT's table of names (Lan et al. 2020): shared layers are in the file once."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""DeBERTa's tables of names, of v1 and of v2 and v3 (He et al. 2021)."""
+"""DeBERTa's tables of names, for v1 and for v2 and v3 (He et al. 2021)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,43 +20,43 @@ TERMS = ("c2p", "p2c")
 
 
 def read_terms(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Reads which terms of position the scores have, `pos_att_type`. Raises InputError."""
+    """Reads which position terms the attention scores have, `pos_att_type`. Raises InputError."""
     given = config.get("pos_att_type") or []
     # Released configs write "p2c|c2p".
     if isinstance(given, str):
         given = [word.strip() for word in given.lower().split("|")]
     if not isinstance(given, list | tuple) or any(term not in TERMS for term in given):
         raise InputError(
-            f"pos_att_type={brief(given)} is not supported; known: a list of {', '.join(TERMS)}"
+            f"pos_att_type={brief(given)} is not supported; give a list of {', '.join(TERMS)}"
         )
     if len(set(given)) < len(given):
-        raise InputError(f"pos_att_type={brief(given)} names a term twice; name it once")
+        raise InputError(f"pos_att_type={brief(given)} has a term twice; list it once")
     return tuple(given)
 
 
 def norms_positions(config: Mapping[str, Any]) -> bool:
-    """Reads whether the table of distances is normed, `norm_rel_ebd`. Raises InputError."""
+    """Reads whether the relative position embeddings are normalised. Raises InputError."""
     return read_word(config, "norm_rel_ebd", "none", ("none", "layer_norm")) == "layer_norm"
 
 
 def distance_span(config: Mapping[str, Any]) -> int:
-    """Reads how many rows the table of distances has for each direction. Raises InputError."""
+    """Reads the number of relative positions in each direction. Raises InputError."""
     for field in ("max_relative_positions", "position_buckets"):
         value = config.get(field)
         if value is not None and (type(value) is not int or not (value == -1 or value > 0)):
-            raise InputError(f"{field}={brief(value)} must be above 0, or -1 for none")
+            raise InputError(f"{field}={brief(value)} must be above 0, or -1 if unused")
     buckets = config.get("position_buckets") or -1
     return buckets if buckets > 0 else distance_limit(config)
 
 
 def distance_limit(config: Mapping[str, Any]) -> int:
-    """Reads from which distance on all are alike."""
+    """Reads the distance from which on all positions share an embedding."""
     limit = config.get("max_relative_positions") or -1
     return limit if limit > 0 else read_size(config, "max_position_embeddings")
 
 
 def conv_width(config: Mapping[str, Any]) -> int:
-    """Reads the width of the convolution behind the first layer, 0 = none. Raises InputError."""
+    """Reads the width of the convolution after the first layer, 0 = none. Raises InputError."""
     width = config.get("conv_kernel_size") or 0
     if type(width) is not int or width < 0 or (width and width % 2 == 0):
         raise InputError(f"conv_kernel_size={brief(width)} must be odd, or 0 for none")
@@ -95,7 +95,7 @@ def _traits(config: Mapping[str, Any]) -> set[str]:
 
 
 def as_v1(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out the fields that v2 brought: transformers does not read them in a v1."""
+    """Removes the fields that v2 introduced: transformers ignores them in a v1 config."""
     own = ("position_buckets", "conv_kernel_size", "norm_rel_ebd", "share_att_key")
     return {name: value for name, value in config.items() if name not in own}
 

@@ -1,4 +1,4 @@
-"""What the released GLM calls each of our parameters (Du et al. 2022)."""
+"""The names of our parameters in the released GLM (Du et al. 2022)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -21,7 +21,7 @@ BIASES = {
 
 
 def read_biases(config: Mapping[str, Any]) -> set[str]:
-    """Lists the kinds of map that have biases. Raises InputError."""
+    """Lists the kinds of linear layer that have biases. Raises InputError."""
     return {name for name, default in BIASES.items() if read_flag(config, name, default)}
 
 

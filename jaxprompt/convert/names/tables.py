@@ -1,4 +1,4 @@
-"""Tables of names, one a family: what transformers calls each of our parameters, see tensors.py."""
+"""Tables of names, one per family: our parameters and their names in transformers (tensors.py)."""
 
 from jaxprompt.convert.names.albert import ALBERT
 from jaxprompt.convert.names.deberta import DEBERTA, DEBERTA_V2

@@ -1,4 +1,4 @@
-"""Heads of pre-training: what stands at the positions read, and which tokens were replaced."""
+"""Heads of pre-training: predict masked tokens, and detect replaced tokens."""
 
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ from jaxprompt.types import ABSENT, Array, Batch
 class TargetHead(Scores):
     """Scores `batch.targets` among the whole vocabulary. [B, T, H] -> Scored, arrays [B, M]
 
-    With `draws` it draws a token at each position as well, by the rng "draw".
+    With `draws` it also samples a token at each position, with the rng "draw".
     """
 
     block: int = 2048  # positions of a device whose logits are held at a time
@@ -36,11 +36,11 @@ class TargetHead(Scores):
 
 
 class LikeliestHead(Scores):
-    """Names the likeliest token at each position read. [B, T, H] -> int32 [B, M]"""
+    """Returns the most likely token at each position that is read. [B, T, H] -> int32 [B, M]"""
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Scores place by place: the logits of all would be large."""
+        """Scores one position at a time: the logits of all would be large."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
 
@@ -53,7 +53,7 @@ class LikeliestHead(Scores):
 
 
 class Detected(NamedTuple):
-    """What the replaced-token head tells of each token. Arrays are [B, T]."""
+    """The outputs of the replaced-token head for each token. Arrays are [B, T]."""
 
     logp: Array  # float32, log-probability of what the token is, ABSENT = not asked
     hit: Array  # bool, it was told rightly
@@ -61,9 +61,9 @@ class Detected(NamedTuple):
 
 
 class ReplacedHead(Scores):
-    """Tells by the checkpoint's own head which tokens were replaced (Clark et al. 2020, section 2).
+    """Detects replaced tokens with the checkpoint's head (Clark et al. 2020, section 2).
 
-    [B, T, H], targets [B, T] of 1 = replaced, 0 = original, -1 = not asked -> Detected
+    [B, T, H], targets [B, T] of 1 = replaced, 0 = original, -1 = ignored -> Detected
     """
 
     reads_all: ClassVar[bool] = True
@@ -84,5 +84,5 @@ class ReplacedHead(Scores):
 
 def _targets(batch: Batch) -> Array:
     if batch.targets is None:
-        raise ValueError("the batch has no targets, which heads of pre-training score")
+        raise ValueError("the batch has no targets, which heads of pre-training need")
     return batch.targets

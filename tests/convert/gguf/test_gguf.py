@@ -286,17 +286,17 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
         write_factors(writer, block)
         writer.add_rope_scaling_factor(2.0)
 
-    with pytest.raises(InputError, match="factor=2.0, and what is read is 1 beside rope_freqs"):
+    with pytest.raises(InputError, match="factor=2.0, but only 1 .with rope_freqs"):
         turns(tmp_path, both, **own)
     other = block | dict(low_freq_factor=2.0)
-    with pytest.raises(InputError, match="rope_freqs.weight=.* those of Llama 3.1 and later"):
+    with pytest.raises(InputError, match="rope_freqs.weight=.* of Llama 3.1 and later"):
         turns(tmp_path, lambda writer: write_factors(writer, other), **own)
 
 
 def test_a_window_beside_biases_is_refused(tmp_path):
     """No class of transformers has both: the biases would be left out."""
     assert turns(tmp_path, lambda _: None, "llama-bias")["attention_bias"]
-    with pytest.raises(InputError, match="blk.0.attn_q.bias: .* is read without biases"):
+    with pytest.raises(InputError, match="blk.0.attn_q.bias, but .* without biases"):
         turns(tmp_path, lambda writer: writer.add_sliding_window(7), "llama-bias")
 
 
@@ -313,7 +313,7 @@ def test_layers_with_a_window_are_told_apart(tmp_path):
     assert turns(tmp_path, pattern(flags), "gemma3")["layer_types"] == [kinds[f] for f in flags]
     every = turns(tmp_path, pattern(2), "gemma3")["layer_types"]
     assert every == [kinds[f] for f in flags]
-    with pytest.raises(InputError, match="sliding_window_pattern=.*read is 7 flags"):
+    with pytest.raises(InputError, match="sliding_window_pattern=.*only 7 flags"):
         turns(tmp_path, pattern(flags[1:]), "gemma3")
 
 
@@ -336,7 +336,7 @@ def test_where_a_file_lies(tmp_path, monkeypatch):
     (package / "a.gguf").write_bytes(path.read_bytes())
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert resolve("pkg:tiny_gguf/a.gguf") == package / "a.gguf"
-    with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf."):
+    with pytest.raises(InputError, match="has no file 'b.gguf'; it has: a.gguf"):
         resolve("pkg:tiny_gguf/b.gguf")
     with pytest.raises(InputError, match="does not exist; give the path of a .gguf file"):
         resolve("models/b.gguf")
