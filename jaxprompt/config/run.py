@@ -1,6 +1,6 @@
-"""Every field of a config, once: defaults, checks, --help and docs/config.md come from it.
+"""Declares every config field: defaults, checks, --help and docs/config.md come from here.
 
-A block is a frozen dataclass, and `RunConfig` composes them. Nothing heavy is imported.
+A block is a frozen dataclass, and `RunConfig` composes the blocks. Imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -205,7 +205,7 @@ class FilesConfig(Block):
     test: str = kinds.path("", "test examples, which are scored once")
 
     def paths(self) -> dict[str, str]:
-        """Returns the files that are named, by split."""
+        """Returns the paths that are set, by split."""
         paths = {"train": self.train, "dev": self.dev, "test": self.test}
         return {name: path for name, path in paths.items() if path}
 
@@ -215,12 +215,12 @@ _SCARCE = kinds.Words("data.sampling.fewshot", "SCARCE")
 
 @dataclass(frozen=True)
 class Protocol(Option):
-    """All training examples, and the task's own dev."""
+    """All training examples, and the task's dev split."""
 
 
 @dataclass(frozen=True)
 class KShot(Protocol):
-    """So many examples of each class."""
+    """A fixed number of examples per class."""
 
     name: ClassVar[str] = "kshot"
     k: int = kinds.count(16, "training examples per class")
@@ -235,7 +235,7 @@ class KShot(Protocol):
 
 @dataclass(frozen=True)
 class Balanced(Protocol):
-    """So many examples in all, spread over the classes (PPT)."""
+    """A fixed number of examples in total, balanced over the classes (PPT)."""
 
     name: ClassVar[str] = "balanced"
     n: int = kinds.size(32, "training examples in total, and as many for dev")
@@ -256,7 +256,7 @@ class Fraction(Protocol):
 
 @dataclass(frozen=True)
 class KFold(Protocol):
-    """Parts of the training examples, of which one is dev."""
+    """Cross-validation: the training examples are split into folds, one of which is dev."""
 
     name: ClassVar[str] = "kfold"
     folds: int = kinds.size(4, "number of folds")
@@ -271,7 +271,7 @@ class KFold(Protocol):
 
 @dataclass(frozen=True)
 class HoldOut(Protocol):
-    """So many training examples become dev."""
+    """A fixed number of training examples becomes dev."""
 
     name: ClassVar[str] = "holdout"
     size: int = kinds.size(500, "training examples that become dev, in proportion to the classes")
@@ -395,7 +395,7 @@ class Objective(Option):
 
 @dataclass(frozen=True)
 class OnText(Objective):
-    """What every objective on running text has."""
+    """Base class of the objectives on running text."""
 
     packed: bool = kinds.flag(True, "pack several documents into each sequence")
     apart: bool = kinds.flag(False, "packed: attention stays within a document")
@@ -481,21 +481,21 @@ class PPTConfig(Block):
 
 @dataclass(frozen=True)
 class Schedule(Option):
-    """The factor on the learning rate by the step; this one is 1."""
+    """A factor on the learning rate as a function of the step; this one is constantly 1."""
 
     name: ClassVar[str] = "constant"
 
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """To 0 at the last step."""
+    """Linear decay to 0 at the last step."""
 
     name: ClassVar[str] = "linear"
 
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """A factor per epoch."""
+    """Exponential decay by a factor per epoch."""
 
     name: ClassVar[str] = "exponential"
     gamma: float = kinds.number(0.95, "factor per epoch", "above 0")
@@ -503,34 +503,36 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """What schedules with a warmup share."""
+    """Base class of the schedules with a warmup."""
 
     warmup_steps: int = kinds.count(0, "steps of the warmup")
-    warmup_ratio: float = kinds.share(0.0, "the same as a share of the steps, where they are 0")
+    warmup_ratio: float = kinds.share(
+        0.0, "warmup as a share of all steps, used if warmup_steps is 0"
+    )
 
     def warmup(self, total: int) -> int:
-        """Returns the steps of the warmup of a run of `total` steps."""
+        """Returns the number of warmup steps in a run of `total` steps."""
         # A share below 1 may round to all of a short run.
         return self.warmup_steps or min(round(self.warmup_ratio * total), total - 1)
 
 
 @dataclass(frozen=True)
 class WarmupLinear(Warmup):
-    """Up over the warmup, then along a line to 0 at the last step."""
+    """Linear warmup, then linear decay to 0 at the last step."""
 
     name: ClassVar[str] = "warmup_linear"
 
 
 @dataclass(frozen=True)
 class Cosine(Warmup):
-    """Up over the warmup, then along half a cosine to 0 at the last step."""
+    """Linear warmup, then half a cosine to 0 at the last step."""
 
     name: ClassVar[str] = "cosine"
 
 
 @dataclass(frozen=True)
 class InverseSqrt(Warmup):
-    """1 / sqrt(step), at first 1 / sqrt(warmup_steps) (Raffel et al. 2020, section 3.1.2)."""
+    """1 / sqrt(max(step, warmup_steps)) (Raffel et al. 2020, section 3.1.2)."""
 
     name: ClassVar[str] = "inverse_sqrt"
 
@@ -691,7 +693,7 @@ class TrainConfig(Block):
 
 @dataclass(frozen=True)
 class RunConfig(Block):
-    """All that a run depends on."""
+    """The complete config of a run."""
 
     seed: int = kinds.whole(
         0, "training seed: initialisation, order of examples, dropout", kinds.SEED

@@ -199,7 +199,7 @@ def test_help_of_train_lists_every_field_once(capsys):
     with pytest.raises(SystemExit):
         jaxprompt(capsys, "train", "--help")
     out = capsys.readouterr().out
-    flags, _, text = out.partition("fields of a config")
+    flags, _, text = out.partition("config fields")
     assert "--coordinator" in flags and "--debug" in flags
     lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
     named = tuple(f"{block}." for block in NAMED)  # blocks whose fields are of what they name
@@ -221,9 +221,10 @@ def test_help_of_train_lists_every_field_once(capsys):
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {
         "optim.lr = 0.01 number, at least 0; learning rate",
-        'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
-        "data.protocol.k = 16 whole number, at least 0; examples per class for train",
-        "runs.seeds = () several of: whole number, in [0, 2**32); seed",
+        'backbone.dtype = "float32" float32 | bfloat16; dtype of the frozen weights and the '
+        "activations",
+        "data.protocol.k = 16 whole number, at least 0; training examples per class",
+        "runs.seeds = () list of: whole number, in [0, 2**32); values of seed",
     } <= shown
 
 

@@ -122,7 +122,7 @@ def test_fewer_than_no_runs_at_once(given, capsys):
     [
         (
             ["optim.schedule=linear", "optim.schedule.warmup_ratio=0.5"],
-            "'optim.schedule.warmup_ratio' is of optim.schedule.name=warmup_linear",
+            "'optim.schedule.warmup_ratio' is only valid with optim.schedule.name=warmup_linear",
         ),
         (["train.patience=-3"], "train.patience=-3"),
     ],
