@@ -173,11 +173,11 @@ def test_the_commands_answer_by_a_column(
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--prompt=a", "--prompt=b"], "2 prompts are given; --column names the column"),
+        (["--prompt=a", "--prompt=b"], "--prompt is given 2 times, and --column is missing"),
         (["--prompt=x/a", "--prompt=y/a/export", "--column=t"], "are both called 'a'; give each"),
-        (["--prompt=a", "--column=t", "--text=b"], "--text is of one prompt, and --column=t"),
-        (["--prompt=a", "--column=t", "--format=glue"], "--format=glue is of one task"),
-        (["--workdir=a", "--column=t"], "--column=t picks among prompts; give each by --prompt"),
+        (["--prompt=a", "--column=t", "--text=b"], "--text is only valid for one prompt"),
+        (["--prompt=a", "--column=t", "--format=glue"], "--format=glue is for one task"),
+        (["--workdir=a", "--column=t"], "--column=t selects one of several prompts"),
     ],
 )
 def test_flags_that_do_not_go_together(flags, told, tmp_path, capsys):
@@ -212,10 +212,10 @@ def test_an_equals_sign_in_a_path_names_no_prompt(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--workdir=a", "--input=b.jsonl"], "--input=b.jsonl is of exports, which --prompt names"),
-        (["--workdir=a", "--dtype=bfloat16"], "--dtype=bfloat16 is of exports"),
-        (["--prompt=a", "--column=t", "--split=test"], "--split=test is of a run, and --prompt"),
-        (["--prompt=a", "--column=t", "--config.seed=1"], "leave out --config.*"),
+        (["--workdir=a", "--input=b.jsonl"], "--input=b.jsonl is only valid with --prompt"),
+        (["--workdir=a", "--dtype=bfloat16"], "--dtype=bfloat16 is only valid with --prompt"),
+        (["--prompt=a", "--column=t", "--split=test"], "--split=test is only valid for runs"),
+        (["--prompt=a", "--column=t", "--config.seed=1"], "remove --config.*"),
     ],
 )
 def test_evaluate_takes_the_flags_of_a_run_or_of_exports(flags, told, capsys):

@@ -135,9 +135,8 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, 
     words = ("predict", f"--workdir={tmp_path}", "--text=the cat")
     code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new=1")
     assert code == 0 and len(json.loads(out)["generated"].split()) <= 1
-    assert f"--max-new=1 is of texts; {tmp_path}/export answers classes" in refused(
-        *words, "--max-new=1"
-    )
+    line = refused(*words, "--max-new=1")
+    assert "--max-new=1" in line and f"{tmp_path}/export predicts classes" in line
     assert "--max-new=0 must be at least 1" in refused(*words, "--generate", "--max-new=0")
 
 
