@@ -225,7 +225,7 @@ def test_evaluate_takes_the_flags_of_a_run_or_of_exports(flags, told, capsys):
 
 def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     first, _ = prompts["prefix"]
-    with pytest.raises(jp.InputError, match="give each a name: a dict, as in"):
+    with pytest.raises(jp.InputError, match="a dict, e.g."):
         jp.attach(backbone, [first, first])
     other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
     told = (
@@ -237,7 +237,7 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on electra"):
         strangers = {"first": first, "other": jp.Prompt(first.tensors, strange)}
         jp.attach(backbone, strangers, force=True)
-    with pytest.raises(jp.InputError, match="several prompts say their tasks and heads themselves"):
+    with pytest.raises(jp.InputError, match="several prompts must be exports"):
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])

@@ -311,7 +311,7 @@ def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, caps
     assert code == 0 and json.loads(out)["examples"] == 4 and "unicorn" in err
 
     for row, why in (
-        ({"text": "a cat"}, "no row has a label that its prompt's task knows"),
+        ({"text": "a cat"}, "no row has a known label of its prompt's task"),
         ({"label": rows[0]["label"]}, "in.jsonl:1: "),
     ):
         (tmp_path / "in.jsonl").write_text(say([row]))
