@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli.options import Parser, load_run, need
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, escape, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,7 +106,8 @@ def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
     tokens = plain_tokens(prompt.tensors, prompt.metadata.backbone.rescale)
     if tokens is None:
         raise InputError(
-            f"--npy: a {prompt.metadata.method} prompt has no soft tokens; export it without --npy"
+            f"--npy: {with_article(prompt.metadata.method)} prompt has no soft tokens; export it "
+            "without --npy"
         )
     return tokens
 

@@ -192,7 +192,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
     run(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     line = refused("export", *place, f"--peft={tmp_path / 'a'}", started=True)
-    assert line.startswith("--peft: of a T5 PEFT holds soft tokens of the encoder alone")
+    assert line.startswith("--peft: for a T5, PEFT only supports soft tokens of the encoder")
     assert not (tmp_path / "a").exists()
 
 

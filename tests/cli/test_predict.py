@@ -440,8 +440,8 @@ def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp
         code, found, err = jaxprompt(capsys, *given)
         assert code == 0, err
         code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
-        told = "is computed from each text" if name == "reading" else "trains rows for the answer"
-        assert code == 2 and told in err and "which PEFT has no form for" in err
+        told = "is computed from each text" if name == "reading" else "trains label rows"
+        assert code == 2 and told in err and "which PEFT does not support" in err
     live, exported = (
         [json.loads(line) for line in text.splitlines()] for text in (out.read_text(), found)
     )
