@@ -80,6 +80,6 @@ def test_what_a_compiler_refuses_is_one_line(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
     place = make_placement(1, 1, devices=jax.devices()[:1])
     with pytest.raises(
-        InputError, match="^the compiler refuses: RESOURCE_EXHAUSTED: 20 GiB of 16 GiB$"
+        InputError, match="^the compiler failed: RESOURCE_EXHAUSTED: 20 GiB of 16 GiB$"
     ):
         compilers.compile_for(place, lambda x: x, jax.ShapeDtypeStruct((), "float32"))
