@@ -57,5 +57,5 @@ def _sizes(checkpoint: Any) -> dict[str, object]:
         "vocabulary": hf["vocab_size"],
         "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
         or "relative",
-        "holds": ", ".join(checkpoint.heads),
+        "heads in checkpoint": ", ".join(checkpoint.heads),
     }

@@ -76,9 +76,15 @@ def open_bank(args: Any) -> Any:
 
 
 def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
-    """Puts one export on its backbone. -> see `unpack`, and the placement
+    """Loads one export with its backbone.
 
-    `named` says where else what it depends on is.
+    Args:
+      args: the flags.
+      where: path of the export.
+      **named: other paths of what the export depends on, see `unpack`.
+
+    Returns:
+      The result of `unpack`, and the placement.
     """
     from jaxprompt.build.prompt_artifact import unpack
     from jaxprompt.parallel.compilation import keep_programs
