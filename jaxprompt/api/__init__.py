@@ -1,1 +1,1 @@
-"""What `import jaxprompt as jp` offers. The commands are thin over the same functions."""
+"""The Python API, `import jaxprompt as jp`. The commands are thin wrappers of it."""

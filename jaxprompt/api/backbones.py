@@ -1,4 +1,4 @@
-"""A frozen model, opened and loaded."""
+"""Loads backbones."""
 
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,28 @@ def load_backbone(
     """Loads the weights of a pre-trained model onto the devices.
 
     Args:
-        path: a folder of save_pretrained, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER.
-        mesh: the devices that it lies on, data x model; -1 takes the rest.
-        **fields: of the config's block `backbone`: dtype="bfloat16", remat="full", dropout=0.0,
-            revision="main" and so on, as docs/config.md lists them.
+        path: a save_pretrained folder, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER.
+        mesh: the device mesh, data x model; -1 = all remaining devices.
+        **fields: fields of the config block `backbone`: dtype="bfloat16", remat="full",
+            dropout=0.0, revision="main" and so on, see docs/config.md.
 
-    Raises InputError for a model that is not there, or whose family is unknown, and for fields
-    that a backbone has not.
+    Returns:
+        The loaded backbone.
+
+    Raises:
+        InputError: if the model does not exist or its family is unknown, or for unknown fields.
     """
     for name in fields:
         if name not in BackboneConfig.declared() or name in _OWN:
             known = [field for field in BackboneConfig.declared() if field not in _OWN]
-            raise InputError(f"load_backbone has no {name}; {nearest(name, known)}")
+            raise InputError(f"load_backbone has no argument {name}; {nearest(name, known)}")
     check_type("path", path, str | Path, "a folder, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER")
     # Before anything is looked up: a wrong value is reported without the hub.
     config = BackboneConfig.from_dict({**fields, "path": str(path)}, "backbone.")
     if not isinstance(mesh, tuple | list) or [type(n) for n in mesh] != [int, int]:
-        raise InputError(f"mesh={brief(mesh)} must be two whole numbers, data and model: (-1, 1)")
+        raise InputError(
+            f"mesh={brief(mesh)} must be two whole numbers, data and model, e.g. (-1, 1)"
+        )
     opened = open_backbone(config)
     placement = make_placement(*mesh)
     check_mesh(placement, opened)

@@ -21,18 +21,18 @@ from jaxprompt.serving.bank import (
     read_requests,
 )
 
-_HOW = "a dict, as in {'first': prompt}"
+_HOW = "a dict, e.g. {'first': prompt}"
 
 
 @dataclass(frozen=True, eq=False)
 class BankedModel:
-    """A backbone and several prompts with their heads: what `attach` gives of several."""
+    """A backbone and several prompts with their heads; `attach` returns it."""
 
     bank: PromptBank
-    by: str  # the column of a row that names its prompt
+    by: str  # the column with the name of each row's prompt
 
     def __repr__(self) -> str:
-        """Says what it is in one line."""
+        """Returns a one-line description."""
         return f"BankedModel({', '.join(self.names)}; by {self.by!r})"
 
     @property
@@ -41,9 +41,13 @@ class BankedModel:
         return self.bank.names
 
     def read(self, rows: AnyRows) -> list[tuple[int, Record]]:
-        """Reads rows. -> the number of each row's prompt, and its record
+        """Reads rows.
 
-        Raises InputError for the first that is no example of its prompt's task.
+        Returns:
+          The number of each row's prompt, and its record.
+
+        Raises:
+          InputError: for the first row that is not an example of its prompt's task.
         """
         # Rows without names of columns name no prompt either.
         requests = read_requests(self.bank, from_rows(read_rows(rows, "rows")), self.by)
@@ -65,18 +69,20 @@ class BankedModel:
         for number, own in answers.items():
             found[self.names[number]] = own.measured | {"examples": own.known}
         if not any(own["examples"] for own in found.values()):
-            raise InputError("no row has a label that its prompt's task knows; give rows with one")
+            raise InputError(
+                "no row has a known label of its prompt's task; give rows with such labels"
+            )
         warn_unlabelled(sum(own.known for own in answers.values()), len(requests), stacklevel=4)
         return found
 
 
 def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
-    """Warns that what is measured leaves out rows without a label that the task knows.
+    """Warns that the metrics leave out rows without a known label of the task.
 
-    `stacklevel` leads to the line of the user, as of `warnings.warn`.
+    `stacklevel` is that of `warnings.warn`, to point to the caller's line.
     """
     if known < count:
-        line = f"{count - known} of {count} rows are left out: they have no label that is known"
+        line = f"{count - known} of {count} rows are left out: they have no known label"
         warnings.warn(line, stacklevel=stacklevel)
 
 
@@ -84,25 +90,25 @@ def attach_several(
     backbone: LoadedBackbone, prompts: Sequence[Prompt] | Mapping[str, Prompt], by: str, batch: int,
     force: bool,
 ) -> BankedModel:  # fmt: skip
-    """Puts several prompts on a backbone, see `attach`."""
+    """Attaches several prompts to a backbone, see `attach`."""
     if not prompts:
-        raise InputError("attach was given no prompt")
+        raise InputError("attach needs at least one prompt; give one")
     for prompt in prompts.values() if isinstance(prompts, Mapping) else prompts:
-        check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
+        check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path)")
     if not isinstance(prompts, Mapping):
         names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
         check_names(names, paths, _HOW)
         prompts = dict(zip(names, prompts, strict=True))
     if odd := next((name for name in prompts if not isinstance(name, str)), None):
         raise InputError(
-            f"a prompt is called {odd!r}, which is no text; name it {str(odd)!r}: a row that has "
-            f"{odd!r} in its column finds it"
+            f"the prompt name {odd!r} is not a string; use {str(odd)!r}, which rows with {odd!r} "
+            "in their column match, too"
         )
     exports = {}
     for name, prompt in prompts.items():
         if not prompt.card:
             raise InputError(
-                f"{prompt.path} says nothing of its task; attach it by itself, with task="
+                f"{prompt.path} has no metadata of its task; attach it separately, with task="
             )
         exports[name] = Export(prompt.path, prompt.tensors, prompt.metadata)
     return BankedModel(make_bank(backbone, exports, batch=batch, force=force), by)

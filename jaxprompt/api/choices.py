@@ -1,4 +1,4 @@
-"""Methods, heads and tasks as `train` takes them: jp.prefix(16), jp.linear(), jp.task("text")."""
+"""Methods, heads and tasks for `train`: jp.prefix(16), jp.linear(), jp.task("text")."""
 
 import dataclasses
 import inspect
@@ -28,10 +28,10 @@ _ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its par
 
 @dataclass(frozen=True)
 class Choice:
-    """A method or a head and its settings. Call it to set more: `jp.prefix(16, lr=0.02)`.
+    """A method or a head and its settings. Call it to set fields: `jp.prefix(16, lr=0.02)`.
 
-    What is not set has the default of configs/parts, which a method's own learning rate is part
-    of. docs/config.md lists the fields of each.
+    Other fields have the defaults of configs/parts, which also set the learning rate of a method.
+    docs/config.md lists the fields of each method and head.
     """
 
     block: str  # "prompt" or "head"
@@ -39,20 +39,25 @@ class Choice:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, length: int | None = None, **values: Any) -> "Choice":
-        """Sets fields. `length` is the number of prompt tokens, of a method that has any.
+        """Returns a copy with some fields set.
 
-        Raises InputError for a head's field without its name.
+        Args:
+          length: the number of prompt tokens, for methods that have them.
+          **values: by field.
+
+        Raises:
+          InputError: for a positional argument of a head.
         """
         if self.block == "head" and length is not None:
             raise InputError(
-                f"jp.{self.name}({length!r}): a head's fields go by their names; write "
+                f"jp.{self.name}({length!r}): fields of a head must be given by name; write "
                 f"jp.{self.name}(FIELD={length!r})"
             )
         own = {} if length is None else {"length": length}
         return Choice(self.block, self.name, {**self.values, **own, **values})
 
     def fill(self, config: ConfigDict) -> None:
-        """Puts it into a config. Raises InputError for a field that it has not."""
+        """Sets its block of a config. Raises InputError for an unknown field."""
         part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
         known = set(declared(self.block, self.name)) if self.name in names(self.block) else set()
         if part is not None:
@@ -66,7 +71,7 @@ class Choice:
         for name in values:
             if name not in known:
                 cure = nearest(name, sorted(known)) if known else "it has no fields"
-                raise InputError(f"jp.{self.name} has no {name}; {cure}")
+                raise InputError(f"jp.{self.name} has no field {name}; {cure}")
         if part is not None:
             part(config, **values)
             return
@@ -76,17 +81,17 @@ class Choice:
 
 
 def check_choice(argument: str, given: Any) -> None:
-    """Raises InputError for what is no method, or no head, as `argument` says which."""
+    """Raises InputError if `given` is not a method, or not a head; `argument` says which."""
     examples = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
     block, example = examples[argument]
     if given is None or isinstance(given, Choice) and given.block == block:
         return
     what = f"jp.{given.name}()" if isinstance(given, Choice) else brief(given)
-    raise InputError(f"{argument}={what} is no {argument}; give one, as {example}")
+    raise InputError(f"{argument}={what} is not a {argument}; give one, e.g. {example}")
 
 
 def find(name: str) -> Choice | None:
-    """Finds a method or a head by its name, None where there is none."""
+    """Returns the method or head with a name, None if there is none."""
     for block in _ROOMS:
         if name in known(block):
             return Choice(block, name)
@@ -94,30 +99,35 @@ def find(name: str) -> Choice | None:
 
 
 def known(block: str) -> list[str]:
-    """Lists the methods or heads: those of configs/parts, and files without a part of their own."""
+    """Lists the methods or heads: those of configs/parts, and those without a preset there."""
     own = [name for name in names(block) if name not in ("constant", "none")]
     return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
 
 
 def task(*fields: str, **values: Any) -> dict[str, Any]:
-    """Describes a task of your own: the columns that are read, in order, and what they answer.
+    """Describes a custom task by its input columns, in order, and by its labels or targets.
 
-    `values` are fields of the config's block `task`: label="label" (the column), labels, words,
-    template, metric, target (a column of texts to be written), tags, answers and so on, as
-    docs/config.md lists them.
+    Args:
+      *fields: the text columns.
+      **values: fields of the config block `task`: label="label" (the column), labels, words,
+        template, metric, target (a column of texts to generate), tags, answers and so on, see
+        docs/config.md.
+
+    Returns:
+      The task, for the argument `task` of `train` and `attach`.
     """
     return {**_CUSTOM, "fields": fields or _CUSTOM["fields"], **values}
 
 
 def _plain(value: Any) -> Any:
-    """Makes a number of numpy one of Python."""
+    """Converts numpy scalars to Python numbers."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def fill_fields(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
-    """Sets other fields of a config, by their last name where one field alone has it.
+    """Sets fields of a config by their last name, if it is unique, or with their block.
 
-    "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
+    "optim.lr" is `lr`, or `optim__lr` with its block.
     """
     named: dict[str, str] = {}  # field -> how it was given
     held = dict.fromkeys([*fields(config), *CHOICES, *option_fields()])
@@ -145,7 +155,7 @@ def _field(name: str, held: Mapping[str, Any]) -> str:
         cure = f"nearest: {', '.join(whole)}" if whole else nearest(name, short)
         raise InputError(f"unknown config field {brief(name)}; {cure}")
     shown = ", ".join(other.replace(".", "__") for other in found)
-    raise InputError(f"{name} is a field of several blocks; say which: {shown}")
+    raise InputError(f"{name} is a field of several blocks; give one of {shown}")
 
 
 # -- configs from Python values -------------------------------------------------------------------
@@ -155,17 +165,22 @@ def make_config(
     backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
     choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any], keeps: bool = True,
 ) -> RunConfig:  # fmt: skip
-    """Makes the config of a run on a backbone that is loaded.
+    """Returns the config of a run on a loaded backbone.
 
-    `task` is a known one's name or what `task` gives. `choices` are the method and the head, in
-    this order, for a method may bring a head. `keeps` says whether the run's folder stays, so that
-    curves in it are worth drawing. Raises InputError for an unknown field, and for one that is the
-    backbone's.
+    Args:
+      backbone: the backbone.
+      task: the name of a known task, or the result of `task`.
+      choices: the method and the head, in this order, because a method may set a head.
+      overrides: values of other fields.
+      keeps: whether the run directory is kept; if not, curves and tracker are turned off.
+
+    Raises:
+      InputError: for an unknown field, and for a field of the backbone.
     """
     for name in overrides:
         block, _, field = name.replace("__", ".").partition(".")
         if field and block in _BACKBONES:
-            raise InputError(f"{name} is of the backbone; give it to load_backbone")
+            raise InputError(f"{name} is a field of the backbone; give it to load_backbone")
     config, shape = read_config("base"), backbone.placement.mesh.shape
     with config.unlocked():
         # What is loaded decides, and the run's record says so.
@@ -188,7 +203,7 @@ def make_config(
 
 
 def change_generation(generation: GenerateConfig, changes: Mapping[str, Any]) -> GenerateConfig:
-    """Returns it with other values. Raises InputError for an unknown field, or its value."""
+    """Returns a copy with some values changed. Raises InputError for unknown fields or values."""
     config = read_config("base")
     # Fields of a config are texts where a word is one of their values.
     word = lambda value: str(value).lower() if isinstance(value, bool) else value

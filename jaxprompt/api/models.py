@@ -1,4 +1,4 @@
-"""A prompt on its backbone: it predicts, it writes, and it is a pure function of its numbers."""
+"""A prompt on its backbone: predictions, generation, and scores as a function of parameters."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from jaxprompt.types import Batch
 
 @dataclass(frozen=True, eq=False)
 class PromptedModel:
-    """A backbone, a prompt and a head: what `attach` gives."""
+    """A backbone, a prompt and a head; `attach` returns it."""
 
     scorer: Scorer
     params: Mapping[str, Any]  # {"backbone", "prompt", "head"}, nested, on the devices
@@ -37,31 +37,33 @@ class PromptedModel:
     placement: Placement
 
     def __repr__(self) -> str:
-        """Says what it is in one line."""
+        """Returns a one-line description."""
         backbone = self.prompt.metadata.backbone
         return f"PromptedModel({self.prompt!r} on {backbone.family} {backbone.id})"
 
     @functools.cached_property
     def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
-        """Answers (params, examples); a later call of equal shape compiles nothing."""
+        """The function (params, examples) -> answers; it compiles once per shape of a batch."""
         generation = self.prompt.metadata.generate
         return make_answers(self.scorer, generation=generation, placement=self.placement)
 
     @functools.cached_property
     def writers(self) -> dict[GenerateConfig, Any]:
-        """The same of `generate`, by what it was asked for."""
+        """The functions of `generate`, by generation config."""
         return {}
 
     def read(self, rows: AnyRows | Sequence[str]) -> list[Example]:
-        """Reads texts or rows as examples of the task. Raises InputError for one that is none."""
+        """Reads texts or rows as examples of the task. Raises InputError for an invalid one."""
         records = make_records(rows, self.scorer.task)
         return [record.example for record in records if record.example]
 
     def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
-        """Lays texts or rows into one batch, as `scores` takes it; labels come along.
+        """Encodes texts or rows as one batch for `scores`, labels included.
 
-        With demonstrations a text has a row for each sample of them, side by side.
-        Raises InputError for a row that is no example of the task, and where there is none.
+        With demonstrations a text has one row for each sample of them, next to each other.
+
+        Raises:
+          InputError: for a row that is not an example of the task, or if there are no rows.
         """
         if not (examples := self.read(rows)):
             raise InputError("there are no rows to encode; give one or more")
@@ -90,23 +92,27 @@ def attach(
     force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
     **fields: Any,
 ) -> PromptedModel | BankedModel:  # fmt: skip
-    """Puts a prompt on a backbone, or several. -> PromptedModel, or BankedModel
+    """Attaches one prompt or several to a backbone.
 
     Args:
-        backbone: what `load_backbone` gives. Several prompts may share it.
-        prompt: what `train` or `load_prompt` gives. Several of them, each of its own task, answer
-            rows in shared batches; a list names them by their folders, a dict by its keys. None is
-            the backbone by itself, zero-shot.
-        task, head, **fields: for a PEFT adapter, an .npy array or None, which say nothing of their
-            task: as in `train`. An export says all.
-        batch: how many examples are computed at once.
-        force: takes a backbone of other weights than the prompt was learned on.
-        sentence_encoder: what compares sentences to choose demonstrations, if not where the
-            export says.
-        pretrained: the export that the prompt depends on, if not where it says.
-        by: of several prompts, the column of a row that names the one it takes.
+        backbone: result of `load_backbone`. Several prompts may share it.
+        prompt: a prompt from `train` or `load_prompt`. Several prompts, each with its own task,
+            share batches; in a list they are named after their folders, in a dict by its keys.
+            None is the backbone without a prompt, zero-shot.
+        task, head, **fields: as in `train`, for a PEFT adapter, an .npy array or None. An export
+            contains them.
+        batch: number of examples per batch.
+        force: accept a backbone with other weights than those that the prompt was trained on.
+        sentence_encoder: path of the encoder that selects similar demonstrations, by default as in
+            the export.
+        pretrained: path of the export that the prompt depends on, by default as in the export.
+        by: for several prompts, the column with the name of each row's prompt.
 
-    Raises InputError where the two do not fit.
+    Returns:
+        A PromptedModel, or a BankedModel for several prompts.
+
+    Raises:
+        InputError: if backbone and prompt do not fit.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("head", head)
@@ -117,24 +123,24 @@ def attach(
     if isinstance(prompt, Sequence | Mapping) and not isinstance(prompt, str):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
             raise InputError(
-                "several prompts say their tasks and heads themselves; leave out task, head, "
-                "sentence_encoder, pretrained and fields"
+                "several prompts must be exports, which contain their tasks and heads; remove "
+                "task, head, sentence_encoder, pretrained and fields"
             )
         return attach_several(backbone, prompt, by, batch, force)
-    check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives, or run.prompt")
+    check_type("prompt", prompt, Prompt, "the result of jp.load_prompt(path), or run.prompt")
     if not prompt.card and prompt.adopted is None:
-        raise InputError(f"{prompt.path} has no metadata; give what jp.load_prompt(path) gives")
+        raise InputError(f"{prompt.path} has no metadata; give the result of jp.load_prompt(path)")
     if by != "prompt":
         raise InputError(
-            f"by={brief(by)} names the column of a row that picks one of several prompts, and one "
-            "is given; leave it out, or give a list or a dict of prompts"
+            f"by={brief(by)} is only valid for several prompts, and one is given; remove it, or "
+            "give a list or a dict of prompts"
         )
     if prompt.adopted is not None:
         if task is None:
             raise InputError(
-                f"{prompt.path} says nothing of its task; give task=, and head= if it needs one"
+                f"{prompt.path} has no metadata of its task; give task=, and head= if it needs one"
             )
-        # A head that came along is taken, unless another is given.
+        # The head of the adapter is used, unless another is given.
         if prompt.adopted.head and head is None:
             name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
             del fields_of_head["name"]
@@ -146,7 +152,7 @@ def attach(
     elif task is not None or head is not None or fields:
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         shown = ", ".join([*known, *fields])
-        raise InputError(f"{prompt.path} says its task and head itself; leave out {shown}")
+        raise InputError(f"{prompt.path} contains its task and head; remove {shown}")
     metadata = with_encoder(prompt.metadata, sentence_encoder)
     base = metadata.backbone
     check_fingerprint(base, backbone.loaded.report.fingerprint, force=force)
@@ -154,8 +160,8 @@ def attach(
     opened = backbone.backbone
     if opened.config.rescale != base.rescale:
         raise InputError(
-            f"the prompt was learned with rescale={base.rescale}, the backbone has "
-            f"{opened.config.rescale}; load_backbone(..., rescale={base.rescale})"
+            f"the prompt was trained with rescale={base.rescale}, the backbone has "
+            f"{opened.config.rescale}; use load_backbone(..., rescale={base.rescale})"
         )
     opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=base.sentinel))
     scorer = scorer_from_metadata(opened, metadata, batch, force=force).with_backbone(opened)
@@ -167,49 +173,65 @@ def attach(
 def predict(
     model: PromptedModel | BankedModel, rows: AnyRows | Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Answers texts or rows. -> for each, in order, the columns that the command `predict` writes
+    """Predicts labels, tags, spans or texts for texts or rows, with or without labels.
 
-    Of a class these are prediction, score and scores; of tags prediction and entities; of a span
-    prediction, score, start and end; of a text generated. A row may have a label or none. Raises
-    InputError for a row that is no example of the task.
+    Returns:
+      For each row, in order, the columns that the command `predict` writes: prediction, score and
+      scores for classes; prediction and entities for tags; prediction, score, start and end for
+      spans; generated for texts.
+
+    Raises:
+      InputError: for a row that is not an example of the task.
     """
     if isinstance(model, BankedModel):
         return model.predict(rows)
-    check_type("model", model, PromptedModel, "what jp.attach gives")
+    check_type("model", model, PromptedModel, "the result of jp.attach")
     examples = model.read(rows)
     return model.answer(model.params, examples).columns if examples else []
 
 
 def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any]:
-    """Measures the answers of `predict` to rows with labels.
+    """Computes metrics of the predictions for rows with labels.
 
-    -> the task's metric first, last "examples", how many rows had a label that the task knows; of
-    several prompts by the name of each, of one without such rows the count alone. Warns where some
-    rows have no such label, and raises InputError where none has one.
+    Warns if some rows have no known label of the task; they are left out.
+
+    Returns:
+      The metrics by name, the task's metric first, and last "examples", the number of rows with a
+      known label. For several prompts these by the name of each prompt; a prompt without such rows
+      has only the count.
+
+    Raises:
+      InputError: if no row has a known label.
     """
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
-    check_type("model", model, PromptedModel, "what jp.attach gives")
-    # Texts by themselves have no labels: here a string is the path of a file, as in `train`.
+    check_type("model", model, PromptedModel, "the result of jp.attach")
+    # Plain texts have no labels: here a string is the path of a file, as in `train`.
     examples = model.read(Path(rows) if isinstance(rows, str) else rows)
     found = model.answer(model.params, examples) if examples else None
     if found is None or not found.known:
         labels = model.scorer.task.labels
         raise InputError(
-            f"none of {len(examples)} rows has a label that the task knows; give rows with one"
-            + (f" of {', '.join(labels)}" if labels else "")
+            f"none of {len(examples)} rows has a known label of the task; give rows with "
+            + (f"one of {', '.join(labels)}" if labels else "such labels")
         )
     warn_unlabelled(found.known, len(examples))
     return found.measured | {"examples": found.known}
 
 
 def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:
-    """Writes a text for each of some texts or rows, whatever the task of the prompt is.
+    """Generates a text for each text or row, whatever the task of the prompt is.
 
-    `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt
-    says. Raises InputError for a backbone that does not write.
+    Args:
+      model: result of `attach` with one prompt.
+      rows: texts or rows.
+      **how: max_new (tokens), beams, length_penalty or early_stopping; by default as in the
+        prompt's metadata.
+
+    Raises:
+      InputError: for a backbone that cannot generate text.
     """
-    check_type("model", model, PromptedModel, "what attach gives of one prompt")
+    check_type("model", model, PromptedModel, "the result of attach with one prompt")
     generation = change_generation(model.prompt.metadata.generate, how)
     scorer = model.scorer.writing(generation.max_new)
     # Other lengths or beams are other programs; equal ones are compiled once.
@@ -224,15 +246,24 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
 
 
 def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:
-    """Scores a batch. -> float32 [B, C]; of spans and tags [B, M, C]
+    """Scores a batch; a pure function.
 
-    Pure: it may be compiled (`jax.jit(jp.scores, static_argnums=1)`), differentiated by `params`,
-    mapped and exported. `params` are `model.params` or others of their form, `batch` is what
-    `model.encode` gives.
+    It can be compiled (`jax.jit(jp.scores, static_argnums=1)`), differentiated with respect to
+    `params`, mapped and exported.
+
+    Args:
+      params: `model.params`, or other values in the same structure.
+      model: result of `attach` with one prompt.
+      batch: result of `model.encode`.
+
+    Returns:
+      Scores, float32 [B, C]; for spans and tags [B, M, C].
     """
-    check_type("model", model, PromptedModel, "what attach gives of one prompt")
-    check_type("batch", batch, Batch, "what model.encode(rows) gives")
-    check_type("params", params, Mapping, "model.params, or others of their form")
+    check_type("model", model, PromptedModel, "the result of attach with one prompt")
+    check_type("batch", batch, Batch, "the result of model.encode(rows)")
+    check_type("params", params, Mapping, "model.params, or values in the same structure")
     if lost := model.params.keys() - params.keys():
-        raise InputError(f"params lack {min(lost)!r}; give model.params, or others of their form")
+        raise InputError(
+            f"params lack {min(lost)!r}; give model.params, or values in the same structure"
+        )
     return model.scorer.model.forward(params, batch)

@@ -1,4 +1,4 @@
-"""A learned prompt in memory: read from files, written to files."""
+"""Trained prompts in memory, and how they are loaded."""
 
 import json
 from collections.abc import Mapping
@@ -17,41 +17,43 @@ from jaxprompt.serving.adapters import Adopted, adopt, is_adapter
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """The numbers of a prompt and its head, and the metadata that say what they belong to.
+    """The parameters of a prompt and its head, and their metadata.
 
-    `card` holds the method, the backbone, the task, the template, the scores and more, as
-    prompt.json does. It is empty for an .npy array and a PEFT adapter, which say none of it:
-    `attach` is told the task.
+    `card` is the content of prompt.json: method, backbone, task, template, scores and more. It is
+    empty for an .npy array and a PEFT adapter, which have no metadata: give the task to `attach`.
     """
 
     tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
     card: Mapping[str, Any] = field(default_factory=dict)
     path: str = "the prompt"  # where it was read, for messages
-    adopted: Adopted | None = None  # what is known of one without metadata
+    adopted: Adopted | None = None  # the content of a prompt without metadata
 
     def __post_init__(self) -> None:
-        # Whoever changes it changes no other prompt.
+        # A copy, so that changes do not affect other prompts.
         object.__setattr__(self, "card", json.loads(json.dumps(self.card)))
 
     def __repr__(self) -> str:
-        """Says what it is in one line."""
+        """Returns a one-line description."""
         parts = ", ".join(f"{name} {list(x.shape)}" for name, x in self.tensors.items())
         of = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
         return f"Prompt({of}{parts})"
 
     @property
     def metadata(self) -> PromptMetadata:
-        """What `card` holds, checked. Raises InputError for a field that is not as written."""
+        """The metadata of `card`. Raises InputError for an invalid field."""
         return PromptMetadata.from_json(self.card, self.path)
 
 
 def load_prompt(path: str | Path) -> Prompt:
-    """Reads a prompt: the folder of an export or of a PEFT adapter, or an .npy array [S, E].
+    """Loads a prompt from the folder of an export or a PEFT adapter, or from an .npy array [S, E].
 
-    Such a folder may be on the hub, hub:owner/name[@revision]. Raises InputError for one that is
-    missing, cut, or of another kind.
+    Args:
+      path: the path, or hub:owner/name[@revision] for a folder on the hub.
+
+    Raises:
+      InputError: if it is missing, truncated, or of another kind.
     """
-    cure = "the place of a prompt; what train gives has it already, as run.prompt"
+    cure = "the path of a prompt; the result of train has its prompt as run.prompt"
     check_type("path", path, str | Path, cure)
     path = str(path)
     where = str(fetch_prompt(path)) if path.startswith(SCHEME) else path

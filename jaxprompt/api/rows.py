@@ -1,4 +1,4 @@
-"""Rows of any kind as the data rooms read them."""
+"""Converts rows from Python to those of the data pipeline."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,20 +17,27 @@ AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
 
 
 def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
-    """Takes the rows of a split, with the data set's own names of the task's classes.
+    """Returns the rows of a split, with class names from the data set.
 
-    Raises InputError for what holds no rows.
+    Raises:
+      InputError: if `given` cannot be read as rows.
     """
     return name_classes(task, read_rows(given, split, task.columns))
 
 
 def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:
-    """Takes rows as they stand, numbers of classes too. Raises InputError for what holds none.
+    """Returns rows unchanged, class indices included.
 
-    `columns` are those of a file without names, `texts` is what a message names first, where texts
-    may stand for rows.
+    Args:
+      given: the rows.
+      split: name of the rows, for messages.
+      columns: column names for files without a header.
+      texts: put first in the message about valid types, if plain texts are allowed, too.
+
+    Raises:
+      InputError: if `given` cannot be read as rows.
     """
-    # Others are told by what they offer: neither pandas nor datasets is imported for it.
+    # Types are recognised by their attributes, so that neither pandas nor datasets is imported.
     if isinstance(given, str | Path):
         return read_file(given, columns)
     if hasattr(given, "to_dicts"):  # polars
@@ -39,8 +46,8 @@ def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: st
         odd = next((name for name in given.columns if not isinstance(name, str)), None)
         if odd is not None:
             raise InputError(
-                f"{split}: a column of the DataFrame is called {odd!r}, which is no text; name its "
-                "columns, as by df.columns = ['text', 'label']"
+                f"{split}: the DataFrame has the column name {odd!r}, which is not a string; "
+                "rename its columns, e.g. df.columns = ['text', 'label']"
             )
         if not given.columns.is_unique:
             twice = given.columns[given.columns.duplicated()][0]
@@ -50,7 +57,7 @@ def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: st
         return Rows(as_python(given.to_dict("records")), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):
         if hasattr(given, "with_format"):
-            given = given.with_format(None)  # as tensors and frames its cells are no texts
+            given = given.with_format(None)  # in tensor and frame formats, cells are not strings
         data = given if hasattr(given, "__len__") else list(given)  # a streaming one has no length
         return Rows(data, split, features=given.features)
     rows = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else None
@@ -64,7 +71,7 @@ def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: st
 
 
 def _as_list(given: Any) -> list[Any]:
-    """Lists texts: of a list, a column of a DataFrame or a data set, or an array; or one text."""
+    """Lists texts from a list, a column of a DataFrame or data set, an array, or one text."""
     for convert in ("tolist", "to_list"):
         if hasattr(given, convert) and not hasattr(given, "columns"):
             return list(getattr(given, convert)())
@@ -73,15 +80,16 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
-    """Takes texts, or rows as `make_rows` does, that are to be answered; a label may be missing.
+    """Reads texts or rows to predict; labels may be missing.
 
-    Raises InputError for the first that is no example of the task.
+    Raises:
+      InputError: for the first row that is not an example of the task.
     """
     # A lone string is a text here, not the path of a file.
     if isinstance(given, str) and given.endswith(SUFFIXES) and os.path.isfile(given):
         raise InputError(
-            f"rows={brief(given)} is taken for a text, and a file of that name is there; give "
-            f"Path({given!r}) for its rows"
+            f"rows={brief(given)} would be read as a text, but it is a file; give Path({given!r}) "
+            "for its rows"
         )
     if isinstance(given, Iterator):
         given = list(given)
@@ -90,7 +98,7 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
                 raise InputError(
-                    f"text {number}: {brief(text)} is no text; write one there, or leave it out"
+                    f"text {number}: {brief(text)} is not a string; replace or remove it"
                 )
         records = from_texts(texts, task.fields, "text")
     else:

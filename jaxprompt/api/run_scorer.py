@@ -1,7 +1,7 @@
-"""Scores the texts of example.npz by scorer.stablehlo and compares with the scores found there.
+"""Scores the texts of example.npz with scorer.stablehlo and compares with the scores in it.
 
-It needs jax, numpy, safetensors and flatbuffers, and no jaxprompt. `load_scorer` serves other
-texts too: scorer.json says what their inputs are.
+It needs jax, numpy, safetensors and flatbuffers, but not jaxprompt. `load_scorer` also works for
+other texts: scorer.json describes the inputs.
 """
 
 import functools
@@ -15,18 +15,18 @@ import numpy as np
 from jax import export
 from safetensors.numpy import load_file
 
-EXACT, ROUNDED = 1e-4, 5e-2  # largest difference; GPUs and TPUs round the factors of a product
+EXACT, ROUNDED = 1e-4, 5e-2  # tolerance; GPUs and TPUs round the inputs of matrix products
 
 
 def load_scorer(folder: Path) -> Callable[[Mapping[str, np.ndarray]], jax.Array]:
-    """Reads the program and its weights. -> a function from inputs by name to scores [b, C]"""
+    """Loads the program and its weights. Returns a function from inputs by name to scores [b, C]"""
     program = export.deserialize(bytearray((folder / "scorer.stablehlo").read_bytes()))
     weights = jax.device_put(load_file(folder / "scorer.safetensors"))
     return functools.partial(jax.jit(program.call), weights)
 
 
 def main(folder: Path) -> int:
-    """Prints each text with its best class, and the largest difference of a score."""
+    """Prints each text with its best class, and the largest difference between scores."""
     card = json.loads((folder / "scorer.json").read_text("utf-8"))
     with np.load(folder / "example.npz") as file:
         example = dict(file)

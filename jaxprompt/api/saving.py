@@ -1,4 +1,4 @@
-"""Writes a prompt in one of five formats."""
+"""Saves prompts in one of five formats."""
 
 from pathlib import Path
 
@@ -26,45 +26,49 @@ def save_prompt(
     prompt: Prompt, path: str | Path, format: str = "jaxprompt",
     *, backbone: LoadedBackbone | None = None,
 ) -> tuple[Path, ...]:  # fmt: skip
-    """Writes a prompt. -> the files
+    """Saves a prompt.
 
     Args:
-        prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
-        path: the folder, or the .npy file, to write.
+        prompt: from `train`, from `load_prompt`, or `attach(...).prompt`.
+        path: the output folder or .npy file.
         format: "jaxprompt" = prompt.safetensors and prompt.json, "delta" = the same with tuned
-            weights of the backbone as float16 differences, "peft" = a folder that PEFT loads, "npy"
-            = the soft tokens [S, E] alone; these two as the unmodified backbone takes them.
-            "stablehlo" = a folder that scores texts without jaxprompt, the backbone included.
-        backbone: for "delta", "peft" and "stablehlo", the one that it belongs to; by default the
-            one that it names, in float32.
+            backbone weights as float16 differences, "peft" = a folder that PEFT can load, "npy" =
+            only the soft tokens [S, E]; the last two are scaled for the unmodified backbone.
+            "stablehlo" = a folder, with the backbone, that scores texts without jaxprompt.
+        backbone: the backbone of the prompt, for "delta", "peft" and "stablehlo"; by default the
+            one that the prompt names, in float32.
 
-    Raises InputError for a prompt that the format cannot hold, and for a PEFT folder that holds
-    other files.
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: for a prompt that the format does not support, and for a PEFT folder that
+            contains other files.
     """
     choose("format", format, FORMATS)
-    check_type("prompt", prompt, Prompt, "what train or load_prompt gives, or attach(...).prompt")
+    check_type("prompt", prompt, Prompt, "a prompt of train or load_prompt, or attach(...).prompt")
     if backbone is not None:
-        check_type("backbone", backbone, LoadedBackbone, "what load_backbone gives")
+        check_type("backbone", backbone, LoadedBackbone, "the result of load_backbone")
     path = user_path(path)
     if format == "npy":
-        # What has no metadata is as the unmodified backbone takes it.
+        # A prompt without metadata is scaled for the unmodified backbone already.
         rescale = prompt.metadata.backbone.rescale if prompt.card else 1.0
         rows = plain_tokens(prompt.tensors, rescale)
         if rows is None:
-            raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
+            raise InputError("format='npy': the prompt has no soft tokens; use 'jaxprompt'")
         write_npy(path, rows)
         return (Path(path),)
     if not prompt.card:
         raise InputError(
-            f"{prompt.path} says nothing of its task; save what `attach` gives: "
-            "jp.attach(backbone, prompt, task=...).prompt"
+            f"{prompt.path} has no metadata of its task; save "
+            "jp.attach(backbone, prompt, task=...).prompt instead"
         )
     metadata = prompt.metadata
     if format == "jaxprompt":
         return write_artifact(path, prompt.tensors, metadata)
     if format == "delta":
         whole = backbone or load_own_backbone(prompt)
-        # Differences from other weights would add up to other numbers.
+        # Differences from other weights would add up to wrong weights.
         check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
         delta = as_delta(prompt.tensors, whole, "format='delta'").tensors
         return write_artifact(path, delta, metadata)
@@ -85,7 +89,7 @@ def save_prompt(
 
 
 def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
-    """Loads the backbone that a prompt names."""
+    """Loads the backbone that a prompt was trained on."""
     backbone = prompt.metadata.backbone
     return load_backbone(
         backbone.id, revision=backbone.revision, rescale=backbone.rescale,

@@ -1,4 +1,4 @@
-"""A prompt on its backbone as a StableHLO program, which scores texts without jaxprompt."""
+"""Exports a prompt with its backbone as a StableHLO program that runs without jaxprompt."""
 
 import dataclasses
 import io
@@ -31,9 +31,9 @@ _OF_ONE_LENGTH = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
 FILES = (PROGRAM, WEIGHTS, EXAMPLE, SCRIPT, CARD)
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program may be lowered for
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program can be lowered for
 TEXTS = ("a short text", "a second text, which has more words than the first one")
-_DECODER = "decoder_"  # what the names of the decoder's inputs begin with
+_DECODER = "decoder_"  # prefix of the names of the decoder's inputs
 
 
 class _Program(NamedTuple):
@@ -45,16 +45,25 @@ class _Program(NamedTuple):
 def write_stablehlo(
     model: PromptedModel, folder: str | Path, *, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
 ) -> tuple[Path, ...]:
-    """Writes a program that scores texts, for any number b of them and any length t. -> the files
+    """Writes a program that scores texts, for any number b of them and any length t.
 
-    scorer.stablehlo maps (weights, inputs), two dicts by name, to scores before the softmax, of a
-    discriminator's head before the sigmoid of each, float32 [b, C]. scorer.safetensors holds the
-    weights, scorer.json says what the inputs are, example.npz holds those of two texts and their
-    scores, and run.py scores these. Only what the scores depend on is an input or a weight.
+    scorer.stablehlo maps (weights, inputs), two dicts by name, to scores, float32 [b, C], before
+    the softmax, or before the sigmoid for a discriminator head. scorer.safetensors contains the
+    weights, scorer.json describes the inputs, example.npz contains the inputs and scores of two
+    texts, and run.py scores these. Inputs and weights without effect on the scores are left out.
 
-    Raises InputError for a head that does not score classes, a template with a row per choice, an
-    unknown platform, a folder that holds other files or cannot be written, and where flatbuffers is
-    missing.
+    Args:
+      model: result of `attach` with one prompt.
+      folder: the output folder.
+      platforms: what the program is lowered for, of PLATFORMS.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      InputError: for a head that does not score classes, a template with a row per choice, an
+        unknown platform, a folder that contains other files or cannot be written, and if
+        flatbuffers is missing.
     """
     check_folder(folder)
     _check(model.scorer, model.prompt.metadata.backbone.family, platforms)
@@ -69,7 +78,7 @@ def write_stablehlo(
     card = json.dumps(_describe(model, program), indent=2, ensure_ascii=False) + "\n"
     script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
     files: dict[str, bytes | str] = {
-        CARD: card,  # first: it tells whose the others are
+        CARD: card,  # first: it marks the other files as ours
         PROGRAM: bytes(program.exported.serialize()),
         WEIGHTS: _safetensors(program.weights),
         EXAMPLE: _npz(example),
@@ -81,9 +90,9 @@ def write_stablehlo(
 
 
 def check_folder(folder: str | Path) -> None:
-    """Raises InputError where a folder holds what no program of ours has left there."""
+    """Raises InputError if a folder contains files that `write_stablehlo` did not write."""
     own = [artifact.TENSORS, artifact.METADATA]  # of an export to the same folder
-    # The card says whose the others are.
+    # The card marks the other files as ours.
     own += FILES if _is_ours(Path(folder)) else ()
     check_others(folder, own, "--stablehlo export")
 
@@ -101,43 +110,44 @@ def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
         choose("platforms", platform, PLATFORMS)
     if family in _OF_ONE_LENGTH:
         raise InputError(
-            f"--stablehlo: {with_article(family)} finds distances for one length of text, and the "
-            "program takes any; take format='jaxprompt'"
+            f"--stablehlo: {with_article(family)} computes distances for a fixed text length, and "
+            "the program supports any length; use format='jaxprompt'"
         )
     head = scorer.head
     if head.OF != "classes":
         raise InputError(
-            f"--stablehlo: head.name={head.name} answers a {KINDS[head.OF].name} task; the program "
-            "scores classes alone: take head.name=linear or head.name=verbalizer"
+            f"--stablehlo: head.name={head.name} is for a {KINDS[head.OF].name} task, and the "
+            "program only scores classes; use head.name=linear or head.name=verbalizer"
         )
     if scorer.layout.num_rows > 1:
         raise InputError(
             f"--stablehlo: the template {scorer.template!r} makes {scorer.layout.num_rows} rows of "
-            "an example, one per choice; the program takes 1: list the choices by {choices}, with "
-            "head.name=verbalizer"
+            "an example, one per choice, and the program supports 1; list the choices with "
+            "{choices}, and use head.name=verbalizer"
         )
     if scorer.demos is not None:
         raise InputError(
-            "--stablehlo: the prompt is laid with demonstrations, which the program does not "
-            "choose; take format='jaxprompt'"
+            "--stablehlo: the prompt uses demonstrations, which the program cannot select; use "
+            "format='jaxprompt'"
         )
     if find_spec("flatbuffers") is None:
         raise InputError(
-            "--stablehlo: the package flatbuffers, which jax.export serializes by, is missing; "
+            "--stablehlo: the package flatbuffers, which jax.export needs, is not installed; run "
             "pip install flatbuffers"
         )
 
 
 def _encode(scorer: Scorer) -> Batch:
-    """Encodes TEXTS, each in all fields of the task. -> a batch of two rows"""
+    """Encodes TEXTS, each in all fields of the task, as a batch of two rows."""
     task = scorer.task
     listed = task.options or (task.choices and ("a choice",) * scorer.classes)
     examples = [task.example(text, tuple(listed)) for text in TEXTS]
     rows = scorer.encode(examples).rows
     if len(rows) > len(examples):
         raise InputError(
-            f"--stablehlo: the program takes 1 input per example, and head.name={scorer.head.name} "
-            f"makes {len(rows) // len(examples)}; list all classes in one input"
+            f"--stablehlo: the program supports 1 input per example, and "
+            f"head.name={scorer.head.name} makes {len(rows) // len(examples)}; list all classes in "
+            "one input"
         )
     return scorer.one_batch(rows)
 
@@ -146,7 +156,7 @@ def _encode(scorer: Scorer) -> Batch:
 
 
 def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Program:
-    """Lowers the scores of a batch, with b and t left open."""
+    """Lowers the scores of a batch, with b and t as symbolic dimensions."""
     params, arrays = tree.flatten(model.params), _flatten(batch)
     # What is compiled for a CPU runs everywhere; other targets have kernels of their own.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
@@ -167,9 +177,9 @@ def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Pr
 
 
 def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callable[..., jax.Array]:
-    """Makes (weights, inputs) -> scores [b, C]; what it is not given is zero, and has no effect."""
+    """Makes (weights, inputs) -> scores [b, C]; missing arrays are zero, and have no effect."""
     arrays, classes, backbone = _flatten(batch), model.scorer.classes, model.scorer.model.backbone
-    # The device's own kernels are chosen by the length, which is open here.
+    # The device's kernels are chosen by the length, which is symbolic here.
     cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
     # Whether few positions are read depends on the length too.
     backbone = backbone.clone(cfg=cfg)
@@ -190,13 +200,13 @@ def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _shape(name: str, array: Any, b: Any, t: Any) -> tuple[Any, ...]:
-    """Gives the shape of an input for b texts of t tokens; a decoder's length is the template's."""
+    """Returns the shape of an input for b texts of t tokens; decoder lengths are fixed."""
     text = name in Tokens._fields and array.ndim == 2
     return (b, t) if text else (b, *array.shape[1:])
 
 
 def _flatten(batch: Batch) -> dict[str, Any]:
-    """Names the arrays of a batch: the encoder's as they are called, others with a prefix."""
+    """Returns the arrays of a batch by name, those of the decoder with a prefix."""
     flat = batch._asdict()
     encoder, decoder = flat.pop("encoder")._asdict(), flat.pop("decoder")
     more = {} if decoder is None else decoder._asdict()
@@ -262,25 +272,25 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
 
 
 def _meanings(scorer: Scorer) -> dict[str, str]:
-    """Says in a line what each array of a batch is."""
+    """Returns a one-line description of each array of a batch."""
     at, style = scorer.layout, scorer.model.backbone.STYLE
     segment = "segment of each token, 0 or 1"
-    branch = "0 in front of the label words, then the number of the one that the token is part of"
-    position = "position of each token, from {} on; 0 at padding".format
+    branch = "0 before the label words, then the number of the label word of the token"
+    position = "position of each token, from {}; 0 at padding".format
     tokens = {
         "ids": f"token ids; {at.pad_id} at soft tokens and at padding",
         "mask": "true at tokens, soft ones included; false at padding",
-        "slot": "number of the soft token that stands there, from 0 on; -1 at other places",
+        "slot": "index of the soft token, from 0; -1 at other tokens",
         "positions": position(at.shift),
         "types": branch if style == "causal" else segment,
-        "roles": "3 at soft tokens, 4 at the text, 0 at padding; others at words of the template",
+        "roles": "3 at soft tokens, 4 at the text, 0 at padding; others at template words",
     }
     decoder = tokens | {"positions": position(at.decoder_shift), "types": branch}
     stream = "decoder" if style in FED else "input"
     return tokens | {
         **{_DECODER + name: f"decoder, same for every text: {x}" for name, x in decoder.items()},
-        "label_pos": f"columns of the {stream} whose states the head reads, from 0 on",
-        "counts": "number of choices that each example has",
+        "label_pos": f"positions of the {stream} whose states the head reads, from 0",
+        "counts": "number of choices of each example",
     }
 
 

@@ -1,4 +1,4 @@
-"""Learns a prompt from rows in memory."""
+"""Trains prompts on rows in memory."""
 
 import contextlib
 import tempfile
@@ -23,13 +23,13 @@ from jaxprompt.training.log import read_metrics
 
 @dataclass(frozen=True, eq=False)
 class TrainedPrompt:
-    """What `train` gives."""
+    """The result of `train`."""
 
     prompt: Prompt  # the best on dev
-    result: Mapping[str, Any]  # best_step, dev, test, trained, ..., as result.json has them
+    result: Mapping[str, Any]  # best_step, dev, test, trained, ..., as in result.json
     # The records of metrics.jsonl: step, loss, lr or dev.
     history: list[dict[str, Any]] = field(repr=False)
-    workdir: Path | None  # the run's folder, None where it was not to be kept
+    workdir: Path | None  # the run directory, None if it was not kept
 
 
 def train(
@@ -38,23 +38,27 @@ def train(
     method: Choice | None = None, head: Choice | None = None,
     workdir: str | Path | None = None, **overrides: Any,
 ) -> TrainedPrompt:  # fmt: skip
-    """Learns a prompt for a frozen backbone; it is the command `train` on rows in memory.
+    """Trains a prompt for a frozen backbone, like the command `train`, on rows in memory.
 
     Args:
-        backbone: what `load_backbone` gives. It stays as it is, also under full fine-tuning.
+        backbone: result of `load_backbone`. It is not changed, not even by full fine-tuning.
         train, dev, test: dicts, a datasets.Dataset, a pandas DataFrame, or the path of a file.
             Without dev give data__protocol="holdout" and size=200, or another protocol.
-        task: `jp.task("text", label="label")`, which is the default, or a known task's name.
+        task: `jp.task("text", label="label")`, the default, or the name of a known task.
         method: jp.prefix(16), jp.soft(20), jp.full() and so on; by default jp.prefix().
-        head: jp.linear(), jp.verbalizer() and so on; by default what the method brings, else
+        head: jp.linear(), jp.verbalizer() and so on; by default the head of the method, else
             jp.linear().
-        workdir: the run's folder. The same call takes a run up that was cut, and gives a finished
-            one's prompt at once. None keeps nothing.
-        **overrides: fields of the config by their last name, as lr=0.02, epochs=10, batch=16,
-            seed=1, or with their block, as optim__lr=0.02; docs/config.md lists them.
+        workdir: the run directory. The same call resumes an interrupted run, and returns the
+            prompt of a finished run at once. With None nothing is kept.
+        **overrides: config fields by their last name, e.g. lr=0.02, epochs=10, batch=16, seed=1,
+            or with their block, e.g. optim__lr=0.02, see docs/config.md.
 
-    Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
-    with what it had saved in the workdir.
+    Returns:
+        The best prompt on dev, the result and the history of the run.
+
+    Raises:
+        InputError: for everything that the command refuses.
+        KeyboardInterrupt: after Ctrl-C; what was saved stays in the workdir.
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("method", method)
@@ -63,7 +67,7 @@ def train(
         backbone, task=task, choices=(method, head), overrides=overrides, keeps=workdir is not None
     )
     if is_grid(config):
-        raise InputError("train learns one run; call it once per run, or take the command sweep")
+        raise InputError("train supports one run; call it once per run, or use the command sweep")
     # Not from the rows: which columns hold the label must be known to name its classes.
     asked = asked_task(config)
     parts = {"train": train, "dev": dev, "test": test}
@@ -86,9 +90,9 @@ def train(
 def _folder(workdir: str | Path | None) -> Iterator[Path]:
     if workdir is not None:
         if not str(workdir):
-            raise InputError("workdir is empty; give a folder, or None to keep no run")
+            raise InputError("workdir is empty; give a folder, or None to save nothing")
         yield user_path(workdir, "workdir")
         return
-    # A run needs a folder while it lasts: its best numbers are read back from there.
+    # A run needs a folder while it trains: its best parameters are read back from there.
     with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:
         yield Path(folder)

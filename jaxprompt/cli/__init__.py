@@ -1,1 +1,1 @@
-"""One file a command; each has `main(argv) -> exit code`."""
+"""The commands, one file each, with `main(argv) -> exit code`."""

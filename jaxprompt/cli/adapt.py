@@ -1,4 +1,4 @@
-"""Goes on with a backbone's own pre-training on a corpus; the same command resumes."""
+"""Continues pre-training a backbone on a corpus; the same command resumes an interrupted run."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from jaxprompt.files import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
+    """Trains, prints the scores on held-out text as JSON, and writes the backbone."""
     parser = Parser(__name__, __doc__, fields=True)
     add_hosts(parser)
     add_profile(parser)
     parser.add_argument(
-        "--score", action="store_true", help="score held-out text as the weights are, no more"
+        "--score", action="store_true", help="only score the current weights on held-out text"
     )
     args, overrides = parser.read(argv)
     overrides += profile_of(args)

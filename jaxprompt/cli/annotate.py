@@ -1,9 +1,10 @@
-"""Labels every unit of a corpus with a classifier, which it trains first; the same command resumes.
+"""Trains a classifier and labels every unit of a corpus with it; the same command resumes.
 
-The config is the classifier's, as `train` takes it, with the text besides: corpus.* says what is
-labelled, and must be as `pretrain` will have it; ppt.thresholds what is counted as sure. Neither
-binds the workdir, so one classifier labels many corpora. A workdir that `train` has finished, of
-any method and of a task with classes from the worst to the best, is taken as it is.
+The config is that of the classifier, as for `train`, plus the text: corpus.* selects the text to
+label, and must be the same in `pretrain`; ppt.thresholds sets the probability above which a label
+counts. The workdir does not depend on these fields, so one classifier can label many corpora. The
+workdir of a finished `train` run is used as it is, for any method, if the classes of its task are
+ordered from worst to best.
 """
 
 import json
@@ -14,15 +15,15 @@ from jaxprompt.config.load import load_config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes labels for ppt.annotations; prints how many there are of each class, as JSON."""
+    """Writes labels for ppt.annotations; prints the number of labels per class as JSON."""
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--output", help="folder to write, which ppt.annotations takes")
+    parser.add_argument("--output", help="output folder, to be used as ppt.annotations")
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir", "output")
     config = load_config(args.config, overrides)
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
-    # The classifier's own config: what is said of the text alone must not bind its workdir.
+    # The classifier's config without the fields of the text, which its workdir does not depend on.
     classifier = load_config(args.config, own)
     from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 

@@ -1,4 +1,4 @@
-"""Lists the families of backbones, or shows one with its published checkpoints and their sizes."""
+"""Lists the backbone families, or shows one with its published checkpoints and their sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from jaxprompt.registry import BACKBONES
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what there is: all families, one of them, or one published checkpoint."""
+    """Prints all families, one family, or one published checkpoint."""
     from jaxprompt.planning.published import published
 
     families = BACKBONES.names()
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def family(checkpoint: Any) -> str:
-    """Names the family of a published checkpoint."""
+    """Returns the family of a published checkpoint."""
     from jaxprompt.build.backbone import family_of
 
     return family_of(checkpoint.hf["model_type"])
@@ -57,5 +57,5 @@ def _sizes(checkpoint: Any) -> dict[str, object]:
         "vocabulary": hf["vocab_size"],
         "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
         or "relative",
-        "holds": ", ".join(checkpoint.heads),
+        "heads in checkpoint": ", ".join(checkpoint.heads),
     }

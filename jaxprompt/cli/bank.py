@@ -1,4 +1,4 @@
-"""What `predict` and `evaluate` share that take several prompts: the flags, and the bank."""
+"""Flags for one or several prompts, and the bank of prompts, for `predict` and `evaluate`."""
 
 import os
 import sys
@@ -13,37 +13,44 @@ _HOW = "--prompt=NAME=PATH"
 
 
 def add_serving(parser: Parser, default: str = "") -> None:
-    """Adds the flags that say where a prompt and its backbone are; the help names `default`."""
+    """Adds the flags for prompts and their backbone; `default` is shown in the help."""
     own = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{own}; several, "
-        "also as NAME=PATH, make a bank, and --column says which of them a row takes",
+        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{own}; may be "
+        "repeated, also as NAME=PATH: --column then selects the prompt of each row",
     )  # fmt: skip
     parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
-    parser.add_argument("--column", default="", help="column that names the prompt of each row")
-    parser.add_argument("--backbone", default="", help="backbone, if not where the export says")
+    parser.add_argument("--column", default="", help="column with the name of each row's prompt")
+    parser.add_argument(
+        "--backbone", default="", help="path of the backbone (default: as in the export)"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
-    parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
-    parser.add_argument("--force", action="store_true", help="accept other backbone weights")
+    parser.add_argument("--mesh", default="1x1", help="device mesh, data x model (default: 1x1)")
+    parser.add_argument(
+        "--force", action="store_true",
+        help="accept backbone weights other than those that the prompt was trained on",
+    )  # fmt: skip
 
 
 def check_serving(args: Any) -> None:
-    """Raises InputError for flags of a bank that do not go together."""
+    """Raises InputError for flags that cannot be combined."""
     several = len(args.prompt or ()) > 1
     if several and not args.column:
         raise InputError(
-            f"{len(args.prompt)} prompts are given; --column names the column that says which of "
-            "them a row takes"
+            f"--prompt is given {len(args.prompt)} times, and --column is missing; give the column "
+            "with the name of each row's prompt"
         )
     if args.column and not args.prompt:
-        raise InputError(f"--column={args.column} picks among prompts; give each by --prompt")
+        raise InputError(
+            f"--column={args.column} selects one of several prompts; give them with --prompt"
+        )
     if args.batch < 1:
         raise InputError(f"--batch={args.batch} must be at least 1")
 
 
 def open_bank(args: Any) -> Any:
-    """Loads the backbone and the prompts of a command line. -> a PromptBank"""
+    """Loads the backbone and the prompts of a command line. Returns a PromptBank."""
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
     from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
     from jaxprompt.parallel.compilation import keep_programs
@@ -69,9 +76,15 @@ def open_bank(args: Any) -> Any:
 
 
 def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
-    """Puts one export on its backbone. -> see `unpack`, and the placement
+    """Loads one export with its backbone.
 
-    `named` says where else what it depends on is.
+    Args:
+      args: the flags.
+      where: path of the export.
+      **named: other paths of what the export depends on, see `unpack`.
+
+    Returns:
+      The result of `unpack`, and the placement.
     """
     from jaxprompt.build.prompt_artifact import unpack
     from jaxprompt.parallel.compilation import keep_programs
@@ -86,46 +99,55 @@ def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
 
 
 def _split_name(given: str) -> tuple[str, str]:
-    """Splits NAME=PATH. A path may have a = too, as in runs/seed=0/export: its name is "" then."""
+    """Splits NAME=PATH. Without a name, also for paths such as runs/seed=0/export, it is ""."""
     name, equals, path = given.partition("=")
-    # A name has no slash, so a path with a = behind one is told from NAME=PATH.
+    # A name has no slash, so a = after a slash belongs to a path.
     is_path = not equals or "/" in name or os.path.exists(given)
     return ("", given) if is_path else (name, path)
 
 
 def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> None:
-    """Raises InputError, with `why`, for the first of some flags that is not at its default."""
+    """Raises InputError, with the reason `why`, for the first flag that is not at its default."""
     for name in names:
         if getattr(args, name) != parser.get_default(name):
-            raise InputError(f"--{name}={getattr(args, name)} {why}; leave it out")
+            raise InputError(f"--{name}={getattr(args, name)} {why}; remove it")
 
 
 def backbone_config(args: Any) -> Any:
-    """Makes the config block of the backbone that the flags name."""
+    """Returns the config block of the backbone that the flags name."""
     from jaxprompt.config.run import BackboneConfig
 
     return BackboneConfig.from_dict({"path": args.backbone, "dtype": args.dtype}, "backbone.")
 
 
 def make_mesh(mesh: str, batch: int) -> Any:
-    """Makes the placement of --mesh. Raises InputError where it is none, or does not divide."""
+    """Returns the placement of --mesh.
+
+    Raises:
+      InputError: if it is malformed, or `batch` is not a multiple of its data axis.
+    """
     from jaxprompt.parallel.sharding import make_placement
 
     sizes = mesh.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
-        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, as in 2x4")
+        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, e.g. 2x4")
     placement = make_placement(*map(int, sizes))
     if batch % int(sizes[0]):
-        raise InputError(f"--batch={batch} does not divide over the {sizes[0]} of --mesh={mesh}")
+        raise InputError(
+            f"--batch={batch} must be a multiple of {sizes[0]}, the data axis of --mesh={mesh}"
+        )
     return placement
 
 
 def answer_asked(
     bank: Any, requests: Sequence[tuple[int, Any]]
 ) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
-    """Answers what was read by `read_requests`. -> answers by prompt, and metrics by its name
+    """Answers the requests of `read_requests`.
 
-    How many examples were cut, and which labels are unknown, goes to stderr.
+    Prints to stderr how many examples were truncated, and which labels are unknown.
+
+    Returns:
+      The answers by number of the prompt, and the metrics by name of the prompt.
     """
     from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import answer

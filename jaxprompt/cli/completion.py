@@ -1,4 +1,4 @@
-"""Completes commands, flags and config fields in a shell, by argcomplete.
+"""Shell completion of commands, flags and config fields, with argcomplete.
 
 With `pip install argcomplete`, in bash or zsh:
 
@@ -25,7 +25,7 @@ class _Caught(Exception):
 
 
 def complete(commands: Iterable[str]) -> None:
-    """Answers the shell and ends the process; does nothing where argcomplete is missing."""
+    """Prints completions and exits; does nothing if argcomplete is not installed."""
     try:
         import argcomplete
     except ImportError:
@@ -39,7 +39,7 @@ def complete(commands: Iterable[str]) -> None:
 
 
 def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParser:
-    """Makes the parser of all commands, with the flags and fields of the one that is typed."""
+    """Returns the parser of all commands, with flags and fields only for `command`."""
     whole = argparse.ArgumentParser(prog="jaxprompt")
     kinds = whole.add_subparsers(dest="command")
     for name in commands:
@@ -55,12 +55,12 @@ def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParse
 
 
 def parser_of(command: str) -> Parser:
-    """Gives the parser of a command, as it stands when its flags are read."""
+    """Returns the parser of a command, with all its flags."""
 
     def catch(self: Parser, argv: Sequence[str]) -> NoReturn:
         raise _Caught(self)
 
-    # A command makes its parser in main, which is run up to the reading of flags and no further.
+    # A command makes its parser in main, which is run until it parses the flags.
     read = Parser.read
     Parser.read = catch  # type: ignore[method-assign]  # main makes the parser, none can be given
     try:
@@ -73,7 +73,7 @@ def parser_of(command: str) -> Parser:
 
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
-    """Adds every field of a config as a flag, with the words that it may hold."""
+    """Adds every config field as a flag, with its allowed words."""
     from jaxprompt.data.tasks.registry import task_names
 
     words: dict[str, Sequence[str]] = {

@@ -1,4 +1,4 @@
-"""Writes a backbone, as of a GGUF file, as a folder that transformers loads."""
+"""Converts a backbone, e.g. a GGUF file, to a folder that transformers can load."""
 
 import sys
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reads the weights of --backbone and writes --output; prints what was written."""
+    """Reads the weights of --backbone and writes --output; prints a summary."""
     parser = Parser(__name__, __doc__, config=False)
     parser.add_argument("--backbone", help="a folder, a hub id, a .gguf file or pkg:PACKAGE/FOLDER")
-    parser.add_argument("--revision", default="", help="of a hub id")
-    parser.add_argument("--output", help="folder that is written")
+    parser.add_argument("--revision", default="", help="revision of a hub id")
+    parser.add_argument("--output", help="output folder")
     parser.add_argument("--dtype", default="float32", help="float32 | bfloat16")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError("convert takes no --config; take it out")
+        raise InputError("convert takes no --config; remove it")
     need(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.build.conversion import convert_backbone

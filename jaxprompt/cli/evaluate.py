@@ -1,7 +1,7 @@
-"""Scores a split with the best prompt of a workdir, zero-shot, or by the majority class.
+"""Scores a split with the best prompt of a workdir, zero-shot, or with the majority class.
 
-With --prompt it scores the rows of --input by an export instead. With several it scores each by
-the one that its --column names, in shared batches.
+With --prompt it scores the rows of --input with an export instead. With several prompts, --column
+selects the prompt of each row, and the prompts share batches.
 """
 
 import sys
@@ -23,23 +23,25 @@ _OF_RUNS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the metrics of a split as JSON, and writes its predictions where --output says."""
+    """Prints the metrics of a split as JSON, and writes its predictions to --output."""
     parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
-    parser.add_argument("--output", help="JSONL file to write: each row with its prediction")
-    parser.add_argument("--prefix", default="", help="put before the names of the new columns")
+    parser.add_argument("--output", help="JSONL output file: each row with its prediction")
+    parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
         "--majority", action="store_true",
-        help="score the most frequent class of the full training set; reads no backbone",
+        help="score the most frequent class of the full training set; needs no backbone",
     )  # fmt: skip
     bank.add_serving(parser)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     if args.prompt or args.column:
-        bank.refuse_flags(parser, args, _OF_RUNS, "is of a run, and --prompt scores exports")
+        bank.refuse_flags(
+            parser, args, _OF_RUNS, "is only valid for runs, and --prompt scores exports"
+        )
         print(dumps(evaluate_exports(args, overrides)))
         return 0
-    bank.refuse_flags(parser, args, bank.SERVING, "is of exports, which --prompt names")
+    bank.refuse_flags(parser, args, bank.SERVING, "is only valid with --prompt")
     config = load_run(args, overrides)
     if args.majority:
         print(dumps(majority(config, args.split, args.output)))
@@ -54,9 +56,10 @@ def main(argv: Sequence[str]) -> int:
 def evaluate(
     config: RunConfig, workdir: str | None, split: str, output: str | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Scores a split. Raises InputError where it is unknown or not there.
+    """Returns the metrics of a split, and writes its rows to `output` in the format of `predict`.
 
-    With `output` its rows are written there as `predict` writes them.
+    Raises:
+      InputError: if the split is unknown or missing.
     """
     from jaxprompt.build.evaluation import build_judge
     from jaxprompt.build.examples import data_files
@@ -76,7 +79,7 @@ def evaluate(
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
-    # Scored all the same, and told: the files may have been mended since.
+    # Scored all the same, with a message: the files may have been fixed since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, part = share_front(config, trained.scorer), trained.splits[split]
@@ -90,22 +93,27 @@ def evaluate(
 
 
 def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
-    """Scores rows by one export, or by a bank. -> metrics; of a bank by the name of each prompt
+    """Scores rows with one export or several.
 
-    Raises InputError for fields of a config, for a row that cannot be read, and where no row has a
-    label.
+    Returns:
+      The metrics; for several exports by the name of each prompt.
+
+    Raises:
+      InputError: for config fields, for a row that cannot be read, and if no row has a label.
     """
     from jaxprompt.data.sources.records import from_file, from_stdin
 
     if overrides:
-        raise InputError("--prompt scores exports, which say all; leave out --config.*")
+        raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
-        raise InputError("--prompt is scored on the rows of --input; give both")
+        raise InputError("--prompt and --input must be given together; give both")
     bank.check_serving(args)
     read = lambda columns: from_stdin(()) if args.input == "-" else from_file(args.input, columns)
     measured = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
     if not measured:
-        raise InputError(f"{args.input}: no row has a label that its prompt's task knows")
+        raise InputError(
+            f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
+        )
     return measured
 
 
@@ -157,12 +165,14 @@ def _refuse(records: Sequence[Any]) -> None:
 
 
 def majority(config: RunConfig, split: str, output: str | None) -> dict[str, Any]:
-    """Scores the majority baseline. Raises InputError where it is asked for predictions."""
+    """Scores the majority baseline. Raises InputError if predictions are requested, too."""
     from jaxprompt.runs.majority import measure_majority
 
     _check_split(split)
     if output:
-        raise InputError(f"--majority gives one class to all; leave out --output={output}")
+        raise InputError(
+            f"--majority predicts one class for all examples; remove --output={output}"
+        )
     return measure_majority(config, split)
 
 
@@ -174,7 +184,7 @@ def _check_split(split: str) -> None:
 
 
 def _read(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
-    """Reads the rows that are written; none may have a column of a prediction."""
+    """Reads the rows for --output; none may have a column with the name of a new column."""
     from jaxprompt.build.examples import read_rows
     from jaxprompt.data.sources.records import Record, check_columns
 

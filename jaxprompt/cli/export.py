@@ -1,4 +1,4 @@
-"""Writes the best prompt of a workdir as safetensors, and its metadata as JSON."""
+"""Exports the best prompt of a workdir as safetensors, and its metadata as JSON."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxprompt.cli.options import Parser, load_run, need
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, escape, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Folds the prompt, writes it and prints the paths and bytes as JSON."""
+    """Folds and writes the prompt; prints the paths and their sizes in bytes as JSON."""
     args, overrides = _make_parser().read(argv)
     need(args, "workdir")
     if args.delta and args.tuned:
-        raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
+        raise InputError("--delta and --tuned both export the tuned weights; give one of them")
     config = load_run(args, overrides)
     folder = args.output or Path(args.workdir) / "export"
     _check_paths(args, folder)
@@ -59,32 +59,35 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__)
-    parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
+    parser.add_argument("--output", help="output folder (default: WORKDIR/export)")
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
-    parser.add_argument("--peft", help="also write a folder that PEFT loads")
+    parser.add_argument("--peft", help="also write a folder that PEFT can load")
     parser.add_argument(
         "--stablehlo",
-        help="also write a folder that scores texts without jaxprompt, the backbone included",
+        help="also write a folder, with the backbone, that scores texts without jaxprompt",
     )
     parser.add_argument(
         "--delta", action="store_true",
-        help="write tuned weights of the backbone as float16 differences from it",
+        help="write tuned backbone weights as float16 differences from the original ones",
     )  # fmt: skip
     parser.add_argument(
         "--tuned", metavar="FOLDER",
-        help="write the tuned backbone as a folder that transformers loads; the prompt names it",
+        help="write the tuned backbone to a folder that transformers can load; the prompt then "
+        "refers to it",
     )  # fmt: skip
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also push it to the hub")
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="also push the export to the Hugging Face hub"
+    )
     return parser
 
 
 def _check_paths(args: Any, folder: str | Path) -> None:
-    """Raises InputError for what cannot be written, before minutes of work on the run."""
+    """Raises InputError for outputs that cannot be written, before minutes of work on the run."""
     from jaxprompt.convert.hub import check_name
     from jaxprompt.convert.model_card import check_card, check_peft_folder
 
     if args.npy and Path(args.npy).suffix != ".npy":
-        raise InputError(f"--npy={args.npy} does not end in .npy; name a file that does")
+        raise InputError(f"--npy={args.npy} must end in .npy; give such a file name")
     if args.push:
         check_name(args.push)
         check_card(folder)
@@ -97,20 +100,20 @@ def _check_paths(args: Any, folder: str | Path) -> None:
 
 
 def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
-    """Returns the soft tokens that --npy writes. Raises InputError where there are none. [P, E]"""
+    """Returns the soft tokens for --npy, [P, E]. Raises InputError if there are none."""
     from jaxprompt.build.prompt_artifact import plain_tokens
 
     tokens = plain_tokens(prompt.tensors, prompt.metadata.backbone.rescale)
     if tokens is None:
         raise InputError(
-            f"--npy: a prompt of {prompt.metadata.method} has no soft tokens; export it without "
-            "--npy"
+            f"--npy: {with_article(prompt.metadata.method)} prompt has no soft tokens; export it "
+            "without --npy"
         )
     return tokens
 
 
 def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dict[str, Any]:
-    """Returns the arguments of `write_peft`, without the weights that --tuned puts elsewhere."""
+    """Returns the arguments of `write_peft`, without the weights that --tuned writes."""
     from jaxprompt.build.tuned_backbone import tuned_names
     from jaxprompt.serving.adapters import as_peft
 
@@ -120,7 +123,7 @@ def _make_adapter(scorer: Any, prompt: "Prompt", is_backbone_tuned: bool) -> dic
 
 
 def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...]:
-    """Writes what --stablehlo asks for. Returns its files."""
+    """Writes the folder of --stablehlo. Returns its files."""
     from jaxprompt.api.saving import load_own_backbone, save_prompt
 
     backbone = load_own_backbone(prompt, dtype)
@@ -128,7 +131,7 @@ def _write_program(folder: str, prompt: "Prompt", dtype: str) -> tuple[Path, ...
 
 
 def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
-    """Writes what --tuned asks for. Returns the prompt of that backbone, without its weights."""
+    """Writes the folder of --tuned. Returns the prompt for that backbone, without its weights."""
     from jaxprompt.api.backbones import load_backbone
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import save_tuned
@@ -139,8 +142,9 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
         f"export of {Path(prompt.path).resolve()}", "--tuned",
     )  # fmt: skip
     path = str(Path(folder).absolute())
-    print(escape(f"the prompt stands on {path}, which is to go along with it"), file=sys.stderr)
-    # Of the folder as others will read it.
+    message = f"the prompt needs the backbone {path}; ship both together"
+    print(escape(message), file=sys.stderr)
+    # The fingerprint of the folder as others will read it.
     fingerprint = load_backbone(path).loaded.report.fingerprint
     backbone = dataclasses.replace(metadata.backbone, id=path, revision="", fingerprint=fingerprint)
     metadata = dataclasses.replace(metadata, backbone=backbone)
@@ -148,21 +152,21 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
 
 
 def _with_differences(prompt: "Prompt") -> "Prompt":
-    """Returns the prompt with float16 differences in the place of tuned weights, as of --delta."""
+    """Returns the prompt with float16 differences instead of tuned weights, for --delta."""
     from jaxprompt.api.prompts import Prompt
     from jaxprompt.build.tuned_backbone import as_delta
 
     delta = as_delta(prompt.tensors, _load_backbone(prompt), "--delta")
     message = (
-        f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,}; no weight is off "
-        f"by more than {delta.error:.1e}"
+        f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,} bytes; maximum "
+        f"error of a weight {delta.error:.1e}"
     )
     print(escape(message), file=sys.stderr)
     return Prompt(delta.tensors, prompt.card, prompt.path)
 
 
 def _load_backbone(prompt: "Prompt") -> Any:
-    """Loads the backbone of the prompt. Raises InputError where it was replaced since the run."""
+    """Loads the backbone of the prompt. Raises InputError if it has changed since the run."""
     from jaxprompt.api.saving import load_own_backbone
     from jaxprompt.convert.artifact import check_fingerprint
 
@@ -172,13 +176,13 @@ def _load_backbone(prompt: "Prompt") -> Any:
 
 
 def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
-    """Writes the export, and says where it replaces another. Returns its files."""
+    """Writes the export, with a message if it replaces another one. Returns its files."""
     from jaxprompt.convert.artifact import summary_of, write_artifact
 
     before = summary_of(folder)
     paths = write_artifact(folder, prompt.tensors, prompt.metadata)
     if before and before != summary_of(folder):
-        message = f"{folder} held another export, which this one replaces: {before}"
+        message = f"{folder}: replaced another export: {before}"
         print(escape(message), file=sys.stderr)
     return paths
 
@@ -186,7 +190,7 @@ def _write_prompt(folder: str | Path, prompt: "Prompt") -> tuple[Path, ...]:
 def _write_adapter(
     folder: str, adapter: dict[str, Any], metadata: "PromptMetadata"
 ) -> tuple[Path, ...]:
-    """Writes what --peft asks for. Returns its files."""
+    """Writes the folder of --peft. Returns its files."""
     from jaxprompt.convert.model_card import write_peft_card
     from jaxprompt.convert.peft import outputs_of, write_peft
 

@@ -1,4 +1,4 @@
-"""Trains the runs of a config's block `runs`, and tabulates them."""
+"""Trains a grid, the runs of the config block `runs`, and prints a table of the results."""
 
 import sys
 
@@ -9,13 +9,17 @@ from jaxprompt.errors import InputError, escape
 
 
 def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
-    """Trains the runs as few programs, as a command does, and prints their table. -> exit code"""
+    """Trains the runs with as few programs as possible, and prints their table.
+
+    Returns:
+      The exit code.
+    """
     from jaxprompt.runs.grid import runner
 
     grid, outcome = runner.train_grid(config, workdir, command, stop_signal=signals.heard)
     if outcome is None:
         return 0
-    # All failed for one reason, which is told once, as the command's own error.
+    # If all failed for one reason, it is raised once, as the error of the command.
     if not outcome.results and len(set(outcome.failed.values())) == 1:
         raise InputError(next(iter(outcome.failed.values())))
     for name, error in outcome.failed.items():

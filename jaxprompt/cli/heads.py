@@ -1,4 +1,4 @@
-"""Lists the heads, the kinds of answers, or shows one with its fields."""
+"""Lists the heads, or shows one with its fields."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what there is. Exit code 0."""
+    """Prints all heads or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "head")
     print(show_block("head", choose_name("head", name, known("head"))) if name else
           list_block("head"))  # fmt: skip

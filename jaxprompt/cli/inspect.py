@@ -1,8 +1,8 @@
-"""Shows what a run learned: nearest words, hidden states, confusions, attention, on one page.
+"""Shows what a run learned: nearest words, hidden states, confusion matrix, attention.
 
-Text goes to stdout; pictures, inspect.json and inspect.html, a page that works offline, go to
-WORKDIR/inspect. With --exports=DIR it compares the prompts in a folder instead, and leaves
-similarity.png and similarity.json there. Needs matplotlib.
+Text is printed to stdout. Figures, inspect.json and inspect.html, a page that works offline, are
+written to WORKDIR/inspect. With --exports=DIR it compares the prompts in a folder instead, and
+writes similarity.png and similarity.json there. Needs matplotlib.
 """
 
 import argparse
@@ -15,25 +15,28 @@ from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the nearest words of each trained row and R_D of each step, and writes the page."""
+    """Prints the nearest words of each trained vector and R_D per step, and writes the page."""
     parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
-    parser.add_argument("--top", type=int, default=5, help="nearest words of a row (default: 5)")
     parser.add_argument(
-        "--steps", default="", help="whose states are drawn, as in 0,30,60 (default: a few)"
+        "--top", type=int, default=5, help="nearest words per trained vector (default: 5)"
     )
     parser.add_argument(
+        "--steps", default="",
+        help="steps whose hidden states are plotted, e.g. 0,30,60 (default: a few)",
+    )  # fmt: skip
+    parser.add_argument(
         "--examples", type=int, default=1000,
-        help="how many at most give hidden states and attention (default: 1000)",
+        help="maximum examples for hidden states and attention (default: 1000)",
     )  # fmt: skip
     parser.add_argument(
         "--instances", type=int, default=5,
-        help="texts whose words near their prompt are shown, of a prompt that is computed from the "
-        "text (default: 5)",
+        help="for prompts that are computed from the text: number of texts to show with the words "
+        "nearest to their prompt (default: 5)",
     )  # fmt: skip
     parser.add_argument(
         "--exports", default="", metavar="DIR",
-        help="compare the exports in a folder: the cosine of the means of their tokens",
+        help="compare the exports in a folder by the cosine similarity of their mean tokens",
     )  # fmt: skip
     args, overrides = parser.read(argv)
     if args.exports:
@@ -60,13 +63,13 @@ def main(argv: Sequence[str]) -> int:
             print(f"R_D at step {step}: {own.ratio:.4f}")
     for part, note in found.notes.items():
         print(f"{part}: {note}")
-    print(f"{len(paths)} files, all of them together in {escape(str(paths[0]))}")
+    print(f"{len(paths)} files; {escape(str(paths[0]))} shows all of them")
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
     if args.workdir or args.config:
-        raise InputError("--exports compares a folder of exports; leave out --workdir and --config")
+        raise InputError("--exports compares a folder of exports; remove --workdir and --config")
     from jaxprompt.training.pictures import need_matplotlib
 
     need_matplotlib("inspect --exports")
@@ -82,7 +85,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _read_steps(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if not part.isdecimal()]:
-        raise InputError(f"--steps={wrong[0]} must be steps, as in 0,30,60")
+        raise InputError(f"--steps={wrong[0]} must be a list of steps, e.g. 0,30,60")
     return tuple(map(int, parts))
 
 

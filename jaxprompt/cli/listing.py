@@ -1,4 +1,4 @@
-"""What the commands that list things share: a table of names, and the fields of one of them."""
+"""Helpers of the commands that list things: tables of names, and the fields of one of them."""
 
 import ast
 import inspect
@@ -16,17 +16,17 @@ from jaxprompt.registry import PACKAGE, Registry
 
 
 def read_name(doc: str, argv: Sequence[str], what: str) -> str | None:
-    """Parses the flags of such a command. -> the name that is asked for, None = all"""
+    """Parses the flags of such a command. Returns the requested name, None = all."""
     parser = Parser(f"{what}s", doc, config=False)
     parser.add_argument("name", nargs="?", help=f"the {what} to show (default: list them all)")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError(f"this command takes no --config; see {what}s --help")
+        raise InputError(f"{what}s takes no --config; see {what}s --help")
     return args.name
 
 
 def choose_name(what: str, name: str, names: Iterable[str]) -> str:
-    """Returns the name. Raises InputError with the nearest ones for an unknown one."""
+    """Returns `name` if it is known. Raises InputError with the nearest names otherwise."""
     names = list(names)
     if name not in names:
         raise InputError(f"unknown {what} {name!r}; {nearest(name, names)}")
@@ -34,7 +34,7 @@ def choose_name(what: str, name: str, names: Iterable[str]) -> str:
 
 
 def columns(rows: Iterable[Sequence[object]]) -> str:
-    """Lays rows of cells out in columns; the last one takes what it needs."""
+    """Formats rows of cells in aligned columns; the last column is not padded."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = [
@@ -45,7 +45,7 @@ def columns(rows: Iterable[Sequence[object]]) -> str:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Writes what is known by its names, a line each; what is empty is left out."""
+    """Formats values by name, one per line, without the empty ones."""
     return columns((name, value) for name, value in values.items() if value not in ("", (), None))
 
 
@@ -53,12 +53,12 @@ def pairs(values: Mapping[str, Any]) -> str:
 
 
 def list_block(block: str) -> str:
-    """Lists the methods or heads with a line on each."""
+    """Lists the methods or heads with a one-line description of each."""
     return columns((name, first_line(block, name)) for name in known(block))
 
 
 def show_block(block: str, name: str) -> str:
-    """Shows one: what it is, and its fields with their defaults."""
+    """Returns the description of a method or head, and its fields with their defaults."""
     part = getattr(part_of(block), name, None)
     lines = [f"{name}: {first_line(block, name)}"]
     if name in names(block):
@@ -74,7 +74,7 @@ def show_block(block: str, name: str) -> str:
 
 
 def first_line(block: str, name: str) -> str:
-    """Reads the first line of what a method or head says of itself."""
+    """Returns the first line of the docstring of a method or head."""
     function = getattr(part_of(block), name, None)
     if function is not None and function.__doc__:
         return function.__doc__.splitlines()[0]
@@ -82,9 +82,9 @@ def first_line(block: str, name: str) -> str:
 
 
 def registered_line(registry: Registry, name: str) -> str:
-    """Returns the first line that a file or an installed package says of a name.
+    """Returns the first docstring line of a registered name.
 
-    A file is not imported; a package that cannot be imported has its error.
+    Files of this package are not imported; for a package that cannot be imported it is the error.
     """
     plugin = registry.plugin(name)
     if plugin is None:

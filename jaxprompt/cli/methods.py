@@ -7,7 +7,7 @@ from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what there is. Exit code 0."""
+    """Prints all methods or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "method")
     print(show_block("prompt", choose_name("method", name, known("prompt"))) if name else
           list_block("prompt"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the commands share: flags, and their errors. Imports nothing heavy."""
+"""Flags that several commands share, and their errors. Imports nothing heavy."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
-UNREAD = "not read; it may stay in a command of `train`"
+UNREAD = "accepted, so that a `train` command can be reused, but not used"
 _PATHS = (
     "config", "workdir", "output", "input", "prompt", "backbone",
     "npy", "peft", "stablehlo", "tuned",
@@ -21,15 +21,20 @@ _PATHS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of a command; what argparse refuses becomes an InputError."""
+    """The argument parser of a command. Errors of argparse are raised as InputError."""
 
     def __init__(
         self, name: str, doc: str, config: bool = True, fields: bool = False,
         workdir: str = "folder of the run",
     ):  # fmt: skip
-        """Starts with --debug, and with --config and --workdir where the command takes them.
+        """Adds --debug, and --config and --workdir for commands that take them.
 
-        `name` is the command's, or its module's. `fields`: --help lists those of a config too.
+        Args:
+          name: name of the command or of its module.
+          doc: description of the command.
+          config: whether the command takes --config and --workdir.
+          fields: whether --help also lists the config fields.
+          workdir: help of --workdir.
         """
         self._fields = fields
         super().__init__(
@@ -40,17 +45,17 @@ class Parser(argparse.ArgumentParser):
         if config:
             self.add_argument(
                 "--config",
-                help="a .py file or the name of a shipped config (base, ppt/nsp), each with "
-                "[:argument], or a saved config.json; override a field with --config.FIELD=VALUE",
+                help="a .py file or a shipped config (base, ppt/nsp), optionally with :ARGUMENT, "
+                "or a saved config.json; override fields with --config.FIELD=VALUE",
             )
             self.add_argument("--workdir", help=workdir)
 
     def error(self, message: str) -> NoReturn:
-        """Raises InputError in place of argparse's exit."""
+        """Raises InputError instead of exiting."""
         raise InputError(f"{message}; see --help")
 
     def format_help(self) -> str:
-        """Writes the help, the fields of a config behind the flags."""
+        """Returns the help: the flags, then the config fields."""
         if not self._fields:
             return super().format_help()
         from jaxprompt.cli.reference import list_fields
@@ -58,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         return f"{super().format_help()}\n{list_fields()}\n"
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-        """Parses the flags and sets the overrides (field, value) of the config apart."""
+        """Parses the flags. Returns them, and the overrides (field, value) of the config."""
         # By hand: which fields there are depends on the config, which argparse has not read.
         plain, overrides, rest = [], [], list(argv)
         while rest:
@@ -85,7 +90,7 @@ class Parser(argparse.ArgumentParser):
             # Where a flag's default is "" that means none.
             if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
-                raise InputError(f"{flag} is missing: its value is empty; see --help")
+                raise InputError(f"{flag} is missing, its value is empty; see --help")
         # What no file can be called is refused here, before a system call fails on it. A shell
         # leaves the ~ of --workdir=~/runs as it is.
         for name in _PATHS:
@@ -103,31 +108,34 @@ def _listed(given: object) -> list[str]:
 
 
 def add_hosts(parser: Parser) -> None:
-    """Adds the flags of a run on several processes."""
+    """Adds the flags of runs on several processes."""
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, for several processes")
-    parser.add_argument("--processes", type=int, help="how many there are")
-    parser.add_argument("--process", type=int, help="which of them this is, from 0")
-    parser.add_argument("--cluster", action="store_true", help="find these on Slurm or a TPU pod")
+    parser.add_argument("--processes", type=int, help="number of processes")
+    parser.add_argument("--process", type=int, help="index of this process, from 0")
     parser.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds to wait for the others (default: 300)"
+        "--cluster", action="store_true", help="detect the processes on Slurm or a TPU pod"
     )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0,
+        help="seconds to wait for the other processes (default: 300)",
+    )  # fmt: skip
 
 
 def add_profile(parser: Parser) -> None:
-    """Adds the flag of a trace."""
+    """Adds --profile."""
     parser.add_argument(
-        "--profile", metavar="STEPS", help="trace so many steps into WORKDIR/profile"
+        "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
     )
 
 
 def profile_of(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Makes the override that --profile stands for."""
+    """Returns the config override of --profile."""
     return [] if args.profile is None else [("train.profile", args.profile)]
 
 
 @contextlib.contextmanager
 def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
-    """Joins the other processes for a block. Yields whether this one writes and prints."""
+    """Joins the other processes. Yields whether this process writes and prints."""
     from jaxprompt.parallel import processes
 
     with processes.guard():
@@ -139,16 +147,17 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
 
 
 def need(args: argparse.Namespace, *names: str) -> None:
-    """Raises InputError for the first flag of `names` that is not given, or empty."""
+    """Raises InputError for the first flag of `names` that is missing or empty."""
     for name in names:
         if not getattr(args, name):
             raise InputError(f"--{name} is missing; see --help")
 
 
 def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()) -> RunConfig:
-    """Loads --config, or without one the config.json of --workdir.
+    """Loads --config, or by default the config.json of --workdir.
 
-    Raises InputError where the workdir holds no run or several.
+    Raises:
+      InputError: if the workdir contains no run or several runs.
     """
     if args.workdir is None:
         need(args, "config")
@@ -156,5 +165,5 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
         check_single(args.workdir)
     saved = args.config or str(Path(args.workdir) / "config.json")
     if args.config is None and not os.path.isfile(saved):
-        raise InputError(f"{saved} does not exist; give the --workdir of a run, or a --config")
+        raise InputError(f"{saved} does not exist; give the --workdir of a run, or --config")
     return load_config(saved, overrides)

@@ -1,4 +1,4 @@
-"""Tells what a run would hold and how fast it would be on devices that you do not have yet."""
+"""Estimates memory and step time of a run, also for devices that you do not have yet."""
 
 import json
 import multiprocessing
@@ -21,27 +21,29 @@ _T = TypeVar("_T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the plan. Exit code 0, also where nothing fits."""
+    """Prints the plan. Exit code 0, even if nothing fits."""
     parser = Parser(__name__, __doc__, workdir=UNREAD)
-    parser.add_argument("--devices", help='as in "8x v5e" or "4x V100-32"')
+    parser.add_argument("--devices", help='number and type, e.g. "8x v5e" or "4x V100-32"')
     parser.add_argument("--limit", type=int, default=LIMIT,
-                        help=f"devices that are tried at most (default: {LIMIT})")  # fmt: skip
+                        help=f"maximum number of devices to try (default: {LIMIT})")  # fmt: skip
     parser.add_argument(
         "--compiler",
         choices=("tpu", "cuda"),
-        help="ask the devices' own compiler about the plans that are found",
+        help="compile the plans with the compiler of the devices",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args, overrides = parser.read(argv)
     need(args, "config")
     count, device = parse_devices(args.devices) if args.devices else (0, None)
     if args.compiler and device is None:
-        raise InputError(f'--compiler={args.compiler} needs --devices, as in --devices="8x v5e"')
+        raise InputError(f'--compiler={args.compiler} needs --devices, e.g. --devices="8x v5e"')
     if args.limit < 1:
         raise InputError(f"--limit={args.limit} must be at least 1")
     config = load_config(args.config, overrides)
     if max(count, args.limit) > MOST:
-        raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
+        raise InputError(
+            f"{max(count, args.limit)} devices: plan supports at most {MOST} devices; use fewer"
+        )
     if args.compiler and device is not None:
         from jaxprompt.planning import compilers
 
@@ -64,7 +66,11 @@ def main(argv: Sequence[str]) -> int:
 def find_plans(
     config: RunConfig, count: int, device: Device | None, limit: int, compiler: str | None
 ) -> dict[str, Any]:
-    """Plans a run for `count` devices, and for fewer up to `limit`. -> what is printed"""
+    """Plans a run for `count` devices, and finds the fewest devices, up to `limit`, that fit.
+
+    Returns:
+      The plans as JSON values.
+    """
     simulate(max(count, limit if device else 1))
 
     # Imported here: what they import may start JAX, and then its number of devices is fixed.
@@ -86,7 +92,7 @@ def find_plans(
 
 
 def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) -> _T:
-    """Calls a function in a process of its own, which a fault of a compiler's library may end."""
+    """Calls a function in a child process, because a compiler's library may crash."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
         with signals.starting_children():
@@ -94,7 +100,7 @@ def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) ->
         return call.result()
     except BrokenProcessPool as error:
         raise InputError(
-            f"--compiler={compiler} crashed on one of these plans, or ran out of memory; plan "
+            f"--compiler={compiler} crashed on one of the plans, or ran out of memory; plan "
             "without --compiler, or for fewer --devices"
         ) from error
     finally:
@@ -102,7 +108,7 @@ def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) ->
 
 
 def simulate(count: int) -> None:
-    """Makes JAX see that many CPU devices. Raises InputError where it has started with fewer."""
+    """Makes JAX simulate `count` CPU devices. Raises InputError if it has started with fewer."""
     import jax
 
     try:
@@ -116,6 +122,6 @@ def simulate(count: int) -> None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     if len(jax.devices()) < count:
         raise InputError(
-            f"{count} devices are to be simulated, JAX has started with {len(jax.devices())}; "
-            "run plan in a process of its own, or lower --limit"
+            f"cannot simulate {count} devices, because JAX has already started with "
+            f"{len(jax.devices())}; run plan in a new process, or lower --limit"
         )

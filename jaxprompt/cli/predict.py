@@ -1,10 +1,10 @@
-"""Labels texts, or writes on, with an exported prompt: texts, JSONL or stdin in, JSONL out.
+"""Predicts labels or generates text with an exported prompt: text, JSONL or stdin in, JSONL out.
 
-Each line of the output is the row of the input with `prediction`, `score` and `scores` behind it,
-or with `generated`; --prefix names these otherwise. A blank line stays blank. Where the input has
-labels, the task's metric is told on stderr. With --format the output is what a benchmark's server
-takes, and --output may be a folder: the file has the benchmark's name for it. With several --prompt
-a row's --column says which it takes: they share one backbone, and batches.
+Each output line is the input row plus `prediction`, `score` and `scores`, or `generated`; --prefix
+is put before these names. Blank lines stay blank. If the input has labels, the task's metric is
+printed to stderr. With --format the output is a submission to a benchmark, and --output may be a
+folder: the file then gets the name that the benchmark expects. With several --prompt, --column
+selects the prompt of each row; the prompts share one backbone and batches.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ ON_ERROR = ("raise", "skip")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes one JSON line for each line of the input: its row and what is predicted of it."""
+    """Writes one JSON line for each input line: the row and its prediction."""
     args, overrides = _make_parser().read(argv)
     if overrides:
-        raise InputError("predict takes no --config: the export says all")
+        raise InputError("predict takes no --config, because the export contains it; remove it")
     _check_flags(args)
     return _predict_by_bank(args) if args.column else _predict(args)
 
@@ -41,35 +41,35 @@ def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
     bank.add_serving(parser, "WORKDIR/export")
     parser.add_argument("--workdir", help="folder of the run that was exported")
-    parser.add_argument("--text", action="append", help="a text; may be given several times")
-    parser.add_argument("--output", help="JSONL file to write (default: stdout)")
+    parser.add_argument("--text", action="append", help="input text; may be repeated")
+    parser.add_argument("--output", help="JSONL output file (default: stdout)")
     parser.add_argument(
-        "--format", default="jsonl", help="jsonl (the default), or a submission to a benchmark: "
+        "--format", default="jsonl", help="jsonl (default), or a submission to a benchmark: "
         "glue, superglue, squad",
     )  # fmt: skip
-    parser.add_argument("--prefix", default="", help="put before the names of the new columns")
+    parser.add_argument("--prefix", default="", help="prefix of the names of the new columns")
     parser.add_argument(
         "--on-error", default="raise",
-        help="what cannot be read: raise = exit with 2 and write nothing (the default); "
-        'skip = {"error": ...} in its place',
+        help="for lines that cannot be read: raise = exit with code 2 and write nothing (default); "
+        'skip = write {"error": ...} instead',
     )  # fmt: skip
     parser.add_argument(
-        "--sentence-encoder", default="", help="what compares sentences to choose demonstrations, "
-        "if not where the export says",
+        "--sentence-encoder", default="", help="path of the encoder that selects similar "
+        "demonstrations (default: as in the export)",
     )  # fmt: skip
     parser.add_argument(
-        "--pretrained", default="", help="export that the prompt depends on, if not where the "
-        "export says",
+        "--pretrained", default="", help="path of the export that the prompt depends on (default: "
+        "as in the export)",
     )  # fmt: skip
-    parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
+    parser.add_argument("--generate", action="store_true", help="generate text instead of a label")
     parser.add_argument(
-        "--max-new", type=int, help="tokens of a written text at most (default: as the export says)"
+        "--max-new", type=int, help="maximum number of new tokens (default: as in the export)"
     )
     return parser
 
 
 def _check_flags(args: Any) -> None:
-    """Raises InputError for flags that are missing or do not go together."""
+    """Raises InputError for flags that are missing or cannot be combined."""
     if not (args.prompt or args.workdir):
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
@@ -78,8 +78,8 @@ def _check_flags(args: Any) -> None:
     choose("--on-error", args.on_error, ON_ERROR)
     if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
-            f"--format={args.format} is a submission to a benchmark, which has no --generate, "
-            "--prefix or --on-error=skip; leave these out"
+            f"--format={args.format} writes a submission to a benchmark, which does not support "
+            "--generate, --prefix and --on-error=skip; remove these"
         )
 
 
@@ -88,7 +88,7 @@ def _is_submission(args: Any) -> bool:
 
 
 def _predict(args: Any) -> int:
-    """Answers the input by one prompt, and writes the answers."""
+    """Answers the input with one prompt, and writes the answers."""
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.files import make_folder
 
@@ -98,7 +98,7 @@ def _predict(args: Any) -> int:
     name, task = "", metadata.task
     if _is_submission(args):
         name = submissions.file_name(args.format, task, head.columns(task))
-    # Before the weights: what is wrong with the output or the input is told at once.
+    # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
     inputs = _read_texts(args, task.fields, task.columns)
     if not _is_submission(args):
@@ -131,7 +131,7 @@ def _predict(args: Any) -> int:
 
 
 def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
-    """Returns the path of the export, of --prompt or in --workdir, and its metadata."""
+    """Returns the path of the export, from --prompt or --workdir, and its metadata."""
     from jaxprompt.build.prompt_artifact import read_export
     from jaxprompt.serving.export import check_newest
 
@@ -145,12 +145,15 @@ def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
 
 
 def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
-    """Returns the head that answers, and how it writes texts, with --max-new."""
+    """Returns the head, and the generation config with --max-new applied."""
     from jaxprompt.heads import make_head, writer
 
     head = writer() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
     if args.max_new is not None and not head.WRITES:
-        raise InputError(f"--max-new={args.max_new} is of texts; {path} answers {head.OF}")
+        raise InputError(
+            f"--max-new={args.max_new} is only valid for generated texts, and {path} predicts "
+            f"{head.OF}; remove it"
+        )
     generation = metadata.generate
     if args.max_new is not None:
         generation = dataclasses.replace(generation, max_new=args.max_new)
@@ -161,10 +164,10 @@ def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind,
 def _answer(
     exported: Any, placement: Any, generation: GenerateConfig, inputs: list[Any], on_error: str
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Answers the examples of `inputs`, and says on stderr how good the answers are.
+    """Answers the examples of `inputs`, and prints their metrics to stderr.
 
     Returns:
-      The inputs, with an error in the place of an example that cannot be encoded; the answers.
+      The inputs, with an error instead of each example that cannot be encoded; the answers.
     """
     from jaxprompt.serving.answers import make_answers, mark_errors
 
@@ -195,15 +198,18 @@ def _with_example(inputs: Sequence[Any]) -> list[Any]:
 
 
 def _predict_by_bank(args: Any) -> int:
-    """Does the same with several prompts, each for the rows that name it."""
+    """Answers the input with several prompts, each for the rows that name it."""
     for flag in ("generate", "max_new", "text", "sentence_encoder", "pretrained", "workdir"):
         if getattr(args, flag):
             raise InputError(
-                f"--{flag.replace('_', '-')} is of one prompt, and --column={args.column} picks "
-                "among several; leave one of the two out"
+                f"--{flag.replace('_', '-')} is only valid for one prompt, and "
+                f"--column={args.column} selects among several; remove one of them"
             )
     if args.format != "jsonl":
-        raise InputError(f"--format={args.format} is of one task; predict it by itself")
+        raise InputError(
+            f"--format={args.format} is for one task, and --column={args.column} is for several "
+            "prompts; predict that task separately"
+        )
 
     from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import in_order, mark_requests, read_requests
@@ -244,7 +250,7 @@ def _error_columns(args: Any) -> tuple[str, ...]:
 
 
 def _check_output(args: Any, name: str = "") -> Path | None:
-    """Makes the path of the output, in a folder by `name`; None is stdout."""
+    """Returns the path of the output, None for stdout; in a folder the file is called `name`."""
     from jaxprompt.files import check_output, user_path
 
     if not args.output:
@@ -271,7 +277,7 @@ def _write(place: Path | None, lines: str) -> None:
 
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
-    """Says how many texts were cut, and how good the answers are where that is known."""
+    """Yields messages: how many texts were truncated, and the metrics if there are labels."""
     from jaxprompt.data.text.overview import tell_unmarked
 
     total = len(answers.columns)
@@ -295,6 +301,8 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     is_file = _reads_file(args)
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
-        raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
+        raise InputError(
+            f"{args.input if is_file else 'stdin'} contains no text; give at least one"
+        )
     unreadable.raise_first(given, args.on_error)
     return given

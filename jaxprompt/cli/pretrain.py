@@ -1,6 +1,7 @@
 """Pre-trains a prompt for a frozen backbone, on a corpus or on texts with topics.
 
-The same command resumes. Topics are for prompts that are computed from a text (head.name=topics).
+The same command resumes an interrupted run. Topics (head.name=topics) are for prompts that are
+computed from the text.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from jaxprompt.files import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains and prints the scores of what is held out as JSON; `export` writes the prompt.
+    """Trains, and prints the scores on held-out text as JSON; `export` writes the prompt.
 
     A grid of runs prints a table.
     """

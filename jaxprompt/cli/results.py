@@ -1,4 +1,4 @@
-"""Reads the runs that a folder holds and tabulates their results."""
+"""Reads the runs in a folder and makes tables of their results."""
 
 import os
 import sys
@@ -35,9 +35,9 @@ class SweepRun(NamedTuple):
 
 
 def runs_below(folder: str | Path) -> list[Path]:
-    """Lists the workdirs that stand in a folder, directly or deeper."""
+    """Lists the workdirs in a folder, directly or deeper."""
     workdirs = []
-    # A run that goes on deletes checkpoints meanwhile, which os.walk passes over.
+    # A run in progress deletes checkpoints meanwhile, which os.walk ignores.
     for path, folders, files in os.walk(folder):
         if _CONFIG in files and _is_run(_read_config(Path(path))):
             workdirs.append(Path(path))
@@ -47,20 +47,20 @@ def runs_below(folder: str | Path) -> list[Path]:
 
 
 def check_single(workdir: str | Path) -> None:
-    """Raises InputError where a folder holds several runs in place of one, and names them."""
+    """Raises InputError, with their names, if a folder contains several runs instead of one."""
     if _is_run(_read_config(Path(workdir))):
         return
     runs = [str(path.relative_to(workdir)) for path in runs_below(workdir)]
     if runs:
         shown = ", ".join(runs[:12]) + f", ... ({len(runs)} in all)" * (len(runs) > 12)
         raise InputError(
-            f"{workdir} holds several runs, name one as in --workdir={Path(workdir) / runs[0]}; "
-            f"there are {shown}"
+            f"{workdir} contains several runs: {shown}; choose one, e.g. "
+            f"--workdir={Path(workdir) / runs[0]}"
         )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Reads the config of a folder, {} where there is none that can be read."""
+    """Reads the config of a folder; {} if there is no readable one."""
     try:
         config = parse_json((folder / _CONFIG).read_bytes())
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _is_run(config: Mapping[str, Any]) -> bool:
-    """Tells a config of one run from that of a grid, and from a model's config.json."""
+    """Returns whether a config is that of one run, not of a grid or a model."""
     runs = config.get("runs", {})
     grid = isinstance(runs, dict) and any(isinstance(x, list) and x for x in runs.values())
     return {"prompt", "optim"} <= set(config) and not grid
@@ -79,11 +79,13 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 
 
 def read_folder(folder: str) -> list[SweepRun]:
-    """Reads the finished runs of a folder and names their rows by the fields that they differ in.
+    """Reads the finished runs of a folder and names their rows by the fields that differ.
 
-    Seeds share a row, and a learning rate, weight decay or batch size names one where it was
-    searched. Runs of `adapt` are left out: they have no method. Raises InputError where there is no
-    finished run.
+    Runs that differ only in seeds share a row. Learning rate, weight decay and batch size are part
+    of the name if they were searched. Runs of `adapt` are left out: they have no method.
+
+    Raises:
+      InputError: if there is no finished run.
     """
     from jaxprompt.build.notes import fields_read
     from jaxprompt.config.load import load_config
@@ -95,9 +97,11 @@ def read_folder(folder: str) -> list[SweepRun]:
         path for path, result in results if result is not None and result.method is not None
     ]
     if not workdirs:
-        raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
+        raise InputError(
+            f"{folder} contains no finished run (no {_RESULT}); give a folder of workdirs"
+        )
     leaves = [fields_read(load_config(str(path / _CONFIG))) for path in workdirs]
-    # Free within one workdir, the backbone does tell runs apart.
+    # The path of the backbone may change within a workdir, but distinguishes runs in a table.
     free = tuple(name for name in FREE if name != "backbone.path")
     fields = dict.fromkeys(
         [*_TELLING, *(name for fields_of_run in leaves for name in fields_of_run)]
@@ -127,7 +131,7 @@ def read_folder(folder: str) -> list[SweepRun]:
 
 
 def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Picks the first of the fields that tell as many runs apart as all of them do."""
+    """Returns the first fields that distinguish as many runs as all fields do."""
     kinds = lambda chosen: len(
         {tuple(str(fields.get(name)) for name in chosen) for fields in leaves}
     )
@@ -141,7 +145,7 @@ def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _name(fields: Mapping[str, Any], telling: Sequence[str]) -> str:
-    """Names a run by its method, what it trains in place of a prompt, and the `telling` fields."""
+    """Names a run by its method, or what it trains instead of a prompt, and `telling` fields."""
     method, trainable = fields.get("prompt.name"), fields.get("trainable", ())
     parts = [str(method), *(trainable if method == "none" else ())]
     shown = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
@@ -157,9 +161,16 @@ def _name(fields: Mapping[str, Any], telling: Sequence[str]) -> str:
 def tell(
     runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "", best: int = 0
 ) -> None:
-    """Prints the table, and draws it into the file `plot`. Raises InputError where runs failed.
+    """Prints the table, and plots it to the file `plot`.
 
-    With `best` a row of more runs has one beside it of so many that are best on dev.
+    Args:
+      runs: the runs.
+      failed: errors of failed runs, by name.
+      plot: the file of the plot; "" = no plot.
+      best: adds to each row with more runs one of the `best` runs that are best on dev.
+
+    Raises:
+      InputError: if runs failed.
     """
     from jaxprompt.inspection.tables import table
     from jaxprompt.training.pictures import draw_table
@@ -171,7 +182,7 @@ def tell(
         rows = add_best(rows, best) if best else rows
         print(table(rows))
         if few:
-            note = f"--best={best} adds nothing to rows of as many runs or fewer: {', '.join(few)}"
+            note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
             print(escape(note), file=sys.stderr)
         if plot:
             draw_table(
@@ -182,7 +193,7 @@ def tell(
 
 
 def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
-    """Reads the runs that have a result, by row."""
+    """Reads the finished runs, by row."""
     rows: dict[str, list[TableRun]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
@@ -191,7 +202,7 @@ def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
 
 
 def read(workdir: Path) -> "TableRun":
-    """Reads the result of a finished run, and what a table shows of its config."""
+    """Reads the result of a finished run, and the config values that tables show."""
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import KFold
     from jaxprompt.inspection.tables import TableRun
@@ -205,7 +216,7 @@ def read(workdir: Path) -> "TableRun":
 
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
-    """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
+    """Adds a row for runs that differ in searched fields: the best run on dev for each seed."""
     from jaxprompt.runs.grid.expand import select
 
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
@@ -221,7 +232,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
 
 
 def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list["TableRun"]]:
-    """Puts behind each row of more than `best` runs one of those that are best on dev."""
+    """Adds after each row with more than `best` runs one of those that are best on dev."""
     with_best: dict[str, list[TableRun]] = {}
     for row, runs in rows.items():
         with_best[row] = runs
@@ -232,6 +243,6 @@ def add_best(rows: Mapping[str, list["TableRun"]], best: int) -> dict[str, list[
 
 
 def group_of(argument: str, changes: Mapping[str, Any]) -> str:
-    """Names what runs have in common that differ in seeds and in what is searched."""
+    """Names a group of runs that differ only in seeds and searched fields."""
     parts = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
     return " ".join([argument, *parts]).strip()

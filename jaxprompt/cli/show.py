@@ -1,4 +1,4 @@
-"""Shows where a run stands: its state, its best score, and its curves in the terminal."""
+"""Shows the state of a run, its best score, and its curves in the terminal."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,16 +20,18 @@ WIDTH = 60  # characters of a curve
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints one run, or a line for each run that a folder holds. Exit code 0."""
+    """Prints one run, or a line for each run in a folder. Exit code 0."""
     parser = Parser(__name__, __doc__, config=False)
     parser.add_argument("workdir", help="folder of a run, or of several")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError("show takes no --config; it reads the folder's own")
+        raise InputError("show takes no --config, because it reads that of the folder; remove it")
     folder = user_path(args.workdir, "workdir")
     runs = runs_below(folder)
     if not runs:
-        raise InputError(f"{folder} holds no run, no config.json of one; give a --workdir of train")
+        raise InputError(
+            f"{folder} contains no run (no config.json of one); give the --workdir of `train`"
+        )
     if runs == [folder]:
         print(show(folder))
         return 0
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def show(workdir: Path) -> str:
-    """Shows one run."""
+    """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result
     from jaxprompt.training.run_record import RunRecord
@@ -64,11 +66,11 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
     if result:
         return f"finished after {result.steps} steps, best at step {result.best_step}"
     if (error := workdir / "error.txt").exists():
-        return f"failed, and its grid does not try it again: {error.read_text().strip()}"
+        return f"failed, will not be retried by its grid: {error.read_text().strip()}"
     step, grid = Checkpoints(workdir).latest(), Checkpoints(workdir.parent)
     # The runs of a grid that train at once have one checkpoint.
     if step is None and grid.latest() is not None:
-        with suppress(InputError):  # one that goes on deletes what is read here
+        with suppress(InputError):  # a grid in progress may delete what is read here
             step = grid.latest() if workdir.name in grid.position().get("runs", ()) else None
     at = "before its first checkpoint" if step is None else f"saved at step {step}"
     return f"running, {at}" if is_held(workdir) else f"stopped, {at}; the same command resumes"
@@ -94,7 +96,7 @@ def _scores(values: Mapping[str, float]) -> str:
 
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
-    """Draws values over steps as bars, the lowest and the highest beside them."""
+    """Draws values over steps as bars, with the lowest, highest and last value."""
     # A bar is the mean of so many points, where there are more than columns.
     size = -(-len(points) // WIDTH)
     means = [
@@ -105,7 +107,7 @@ def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
     bars = "".join(BARS[round((mean - low) * scale)] for mean in means)
     values = [value for _, value in points]
-    said = f"{title}: {min(values):.4g} to {max(values):.4g}, the last {values[-1]:.4g}"
+    said = f"{title}: {min(values):.4g} to {max(values):.4g}, last {values[-1]:.4g}"
     said += f", best at step {best}" if best is not None else ""
     return f"{said}\n  {bars}\n  step {points[0][0]} to {points[-1][0]}"
 

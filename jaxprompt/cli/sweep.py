@@ -1,4 +1,4 @@
-"""Prints or runs the runs that a config's sweep() yields, and tabulates their results."""
+"""Prints or trains the runs of a config's sweep(), and prints a table of their results."""
 
 import hashlib
 import shlex
@@ -19,19 +19,19 @@ _SHOWN = 40  # letters of a value in the name of a folder that would be too long
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a command a run, or with --run runs those without a result; then the table."""
+    """Prints one command per run, or with --run trains the unfinished runs; then the table."""
     parser = Parser(__name__, __doc__)
     parser.add_argument(
         "--table", nargs="?", const="", metavar="DIR",
-        help="print the table of results alone, with DIR of any folder of runs",
+        help="only print the table of results; with DIR for any folder of runs",
     )  # fmt: skip
     parser.add_argument(
-        "--run", action="store_true", help="run them here, those of equal shapes at once"
+        "--run", action="store_true", help="train the runs here, those of equal shapes together"
     )
-    parser.add_argument("--plot", default="", metavar="FILE", help="draw the table: .png or .svg")
+    parser.add_argument("--plot", default="", metavar="FILE", help="plot the table: .png or .svg")
     parser.add_argument(
         "--best", type=int, default=0, metavar="N",
-        help="of each row show those N runs too that are best on dev",
+        help="add to each row one of its N runs that are best on dev",
     )  # fmt: skip
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
         given = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
         if given := given + [f"--config.{field}" for field, _ in overrides]:
             raise InputError(
-                f"--table={args.table} shows the runs of that folder and reads no {given[0]}; "
-                "leave it out, or write --table alone for the runs of --workdir"
+                f"--table={args.table} shows the runs of that folder and does not use {given[0]}; "
+                "remove it, or write --table without a folder for the runs of --workdir"
             )
         tell(read_folder(args.table), {}, args.plot, args.best)
         return 0
@@ -65,14 +65,14 @@ def main(argv: Sequence[str]) -> int:
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
     elif not collect(runs):
         raise InputError(
-            f"none of the {len(runs)} runs in {args.workdir} has a result; train them by --run"
+            f"none of the {len(runs)} runs in {args.workdir} has a result; train them with --run"
         )
     tell(runs, {}, args.plot, args.best)
     return 0
 
 
 def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) -> None:
-    """Raises InputError where a result is of another config than the sweep has for its run."""
+    """Raises InputError if a result was trained with another config than that of the sweep."""
     from jaxprompt.config.run import FREE
     from jaxprompt.runs.grid.expand import alone
     from jaxprompt.training import run_folder
@@ -86,10 +86,10 @@ def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) 
 def execute(
     runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]], workdir: str
 ) -> dict[str, str] | None:
-    """Trains the runs that have no result, of equal shapes `config.runs.size` at once.
+    """Trains the unfinished runs, those of equal shapes `config.runs.size` at once.
 
-    Returns the errors of runs that failed, by name; None where a signal ended it early, and the
-    same call goes on.
+    Returns:
+      The errors of failed runs, by name; None if a signal stopped it, and the same call resumes.
     """
     from jaxprompt.build.check import check_config
     from jaxprompt.config.run import FREE
@@ -130,7 +130,7 @@ def execute(
             run_folder.check_workdir(done.folder, done.config.to_dict(), FREE)
         except InputError as error:
             failed[done.name] = str(error)
-    # Finished runs are not trained again, and still must be of this config and data.
+    # Finished runs are not trained again, but their config and data must be the same.
     failed |= runner.verify([done for done in over if done.name not in failed], workdir)
     finished = {done.name for done in over}
     for run, config in single:
@@ -147,20 +147,20 @@ def execute(
 
 
 def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
-    """Loads the config of a run. Raises InputError where that is a grid itself."""
+    """Loads the config of a run. Raises InputError if it is itself a grid."""
     from jaxprompt.runs.grid.expand import is_grid
 
     # As one command has them, which the sweep prints.
     config = load_config(run.config, [*overrides, *run.changes.items()])
     if is_grid(config):
-        raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
+        raise InputError(f"{run.config} has both sweep() and config.runs; remove one of them")
     return config
 
 
 def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
-    A run that was begun alone goes on alone, and so does one that no grid takes.
+    A run that was started alone resumes alone; a run that no grid supports trains alone, too.
     """
     from jaxprompt.runs.grid.expand import GridRun, by_config, why_alone
     from jaxprompt.training.checkpoint import Checkpoints
@@ -179,15 +179,17 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
 def list_runs(
     config: str, workdir: str, overrides: Sequence[tuple[str, str]] = ()
 ) -> list[SweepRun]:
-    """Reads sweep() of a config: it yields dicts of field -> value.
+    """Reads sweep() of a config, which yields dicts of field -> value.
 
-    The key "config" gives the argument of get_config, as in `--config=x.py:argument`. Raises
-    InputError before anything runs for an unknown field, and for two runs that are the same or
-    share a folder.
+    The key "config" is the argument of get_config, as in `--config=x.py:argument`.
+
+    Raises:
+      InputError: before anything runs, for an unknown field, and for two runs that are the same
+        or share a folder.
     """
     file = config.partition(":")[0]
     if file.endswith(".json"):
-        raise InputError(f"{file} has no sweep(); give a .py config")
+        raise InputError(f"{file} does not define sweep(); give a .py config")
     runs: list[SweepRun] = []
     seen: dict[Any, Any] = {}  # what a run is, and its folder -> the point that has it
     for point in _read_points(call(load_module(file), "sweep", file), file):
@@ -196,26 +198,26 @@ def list_runs(
         path = config if argument is None else f"{file}:{argument}"
         lost = next((field for field, _ in overrides if field in changes), None)
         if lost is not None:
-            raise InputError(f"{file}: sweep() sets {lost} of each run; leave --config.{lost} out")
+            raise InputError(f"{file}: sweep() sets {lost} of each run; remove --config.{lost}")
         parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         folder = Path(workdir) / _folder_of([*parts, *(f"{f}={v}" for f, v in changes.items())])
-        try:  # a field or value that is wrong is to be told before the first run
+        try:  # wrong fields and values are reported before the first run
             load_config(path, [*overrides, *changes.items()])
         except InputError as error:
             raise InputError(f"{folder.name}: {error}") from error
-        # In any order. Not by the whole config: a paper's curves may meet in one, as the depths
+        # In any order. Not by the whole config: curves of a paper may share a point, as the depths
         # of P-tuning v2 do.
         own = path, frozenset((field, str(value)) for field, value in changes.items())
         if own in seen:
             raise InputError(
                 f"{file}: sweep() yields {brief(seen[own])} and {brief(point)}, which are the same "
-                "run; leave one out"
+                "run; remove one"
             )
         if str(folder) in seen:
             raise InputError(
                 f"{file}: sweep() yields {brief(seen[str(folder)])} and {brief(point)}, which "
-                f"share the folder {folder.name}, where / is _ and spaces are left out; rename one"
+                f"share the folder {folder.name} (/ becomes _, spaces are removed); rename one"
             )
         seen[own] = seen[str(folder)] = point
         group = group_of(path.partition(":")[2], changes)
@@ -226,7 +228,7 @@ def list_runs(
 
 
 def _folder_of(parts: Sequence[str]) -> str:
-    """Names the folder of a run. Where that is too long, long parts are cut and end in a digest."""
+    """Names the folder of a run. If it is too long, long parts are cut and end in a digest."""
     join = lambda parts: "-".join(parts).replace("/", "_").replace(" ", "")
     if len(join(parts).encode()) <= NAME:
         return join(parts)
@@ -234,15 +236,15 @@ def _folder_of(parts: Sequence[str]) -> str:
     name = join([f"{p[:_SHOWN]}~{digest(p)}" if len(p) > _SHOWN else p for p in parts])
     if len(name.encode()) > NAME:
         raise InputError(
-            f"sweep() changes so many fields that the folder {brief(name)} has over {NAME} bytes; "
-            "put some of them into get_config"
+            f"sweep() changes so many fields that the folder name {brief(name)} exceeds {NAME} "
+            "bytes; move some of them to get_config"
         )
     return name
 
 
 def _read_points(points: Any, file: str) -> list[Mapping[str, Any]]:
-    """Lists the points of sweep(). Raises InputError for one that is no dict of field -> value."""
-    cure = "yield a dict of fields for each run, as {'seed': 1}"
+    """Lists the points of sweep(). Raises InputError for one that is not a dict of fields."""
+    cure = "yield a dict of fields for each run, e.g. {'seed': 1}"
     if not isinstance(points, Iterable) or isinstance(points, Mapping | str):
         raise InputError(f"{file}: sweep() returns {brief(points)}; {cure}")
     points = list(points)

@@ -8,7 +8,7 @@ from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what there is. Exit code 0."""
+    """Prints all tasks or one of them. Exit code 0."""
     from jaxprompt.data.tasks.registry import task_names
 
     name = read_name(__doc__, argv, "task")
@@ -31,7 +31,7 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def show(name: str) -> str:
-    """Shows a task."""
+    """Returns the description of a task."""
     from jaxprompt.data.tasks.registry import get_task
 
     task = get_task(name)
@@ -47,7 +47,7 @@ def show(name: str) -> str:
             "labels": ", ".join(task.labels),
             "label words": ", ".join(words),
             "template": task.template,
-            "of GPT-2": task.causal,
+            "GPT-2 template": task.causal,
             "text form": task.text,
             "linear": task.plain,
             "no relation": task.negative,

@@ -1,4 +1,4 @@
-"""Trains a tokenizer on a corpus, for a backbone that is to be made from nothing."""
+"""Trains a tokenizer on a corpus, for a backbone that is trained from scratch."""
 
 import sys
 from collections.abc import Sequence
@@ -9,12 +9,16 @@ from jaxprompt.errors import escape
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reads the documents that the block `corpus` of a config names; prints what was written."""
+    """Reads the documents of the config block `corpus`; prints a summary of the tokenizer."""
     parser = Parser(__name__, __doc__, config=False)
-    parser.add_argument("--config", help="a config with a block `corpus`, as configs/adapt/mlm.py")
+    parser.add_argument(
+        "--config", help="a config with a block `corpus`, e.g. configs/adapt/mlm.py"
+    )
     parser.add_argument("--family", help="bert | electra | roberta | gpt2 | t5")
-    parser.add_argument("--size", type=int, default=30_000, help="tokens (default: 30000)")
-    parser.add_argument("--output", help="folder that is written")
+    parser.add_argument(
+        "--size", type=int, default=30_000, help="size of the vocabulary (default: 30000)"
+    )
+    parser.add_argument("--output", help="output folder")
     parser.add_argument("--cased", action="store_true", help="bert, electra: keep upper case")
     args, overrides = parser.read(argv)
     need(args, "config", "family", "output")

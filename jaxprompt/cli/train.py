@@ -1,4 +1,4 @@
-"""Learns a prompt; the same command resumes a run that was cut off."""
+"""Trains a prompt; the same command resumes an interrupted run."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxprompt.files import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, then scores the test split once. Exit code 0. A grid of runs prints a table."""
+    """Trains, then scores the test split once. Exit code 0. A grid prints a table of its runs."""
     parser = Parser(__name__, __doc__, fields=True)
     add_hosts(parser)
     add_profile(parser)

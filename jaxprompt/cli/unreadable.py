@@ -1,4 +1,4 @@
-"""Lines of the input that cannot be read: they stop a command, or are reported and skipped."""
+"""Input lines that cannot be read: they stop a command, or are reported and skipped."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ from jaxprompt.errors import InputError, escape
 def answer_encodable(
     answer: Callable[[Any], Any], mark: Callable[[Any], Any], given: Any
 ) -> tuple[Any, Any]:
-    """Answers the examples of records. -> the records, and the answers
+    """Answers the examples of records. Returns the records, and the answers.
 
-    Where some cannot be encoded, `mark` replaces these with errors, and the others are answered.
+    If some cannot be encoded, `mark` replaces these with errors, and the others are answered.
     """
     try:
         return given, answer(given)
@@ -24,14 +24,14 @@ def answer_encodable(
 
 
 def raise_first(given: Sequence[Any], on_error: str) -> None:
-    """Raises the first error of the input, unless such lines are to be skipped."""
+    """Raises the first error of the input, unless `on_error` says to skip such lines."""
     broken = [record.error for record in given if record.error]
     if broken and on_error == "raise":
-        raise InputError(f"{broken[0]}; --on-error=skip predicts the others")
+        raise InputError(f"{broken[0]}; use --on-error=skip to predict the other lines")
 
 
 def report(given: Sequence[Any]) -> None:
-    """Says how many lines of the input have an error, and the first."""
+    """Prints how many input lines have an error, and the first error."""
     broken = [record.error for record in given if record.error]
     if broken:
         line = f"{len(broken)} of {len(given)} lines cannot be read, the first is {broken[0]}"

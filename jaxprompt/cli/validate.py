@@ -1,4 +1,4 @@
-"""Checks a config with its data and its backbone, and trains nothing."""
+"""Checks a config, its data and its backbone without training."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what a run would learn from, and what would train. Exit code 0."""
+    """Prints the data and the trainable parameters of a run. Exit code 0."""
     parser = Parser(__name__, __doc__, fields=True, workdir=UNREAD)
     args, overrides = parser.read(argv)
     need(args, "config")
     config = load_config(args.config, overrides)
     if config.ppt.task:
         raise InputError(
-            "validate is for tuning, and ppt.task pre-trains a prompt; `plan` checks such a config "
-            "without its corpus"
+            "validate does not support ppt.task, which pre-trains a prompt; use `plan`, which "
+            "checks such a config without its corpus"
         )
     from jaxprompt.runs.validate import validate
 

@@ -1,4 +1,4 @@
-"""What every block of a config is: a frozen dataclass, read from a mapping and written as one."""
+"""Base classes of config blocks: frozen dataclasses that are read from and written to mappings."""
 
 import dataclasses
 import functools
@@ -14,13 +14,13 @@ Values: TypeAlias = "dict[str, kinds.Value | Values]"  # of a block, by field
 
 
 class Open(NamedTuple):
-    """A block whose fields are those of the class that it names."""
+    """A block with the fields of the class that its `name` selects."""
 
     kind: str  # "prompt" or "head"
 
 
 class Choice(NamedTuple):
-    """A block whose fields are those of the option that it names."""
+    """A block with the fields of the option that its `name` selects."""
 
     options: Mapping[str, type["Option"]]
     note: str
@@ -31,30 +31,30 @@ Declared: TypeAlias = "kinds.Field | type[Block] | Open | Choice"
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Fields, each declared by a function of `kinds`, and blocks of them."""
+    """A block of fields, each declared by a function of `kinds`, and of nested blocks."""
 
     @classmethod
     @functools.cache
     def declared(cls) -> dict[str, Declared]:
-        """Returns what each field may hold, or the class of the block that it is."""
+        """Returns the declaration of each field, or the class of a nested block."""
         return {part.name: part.metadata[kinds.DECLARED] for part in dataclasses.fields(cls)}
 
     @classmethod
     def note(cls) -> str:
-        """Returns what the block is for, in a line."""
+        """Returns a one-line description of the block."""
         text = " ".join((cls.__doc__ or "").split()).removesuffix(".")
         return text[:1].lower() + text[1:]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], prefix: str = "") -> Self:
-        """Makes a block of plain values; a field that is missing has its default.
+        """Makes a block from plain values; missing fields have their defaults.
 
         Args:
-          values: by field; a list is a tuple, as JSON has it.
+          values: by field; lists, as in JSON, become tuples.
           prefix: the dotted name of the block and a dot, for messages.
 
         Raises:
-          InputError: for the first field that is unknown, or not of its kind and range.
+          InputError: for the first field that is unknown, or has a wrong type or value.
         """
         declared = cls.declared()
         for name in sorted(set(values) - set(declared)):
@@ -70,16 +70,16 @@ class Block:
         return cls(**read)
 
     def to_dict(self) -> Values:
-        """Returns the values by field, those of blocks as dicts; tuples stay."""
+        """Returns the values by field, with blocks as dicts; tuples stay tuples."""
         values = ((name, getattr(self, name)) for name in self.declared())
         return {name: x.to_dict() if isinstance(x, Block | OpenBlock) else x for name, x in values}
 
     def to_json(self) -> str:
-        """Returns the values as JSON, from which `from_dict` makes an equal block."""
+        """Returns the values as JSON, which `from_dict` turns back into an equal block."""
         return json.dumps(self.to_dict())
 
     def leaves(self, prefix: str = "") -> dict[str, kinds.Value]:
-        """Returns the values of all fields by dotted name, those of blocks inside."""
+        """Returns the values of all fields, those of nested blocks too, by dotted name."""
         leaves: dict[str, kinds.Value] = {}
         for name in self.declared():
             value = getattr(self, name)
@@ -93,11 +93,11 @@ class Block:
         return leaves
 
     def replace(self, changes: Mapping[str, object]) -> Self:
-        """Returns a copy with other values of some fields, which are checked.
+        """Returns a copy with some fields changed; the new values are checked.
 
         Args:
-          changes: values by dotted name, as "optim.lr"; a name alone for a block that is chosen by
-            name, whose fields may be among the changes.
+          changes: values by dotted name, e.g. "optim.lr". For a block that is chosen by name the
+            value is that name, and its fields may be among the changes.
         """
         values = self.to_dict()
         # A block comes before its fields.
@@ -113,7 +113,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Option(Block):
-    """One of several blocks that a field chooses from by name."""
+    """One of several blocks that a field selects by name."""
 
     name: ClassVar[str] = ""
 
@@ -128,19 +128,19 @@ class Option(Block):
 
 @dataclasses.dataclass(frozen=True)
 class OpenBlock:
-    """A name, and the fields of the class that it names: a method, or a head."""
+    """The name of a method or a head, and the fields of its class."""
 
     name: str
     fields: Mapping[str, kinds.Value] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, kinds.Value]) -> Self:
-        """Makes a block of a name and values by field; a list is a tuple, as JSON has it."""
+        """Makes a block from a name and values by field; lists, as in JSON, become tuples."""
         fields = {field: kinds.plain(value) for field, value in values.items()}
         return cls(str(fields.pop("name")), fields)
 
     def __hash__(self) -> int:
-        """Hashes what `__eq__` compares, so that what is made of a block can be cached by it."""
+        """Hashes what `__eq__` compares, so that blocks can be keys of caches."""
         return hash((self.name, tuple(sorted(self.fields.items()))))
 
     @overload
@@ -148,7 +148,7 @@ class OpenBlock:
     @overload
     def get(self, field: str, default: T) -> T: ...
     def get(self, field: str, default: T | None = None) -> T | kinds.Value:
-        """Returns the value of a field, `default` where the class has no such field."""
+        """Returns the value of a field, or `default` if the class has no such field."""
         return self.fields.get(field, default)
 
     def to_dict(self) -> Values:
@@ -157,25 +157,25 @@ class OpenBlock:
 
 
 def nested(kind: type[T]) -> T:
-    """Declares a block of fields, by default at their defaults."""
+    """Declares a nested block; by default all its fields have their defaults."""
     return dataclasses.field(default_factory=kind, metadata={kinds.DECLARED: kind})
 
 
 def open_block(kind: str) -> OpenBlock:
-    """Declares a block whose fields are those of the class that it names; it has no default."""
+    """Declares a block with the fields of the class that it names; it has no default."""
     declared = {kinds.DECLARED: Open(kind)}
     return cast(OpenBlock, dataclasses.field(kw_only=True, metadata=declared))
 
 
 def choice(default: type[T], *others: type[Option], note: str) -> T:
-    """Declares a block that is one of several, each with fields of its own."""
+    """Declares a block that is one of several options, each with different fields."""
     options = {option.name: option for option in (cast(type[Option], default), *others)}
     declared = {kinds.DECLARED: Choice(options, note)}
     return dataclasses.field(default_factory=default, metadata=declared)
 
 
 def _read(name: str, declared: Declared, value: object) -> object:
-    """Returns a checked value of the field `name`, as its dataclass holds it."""
+    """Returns the checked value of the field `name` in the form that its dataclass stores."""
     if isinstance(declared, kinds.Field):
         value = kinds.plain(value)
         kinds.check_value(name, declared, value)
@@ -183,14 +183,18 @@ def _read(name: str, declared: Declared, value: object) -> object:
     if isinstance(declared, Choice) and isinstance(value, str):
         value = {"name": value}  # at its defaults
     if not isinstance(value, Mapping):
-        raise InputError(f"config field {name}={brief(value)} must be a block of fields")
+        raise InputError(
+            f"config field {name}={brief(value)} must be a block; give a dict of its fields"
+        )
     if isinstance(declared, Choice):
         return _read_option(name, declared, value)
     if isinstance(declared, Open):
         check_kind(f"{name}.name", value.get("name"), str)
         for field, part in value.items():
             if kinds.holds_block(part):
-                raise InputError(f"config field {name}.{field}={brief(part)} has a block of fields")
+                raise InputError(
+                    f"config field {name}.{field}={brief(part)} contains a block; give a value"
+                )
         return OpenBlock.from_dict(value)
     return declared.from_dict(value, f"{name}.")
 
@@ -204,18 +208,20 @@ def _read_option(name: str, declared: Choice, value: Mapping[str, object]) -> Op
 
 
 def other_option(field: str, name: str, declared: Choice) -> InputError:
-    """Makes the error of a field, by its dotted name, that the option `name` does not have."""
+    """Returns the error for a field, by its dotted name, that the option `name` does not have."""
     block, _, last = field.rpartition(".")
     owners = [other for other, option in declared.options.items() if last in option.declared()]
     fields = declared.options[name].declared()
-    has = f"{block}.name={name} has {', '.join(fields) or 'no fields'}"
+    has = f"{block}.name={name} has {'the fields ' + ', '.join(fields) if fields else 'no fields'}"
     if not owners:
         return InputError(f"unknown config field {brief(field)}; {has}")
-    return InputError(f"config field {field!r} is of {block}.name={' or '.join(owners)}; {has}")
+    return InputError(
+        f"config field {field!r} is only valid with {block}.name={' or '.join(owners)}; {has}"
+    )
 
 
 def declared_leaves(block: type[Block], prefix: str = "") -> Iterator[tuple[str, kinds.Field]]:
-    """Yields every field by dotted name, but for those of open blocks and of single options."""
+    """Yields every field by dotted name, except those of open blocks and of single options."""
     for name, declared in block.declared().items():
         if isinstance(declared, kinds.Field):
             yield prefix + name, declared

@@ -1,4 +1,4 @@
-"""Puts the block that an override names in place, and says what an unknown field may mean."""
+"""Replaces blocks that overrides name, and suggests fields for unknown ones."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -16,10 +16,13 @@ _PARTS = {"prompt": ("methods", "method"), "head": ("heads", "head")}
 
 
 def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> None:
-    """Makes room for overrides that name another method, head or option, wherever they stand.
+    """Replaces the blocks for which overrides name another method, head or option.
 
-    The block gets the fields of what is named, with its defaults; a method or head those of
-    configs/parts. Raises InputError for an unknown name.
+    The new block has the fields of that option at their defaults; for a method or head the
+    defaults are those of configs/parts. The order of the overrides does not matter.
+
+    Raises:
+      InputError: for an unknown name.
     """
     values = dict(overrides)  # of several values the last one counts
     for block in NAMED:
@@ -40,15 +43,16 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
-    """Makes the block of a name: as its part fills it, else with its class's defaults.
+    """Makes a block by name, from its preset in configs/parts or else with its class's defaults.
 
-    Raises InputError for a package whose name for it is a preset's.
+    Raises:
+      InputError: if an installed package uses the name of a preset.
     """
     if block in _PARTS and hasattr(part_of(block), name):
         if plugin := OPEN[block].plugin(name):
             raise InputError(
-                f"{block}.name={name} is a preset of jaxprompt (configs/parts) and in {plugin}; "
-                f"uninstall {plugin.name}, or rename its entry point"
+                f"{block}.name={name} is defined both by a preset of jaxprompt (configs/parts) and "
+                f"by {plugin}; uninstall {plugin.name}, or rename its entry point"
             )
         # On a copy, of which only the block is taken: a part may set other fields too.
         scratch = config.copy_and_resolve_references()
@@ -59,12 +63,12 @@ def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
 
 
 def part_of(block: str) -> ModuleType:
-    """Imports the part of the configs that fills a block: its functions, and a table of them."""
+    """Imports the module of configs/parts with the presets of a block."""
     return load_module(str(shipped_root() / f"configs/parts/{_PARTS[block][0]}.py"))
 
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
-    """Says what is wrong with a field that a config lacks, and which may have been meant."""
+    """Returns the error for a field that a config does not have, with the likely alternatives."""
     from jaxprompt.config.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
@@ -79,10 +83,10 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
         if owners:
             name, block_values = config[block].get("name"), config[block]
             has_fields = len(block_values) > 1
-            its_fields = ", ".join(sorted(block_values)) if has_fields else "no field but name"
+            its_fields = "the fields " + ", ".join(sorted(block_values))
             return InputError(
-                f"config field {field!r} is of {block}.name={' or '.join(owners)}; "
-                f"{block}.name={name} has {its_fields}"
+                f"config field {field!r} is only valid with {block}.name={' or '.join(owners)}; "
+                f"{block}.name={name} has {its_fields if has_fields else 'no other fields'}"
             )
     known = [*known, *option_fields()]
     meant = SYNONYMS.get(last.lower().replace("-", "_"))
@@ -92,7 +96,7 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
 
 
 def option_fields() -> list[str]:
-    """Lists the fields of all options of choices by dotted name."""
+    """Lists the fields of all options of all choices by dotted name."""
     fields = (
         f"{block}.{field}"
         for block in CHOICES

@@ -1,4 +1,4 @@
-"""Documents that the project writes as JSON: frozen dataclasses, checked when they are read."""
+"""JSON documents of the project: frozen dataclasses that are checked when they are read."""
 
 import dataclasses
 import types
@@ -18,23 +18,24 @@ _SHOWN = {str: "text", bool: "true or false", int: "a whole number", float: "a n
 
 
 class Document:
-    """Base of a frozen dataclass whose fields are those of a JSON object, in their order.
+    """Base class of frozen dataclasses that are stored as JSON objects, with fields in order.
 
-    Fields may hold text, numbers, tuples, mappings from text, dataclasses, named tuples, blocks of
-    a config, `object` for any JSON, and None beside one of them. A field that is declared as one
-    of a config is checked as that. A field at its default is left out of the JSON.
+    A field may hold strings, numbers, tuples, mappings with string keys, dataclasses, named
+    tuples, config blocks, `object` for any JSON, and None as an alternative to one of these. A
+    field that is declared like a config field is checked like one. Fields at their defaults are
+    left out of the JSON.
     """
 
-    FIX: ClassVar[str] = "write it again"  # what to do about a file that is not as it was written
+    FIX: ClassVar[str] = "write it again"  # how to fix a file that was changed or damaged
     OPEN: ClassVar[bool] = False  # unknown fields are ignored, not refused
 
     @classmethod
     def from_json(cls, values: Mapping[str, object], path: str | Path) -> Self:
-        """Makes a document of a JSON object; a field that is absent has its default.
+        """Makes a document from a JSON object; missing fields have their defaults.
 
         Args:
           values: by field.
-          path: the file of the object, for messages.
+          path: the file that the object comes from, for messages.
 
         Raises:
           InputError: for a field that is unknown, missing, or of another type.
@@ -46,7 +47,7 @@ class Document:
             raise InputError(f"{path}: {message}; {cls.FIX}") from error
 
     def to_json(self) -> dict[str, object]:
-        """Returns the values by field, as JSON has them but for numbers that are not finite."""
+        """Returns the values by field as JSON types; non-finite floats stay floats."""
         assert dataclasses.is_dataclass(self)
         return {
             field.name: to_plain(getattr(self, field.name))
@@ -56,7 +57,7 @@ class Document:
 
 
 def to_plain(value: object) -> object:
-    """Returns a value with documents and dataclasses in it as dicts, and tuples as lists."""
+    """Returns a value with documents and dataclasses as dicts, and tuples as lists."""
     if isinstance(value, Document):
         return value.to_json()
     if isinstance(value, Block | OpenBlock):
@@ -71,7 +72,7 @@ def to_plain(value: object) -> object:
 
 
 def fields_to_plain(value: object) -> dict[str, object]:
-    """Returns the values of a dataclass by field, each as `to_plain` returns it."""
+    """Returns the values of a dataclass by field, each converted by `to_plain`."""
     assert dataclasses.is_dataclass(value)
     fields = dataclasses.fields(value)
     return {field.name: to_plain(getattr(value, field.name)) for field in fields}
@@ -88,7 +89,7 @@ def _default(field: dataclasses.Field[object]) -> object:
 
 
 def _read_object(prefix: str, kind: type[T], values: Mapping[str, object]) -> T:
-    """Makes a dataclass of a JSON object. Raises ValueError, which names the field."""
+    """Makes a dataclass from a JSON object. Raises ValueError, which names the field."""
     if issubclass(kind, OpenBlock):
         _read(f"{prefix}name", str, values.get("name"))
         return kind.from_dict(cast(Mapping[str, kinds.Value], values))
@@ -115,7 +116,7 @@ def _read_object(prefix: str, kind: type[T], values: Mapping[str, object]) -> T:
 
 
 def _read(name: str, hint: type, value: object) -> object:
-    """Returns a JSON value as its field holds it. Raises ValueError for one of another type."""
+    """Returns a JSON value converted to the type `hint`. Raises ValueError for another type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):  # of a type and None
         return None if value is None else _read(name, args[0], value)

@@ -1,4 +1,4 @@
-"""Finds configs, shipped ones by their names, and runs their functions. Imports nothing heavy."""
+"""Finds config files, shipped ones by name, and calls their functions. Imports nothing heavy."""
 
 import importlib.util
 import inspect
@@ -15,13 +15,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_root() -> Path:
-    """Returns the folder above the shipped `configs`: a wheel has its own, else the repository."""
+    """Returns the folder that contains the shipped `configs`: in the wheel, or the repository."""
     folder = PACKAGE / "shipped"
     return folder if (folder / "configs").is_dir() else PACKAGE.parent
 
 
 def shipped() -> dict[str, Path]:
-    """Lists the configs that ship, by name: "base", "ppt/nsp"."""
+    """Returns the paths of the shipped configs by name: "base", "ppt/nsp"."""
     folder = shipped_root() / "configs"
     files = [path for path in folder.rglob("*.py") if path.stem != "__init__"]
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(files)}
@@ -29,29 +29,30 @@ def shipped() -> dict[str, Path]:
 
 
 def find(file: str) -> Path:
-    """Finds a config: a file, or a shipped one by its name or its path in the repository.
+    """Returns the path of a config: a file, or a shipped config by name or repository path.
 
-    Raises InputError for one that is neither.
+    Raises:
+      InputError: if it is neither.
     """
     path = user_path(file, "config")
     if os.path.isfile(path):
         return Path(os.path.realpath(path))  # Path's own raises on a ring of links
     if os.path.isdir(path):
-        raise InputError(f"config {file!r} is a folder; give a file, as {path}/config.json")
+        raise InputError(f"config {file!r} is a folder; give a file, e.g. {path}/config.json")
     name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
     if name not in known:
         inside = [other for other in known if other.startswith(f"{name}/")]
         raise InputError(
-            f"config {file!r} does not exist; give a .py file, a saved config.json, or the name of "
-            f"a shipped one, {', '.join(inside) or nearest(name, known)}"
+            f"config {file!r} does not exist; give a .py file, a saved config.json, or a shipped "
+            f"config, {', '.join(inside) or nearest(name, known)}"
         )
     return known[name]
 
 
 def load_module(file: str) -> ModuleType:
-    """Imports a config file, with the folder above `configs/` on the path for its own imports.
+    """Imports a config file, with the folder above `configs/` on `sys.path` for its imports.
 
-    The shipped `configs` can be imported too, by files of the user's own.
+    The user's config files can import the shipped `configs`, too.
     """
     path, home = find(file), str(shipped_root())
     root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
@@ -63,7 +64,7 @@ def load_module(file: str) -> ModuleType:
     # Imported by its place, since a config need not be part of any package.
     spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
+        raise InputError(f"config {file!r} is not a Python file; give a .py file or a config.json")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -75,15 +76,15 @@ def load_module(file: str) -> ModuleType:
 
 
 def call(module: ModuleType, name: str, file: str, *args: str) -> object:
-    """Calls a function of a config file; what it raises becomes an InputError.
+    """Calls a function of a config file. Exceptions in it are raised as InputError.
 
-    What it yields is read to its end, and given as a list.
+    If the function is a generator, all its values are returned as a list.
     """
     if not hasattr(module, name):
-        raise InputError(f"config {file} has no {name}(); write one")
+        raise InputError(f"config {file} does not define {name}(); add this function")
     function = getattr(module, name)
     if args and not inspect.signature(function).parameters:
-        raise InputError(f"config {file} takes no argument; leave out {':' + args[0]!r}")
+        raise InputError(f"config {file} takes no argument; remove {':' + args[0]!r}")
     try:
         made = function(*args)
         # Here, because the body of a generator runs when it is read.

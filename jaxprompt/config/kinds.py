@@ -1,6 +1,6 @@
-"""Kinds of fields: each declares a field of a dataclass, with its range or words and its help.
+"""Kinds of fields: each declares a dataclass field with its range or allowed words and its help.
 
-Nothing heavy is imported: a config is read and its help is shown with JAX unloaded.
+Imports nothing heavy: configs are read and their help is shown without loading JAX.
 """
 
 import dataclasses
@@ -27,32 +27,32 @@ SEED = "in [0, 2**32)"
 
 
 class Words(NamedTuple):
-    """The words that a module knows; it is imported when they are asked for."""
+    """Allowed words that a module defines; the module is imported only when they are needed."""
 
     module: str  # within jaxprompt
-    name: str  # of a collection, or of a function that gives one
+    name: str  # of a collection, or of a function that returns one
 
     def read(self) -> tuple[str, ...]:
-        """Imports the module. -> its words"""
+        """Imports the module and returns its words."""
         words = getattr(importlib.import_module(f"jaxprompt.{self.module}"), self.name)
         return tuple(words() if callable(words) else words)
 
 
 class Field(NamedTuple):
-    """What a field may hold."""
+    """Declaration of a field: its type, default, help and allowed values."""
 
     kind: type
     default: Value
     note: str
-    limit: str | Sequence[str] | Words = ""  # a key of RANGES, or the known words
-    optional: bool = False  # None, of a number; "", of a word
+    limit: str | Sequence[str] | Words = ""  # a key of RANGES, or the allowed words
+    optional: bool = False  # also allows None for a number, "" for a word
     many: bool = False  # a tuple of such values
-    is_path: bool = False  # or what may stand in its place: hub:..., pkg:..., a pattern
+    is_path: bool = False  # or something in place of a path: hub:..., pkg:..., a pattern
     is_pattern: bool = False  # regular expressions
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that it may hold; () = it is no word."""
+        """The allowed words; () = the field is not a word."""
         if isinstance(self.limit, Words):
             return self.limit.read()
         return () if isinstance(self.limit, str) else tuple(self.limit)
@@ -70,43 +70,43 @@ def _declare(field: Field, default: T) -> T:
 
 
 def text(default: str, note: str) -> str:
-    """Declares any text."""
+    """Declares a string."""
     return _declare(Field(str, default, note), default)
 
 
 def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> tuple[str, ...]:
-    """Declares several texts."""
+    """Declares a list of strings."""
     default = tuple(default)
     return _declare(Field(tuple, default, note, is_pattern=is_pattern), default)
 
 
 def path(default: str, note: str) -> str:
-    """Declares a path, or what may stand in its place."""
+    """Declares a path, or something in its place: hub:..., pkg:..., a pattern."""
     return _declare(Field(str, default, note, is_path=True), default)
 
 
 def flag(default: bool, note: str) -> bool:
-    """Declares yes or no."""
+    """Declares a bool."""
     return _declare(Field(bool, default, note), default)
 
 
 def word(default: str, words: Sequence[str] | Words, note: str) -> str:
-    """Declares one of some words; "" is one only where it is the default."""
+    """Declares one of several words; "" is allowed only if it is the default."""
     return _declare(Field(str, default, note, words, optional=default == ""), default)
 
 
 def whole(default: int, note: str, limit: str = "") -> int:
-    """Declares a whole number."""
+    """Declares an integer."""
     return _declare(Field(int, default, note, limit), default)
 
 
 def count(default: int, note: str) -> int:
-    """Declares a whole number from 0 on."""
+    """Declares an integer of at least 0."""
     return whole(default, note, "at least 0")
 
 
 def size(default: int, note: str) -> int:
-    """Declares a whole number from 1 on."""
+    """Declares an integer of at least 1."""
     return whole(default, note, "at least 1")
 
 
@@ -115,7 +115,7 @@ def number(default: float, note: str, limit: str = "at least 0") -> float: ...
 @overload
 def number(default: None, note: str, limit: str = "at least 0") -> float | None: ...
 def number(default: float | None, note: str, limit: str = "at least 0") -> float | None:
-    """Declares a number; None is one only where it is the default."""
+    """Declares a float; None is allowed only if it is the default."""
     return _declare(Field(float, default, note, limit, optional=default is None), default)
 
 
@@ -124,17 +124,17 @@ def share(default: float, note: str) -> float: ...
 @overload
 def share(default: None, note: str) -> float | None: ...
 def share(default: float | None, note: str) -> float | None:
-    """Declares a number in [0, 1)."""
+    """Declares a float in [0, 1)."""
     return number(default, note, "in [0, 1)")
 
 
 def option(default: T, note: str) -> T:
-    """Declares a field of a method or a head, of its default's type; the class checks its range."""
+    """Declares a field of a method or head, with the type of its default; the class checks it."""
     return _declare(Field(type(default), cast(Value, default), note), default)
 
 
 def several(one: T | None) -> tuple[T, ...]:
-    """Declares several such values, by default none."""
+    """Declares a list of such values, by default empty."""
     declared = cast(dataclasses.Field[T], one).metadata[DECLARED]
     return _declare(declared._replace(default=(), many=True), ())
 
@@ -143,7 +143,7 @@ def several(one: T | None) -> tuple[T, ...]:
 
 
 def check_value(name: str, field: Field, value: object) -> None:
-    """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
+    """Raises InputError if the value of a field, given by its dotted name, is not allowed."""
     if type(value) is field.kind and value == field.default:
         return  # no module is imported for its words
     if field.optional and value == (None if field.kind is float else ""):
@@ -174,11 +174,13 @@ def _check_pattern(name: str, pattern: str) -> None:
         re.compile(pattern)
     # Python's own parser has the second for a repetition of more than 2**32.
     except (re.error, OverflowError, RecursionError) as error:
-        raise InputError(f"{name}: {brief(pattern)} is no regular expression ({error})") from error
+        raise InputError(
+            f"{name}: {brief(pattern)} is not a valid regular expression ({error}); correct it"
+        ) from error
 
 
 def as_declared(field: Field, value: object) -> Value:
-    """Returns a checked value as a dataclass holds it: lists as tuples, whole numbers as floats."""
+    """Returns a checked value in the type of its field: lists as tuples, integers as floats."""
     if isinstance(value, list | tuple):
         one = field._replace(many=False) if field.many else field._replace(kind=str)
         return tuple(as_declared(one, part) for part in value)
@@ -188,14 +190,14 @@ def as_declared(field: Field, value: object) -> Value:
 
 
 def plain(value: object) -> Value:
-    """Returns a value with tuples in the place of lists."""
+    """Returns a value with its lists converted to tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(plain, value))
     return cast(Value, value)
 
 
 def holds_block(value: object) -> bool:
-    """Tells whether a value is a block of fields, or a list that has one."""
+    """Returns whether a value is a block of fields, or a list that contains one."""
     if isinstance(value, list | tuple):
         return any(map(holds_block, value))
-    return hasattr(value, "items")  # a ConfigDict is no Mapping
+    return hasattr(value, "items")  # a ConfigDict is not a Mapping

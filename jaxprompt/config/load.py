@@ -1,7 +1,7 @@
-"""Reads a config of files, flags and JSON, and turns it into a `RunConfig`.
+"""Reads a config from files, flags and JSON, and turns it into a `RunConfig`.
 
-ml_collections is what users have: a `ConfigDict` that a file makes and flags change. Everything
-else takes the `RunConfig`, or a block of it.
+Users write ml_collections: a config file makes a `ConfigDict`, and flags change it. All other code
+takes the `RunConfig`, or a block of it.
 """
 
 import ast
@@ -20,25 +20,26 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
-# How long a run is: one that is given replaces the config's.
+# The length of a run: setting one of these unsets the others.
 _TOTALS = ("train.total_steps", "train.total_epochs", "train.total_examples")
 
 
 def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> RunConfig:
     """Loads a config and applies overrides.
 
-    Raises InputError for an unreadable file, an unknown field or a value that it cannot have.
+    Raises:
+      InputError: for an unreadable file, an unknown field or a value that is not allowed.
     """
     return to_run(read_config(path, overrides))
 
 
 def to_run(config: ConfigDict) -> RunConfig:
-    """Makes the typed config. Raises InputError for a field that is unknown or out of its range."""
+    """Returns the typed config. Raises InputError for an unknown field or an invalid value."""
     return RunConfig.from_dict(config.to_dict())
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -> RunConfig:
-    """Returns a config with overrides applied, see `apply`."""
+    """Returns a copy of a config with overrides applied, see `apply`."""
     values = ConfigDict(_from_json(config.to_dict()))
     values.lock()
     apply(values, overrides)
@@ -46,7 +47,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[tuple[str, object]]) -
 
 
 def make_defaults() -> ConfigDict:
-    """Makes a config of all fields at their defaults; the open blocks are missing."""
+    """Returns a config with all fields at their defaults, without the open blocks."""
     return _defaults(RunConfig)
 
 
@@ -57,7 +58,7 @@ def _defaults(block: type[Block]) -> ConfigDict:
 
 
 def _complete(config: ConfigDict, block: type[Block]) -> None:
-    """Adds the fields that a config lacks, as one of an earlier version does."""
+    """Adds the fields that a config lacks, e.g. one of an earlier version."""
     for name, declared in block.declared().items():
         if isinstance(declared, kinds.Field):
             if name not in config:
@@ -82,7 +83,8 @@ def _complete(config: ConfigDict, block: type[Block]) -> None:
 def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     """Reads a config and applies overrides. The result is locked.
 
-    Raises InputError for an unreadable file, an unknown field or a value of another type.
+    Raises:
+      InputError: for an unreadable file, an unknown field or a value of a wrong type.
     """
     file, colon, argument = path.partition(":") if path[-5:] != ".json" else (path, "", "")
     if file.endswith(".json"):
@@ -101,10 +103,10 @@ def read_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
 
 
 def apply(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
-    """Sets fields, in any order: a method that is named brings its block first.
+    """Sets fields, in any order; blocks that are selected by name are replaced first.
 
-    Values are texts as flags have them, or what they stand for: numbers, lists, arrays; None unsets
-    a number. One total of the three that is above 0 sets the others to 0.
+    Values are strings, as in flags, or numbers, lists and arrays; None unsets a number. If exactly
+    one of the three totals is set, and above 0, the other two are set to 0.
     """
     # A block that is chosen by name may be given by its name alone.
     overrides = [(f"{x}.name" if x in NAMED else x, value) for x, value in overrides]
@@ -120,7 +122,7 @@ def apply(config: ConfigDict, overrides: Sequence[tuple[str, object]]) -> None:
 
 
 def _written(field: str, value: object) -> str:
-    """Writes a value as a flag has it."""
+    """Returns a value as a flag writes it."""
     plain = lambda x: x.tolist() if hasattr(x, "tolist") else x  # of numpy, pandas, JAX
     value = plain(value)
     if isinstance(value, list | tuple):
@@ -128,13 +130,13 @@ def _written(field: str, value: object) -> str:
     if value is None or isinstance(value, str | int | float | os.PathLike):
         return str(value)
     raise InputError(
-        f"config field {field}={brief(value)} is a {type(value).__name__}; give a text, a number "
+        f"config field {field}={brief(value)} is a {type(value).__name__}; give a string, a number "
         "or a list"
     )
 
 
 def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) -> None:
-    """Sets one field ("optim.lr") from text, in the type it has; `unset` says that it is None."""
+    """Sets one field ("optim.lr") from a string, in the field's type; `unset` sets it to None."""
     *parents, last = field.split(".")
     block = config
     for part in [*parents, last]:
@@ -146,7 +148,7 @@ def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) 
         raise InputError(f"config field {field!r} is a block; set one of {inside}")
     kind = owner.get_type(last)
     if unset and kind is not float:
-        raise InputError(f"config field {field}=None must be {_KINDS.get(kind, 'a text')}")
+        raise InputError(f"config field {field}=None must be {_KINDS.get(kind, 'a string')}")
     owner[last] = _parse(field, text, kind)
 
 
@@ -162,7 +164,7 @@ def fields(config: ConfigDict, prefix: str = "") -> dict[str, kinds.Value]:
 
 
 def _parse(field: str, text: str, kind: type) -> kinds.Value:
-    numbers = "a list of numbers, as in 1,2"
+    numbers = "a list of numbers, e.g. 1,2"
     wanted = numbers if field in _NUMBERS else _KINDS.get(kind, kind.__name__)
     wrong = InputError(f"config field {field}={brief(text)} must be {wanted}")
     if kind is str:
@@ -199,16 +201,18 @@ _KINDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    tuple: "a list, as in a,b or ('a',)",
+    tuple: "a list, e.g. a,b or ('a',)",
 }
 
 
 def _from_json(value: object) -> object:
-    """Turns JSON back into config values: lists are tuples, null is a number not set."""
+    """Turns JSON back into config values: lists become tuples, null is a number that is unset."""
     if isinstance(value, dict):
         for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing
             if not key.isidentifier() or hasattr(ConfigDict, key):
-                raise InputError(f"unknown config field {brief(key)}; train --help lists them all")
+                raise InputError(
+                    f"unknown config field {brief(key)}; `train --help` lists all fields"
+                )
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list | tuple):
         return tuple(part if part is None else _from_json(part) for part in value)

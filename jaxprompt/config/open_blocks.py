@@ -1,8 +1,8 @@
-"""The blocks that are chosen by name: a method, a head, a protocol, a schedule, an objective.
+"""The blocks that are selected by name: a method, a head, a protocol, a schedule, an objective.
 
-Methods and heads are classes of files or of other packages, see registry.py. They are imported, and
-JAX with them, when their fields are asked for. The options of other blocks are listed in
-config/run.py.
+Methods and heads are classes in files of this package or of others, see registry.py. They are
+imported, and JAX with them, only when their fields are needed. The options of other blocks are
+listed in config/run.py.
 """
 
 import dataclasses
@@ -18,12 +18,13 @@ OPEN = {"prompt": METHODS, "head": HEADS}
 _INIT = kinds.Field(
     str,
     "",
-    "an export to start from, of several (a,b) the mean; empty = the method's default start",
+    "an export to initialise from, or several (a,b) for their mean; empty = the method's default "
+    "initialisation",
 )
 
 
 def choices(block: type[Block], prefix: str = "") -> dict[str, Choice]:
-    """Returns the choices of a block and those inside by dotted name, but for open ones."""
+    """Returns the choices of a block and of its nested blocks, except open ones, by dotted name."""
     choices_by_name: dict[str, Choice] = {}
     for name, declared in block.declared().items():
         if isinstance(declared, Choice):
@@ -38,16 +39,16 @@ NAMED = (*OPEN, *CHOICES)
 
 
 def names(block: str) -> list[str]:
-    """Lists what a block may name: the methods, the heads, or its options."""
+    """Lists the names that a block may have: the methods, the heads, or its options."""
     if block in CHOICES:
         return list(CHOICES[block].options)
     return OPEN[block].names()
 
 
 def declared(block: str, name: str) -> dict[str, kinds.Field]:
-    """Returns the fields that a block has with a name, as the class of that declares them.
+    """Returns the fields of a block with a given name, as its class declares them.
 
-    A method that learns anything may start from an export, `init`.
+    A method with trainable parameters also has `init`, an export to initialise from.
     """
     if block in CHOICES:
         option = CHOICES[block].options[name]
@@ -61,7 +62,7 @@ def declared(block: str, name: str) -> dict[str, kinds.Field]:
 
 
 def make_block(block: str, name: str, **values: kinds.Value) -> ConfigDict:
-    """Makes a block by name, with other values than the defaults of some fields.
+    """Makes a block by name, with some fields set to other values than their defaults.
 
     Args:
       block: "prompt", "head", "data.protocol", "optim.schedule" or "objective".

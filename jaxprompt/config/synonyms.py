@@ -1,4 +1,4 @@
-"""What other tools call a field of a config: the hint of a message for a name that is none."""
+"""Names of config fields in other tools, which messages about unknown fields use as hints."""
 
 # The last part of a name, in lower case -> the field.
 SYNONYMS = {

@@ -1,1 +1,1 @@
-"""What a run learned, looked at."""
+"""Inspection of what a run learned."""

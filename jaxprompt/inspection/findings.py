@@ -1,4 +1,4 @@
-"""What a run learned, looked at: rows and words near them, states, answers, attention."""
+"""Inspects what a run learned: trained vectors and words near them, states, answers, attention."""
 
 import contextlib
 import dataclasses
@@ -31,26 +31,26 @@ from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.types import Batch
 
-PICTURED = 4  # steps whose states are drawn where none are asked for
-START = 0  # the step before the first
+PICTURED = 4  # number of steps whose states are plotted by default
+START = 0  # the initialisation
 
 
 class InspectOptions(NamedTuple):
-    """What is to be looked at."""
+    """Options of an inspection."""
 
     split: str = "dev"
-    steps: tuple[int, ...] = ()  # whose states are drawn; () = PICTURED of those that are there
-    top: int = 5  # nearest words of a row
-    examples: int = 1000  # whose states and attention are looked at
-    instances: int = 5  # whose words are shown, where a prompt depends on the text
+    steps: tuple[int, ...] = ()  # whose states are plotted; () = PICTURED of the saved steps
+    top: int = 5  # nearest words per vector
+    examples: int = 1000  # maximum number of examples for states and attention
+    instances: int = 5  # texts to show with their words, if the prompt depends on the text
 
 
 class States(NamedTuple):
-    """The hidden states that examples are judged by."""
+    """The hidden states that the head reads."""
 
     names: tuple[str, ...]  # of the classes
     labels: np.ndarray  # int32 [n]
-    separations: dict[int, Separation]  # by step, of all steps that are there
+    separations: dict[int, Separation]  # by step, of all saved steps
     pictured: dict[int, np.ndarray]  # by step, float32 [n, H]
 
 
@@ -58,38 +58,38 @@ class Confusion(NamedTuple):
     """The confusion matrix."""
 
     names: tuple[str, ...]
-    counts: np.ndarray  # int64 [C, C + 1], the last column: no class at all
+    counts: np.ndarray  # int64 [C, C + 1], the last column: no class
 
 
 class Attended(NamedTuple):
-    """Mean shares of one attention that fall on the prompt."""
+    """Mean share of the attention weights that the prompt receives, in one kind of attention."""
 
     tokens: np.ndarray  # float32 [L, N], see models.prompt_attention
-    read: np.ndarray  # float32 [L, N], NaN where the head reads nothing of this stream
+    read: np.ndarray  # float32 [L, N], NaN if the head does not read this stream
     even: float
 
 
 @dataclasses.dataclass
 class Findings:
-    """What was found. `notes` says of each part that has nothing to show why that is."""
+    """Results of an inspection. For each part without results `notes` gives the reason."""
 
     about: dict[str, str]
-    step: int  # of the numbers that rows, answers and attention are of
+    step: int  # of the parameters for rows, answers and attention
     rows: list[LearnedRow] = dataclasses.field(default_factory=list)
     states: States | None = None
     confusion: Confusion | None = None
     attention: dict[str, Attended] = dataclasses.field(default_factory=dict)
-    instances: Instances | None = None  # of a method with soft tokens, or one that reads the text
+    instances: Instances | None = None  # for methods with soft tokens, or that read the text
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
-    remarks: list[str] = dataclasses.field(default_factory=list)  # on what is shown
+    remarks: list[str] = dataclasses.field(default_factory=list)  # about the results
 
     @property
     def label_rows(self) -> list[LearnedRow]:
-        """The rows of classes."""
+        """The label rows."""
         return [row for row in self.rows if row.kind == LABEL]
 
     def to_json(self) -> str:
-        """Writes all but the vectors."""
+        """Returns everything except the vectors as JSON."""
         states = self.states
         values: dict[str, Any] = {"about": self.about, "step": self.step}
         values["rows"] = [_row_json(row) for row in self.rows]
@@ -108,10 +108,16 @@ class Findings:
 def inspect(
     config: RunConfig, workdir: str, options: InspectOptions, tell: Callable[[str], None]
 ) -> Findings:
-    """Looks at a run of a config with its best numbers, and at its states over training.
+    """Inspects the best parameters of a run, and its hidden states during training.
 
-    `tell` is told what is computed. Raises InputError for a workdir without a run or without a
-    checkpoint, and for what is asked of it that is not there.
+    Args:
+      config: config of the run.
+      workdir: its run directory.
+      options: what to inspect.
+      tell: is called with progress messages.
+
+    Raises:
+      InputError: for a workdir without a run or a checkpoint, and for unavailable options.
     """
     choose("--split", options.split, SPLITS)
     at_least("--top", options.top, 1)
@@ -128,7 +134,7 @@ def inspect(
     findings = Findings(_about(config, trained, options.split), best)
     findings.remarks += trained.others
     if first is None:
-        findings.remarks.append(f"the numbers before the first step are not known: {unknown}")
+        findings.remarks.append(f"the initial parameters are not known: {unknown}")
 
     frozen = trained.weights.frozen
     whole = tree.merge(trained.weights.trainable, frozen)
@@ -141,27 +147,27 @@ def inspect(
     part = _some(single, options.examples)
     if split.samples > 1:
         findings.remarks.append(
-            "hidden states and attention are of each example with its first demonstrations"
+            "hidden states and attention are those with the first demonstrations of each example"
         )
     if len(part.rows) < len(single.rows):
         findings.remarks.append(
-            f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
-            f"inputs of {options.split}, sampled at random"
+            f"hidden states and attention are those of {len(part.rows)} of the "
+            f"{len(single.rows)} inputs of {options.split}, sampled at random"
         )
     _find_states(findings, trained, workdir, part, steps, pictured, first, tell)
     prompt = scorer.model.prompt
     if "encoder" in prompt.reads and prompt.components():
         findings.remarks.append(
-            "of several prompts side by side those of texts are not shown apart"
+            "the method combines several prompts, so prompts of texts are not shown separately"
         )
     elif findings.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
-        tell("the prompts of texts")
+        tell("prompts of texts")
         names, labels, there = _classes_of_rows(scorer, part)
         findings.instances = find_instances(
             trained, part, np.where(there, labels, -1), names,
             shown=options.instances, top=options.top,
         )  # fmt: skip
-    tell(f"answers to {single.size} examples of {options.split}")
+    tell(f"predictions for {single.size} examples of {options.split}")
     _find_confusion(findings, config, trained, split)
     tell("attention on the prompt")
     _find_attention(findings, trained, part, whole)
@@ -173,10 +179,10 @@ def _has_soft_tokens(prompt: Method) -> bool:
 
 
 def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
-    """Restores a run; with the training examples where its prompt started from them."""
+    """Restores a run; with the training examples if its prompt was initialised from them."""
     trained = None
     if "task" in starts_of(config):
-        with contextlib.suppress(InputError):  # they need not be there any more
+        with contextlib.suppress(InputError):  # they may not exist any more
             trained = restore(config, workdir, [split, "train"])
     trained = trained or restore(config, workdir, [split])
     if split not in trained.splits:
@@ -189,17 +195,17 @@ def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
 def _choose_steps(
     requested: Sequence[int], steps: Sequence[int], best: int, workdir: str
 ) -> tuple[int, ...]:
-    """Picks the steps whose states are drawn: those asked for, else a few with the best."""
+    """Returns the steps whose states are plotted: the requested ones, or a few with the best."""
     for step in requested:
         if step not in steps:
             there = ", ".join(map(str, steps)) or "none"
             raise InputError(
-                f"--steps={step}: {workdir} holds no numbers of that step; there are those of "
-                f"{there} (0 = before the first); a run keeps more with train.keep"
+                f"--steps={step}: {workdir} has no checkpoint of this step, only of steps {there} "
+                "(0 = initialisation); raise train.keep to keep more"
             )
     if requested:
         return tuple(sorted(set(requested)))
-    # Evenly over the run; then the nearest of them gives way to the best step.
+    # Evenly over the run; then the nearest of them is replaced by the best step.
     places = np.linspace(0, len(steps) - 1, min(PICTURED, len(steps))).round().astype(int)
     chosen = [steps[place] for place in dict.fromkeys(places.tolist())]
     if best in steps and best not in chosen:
@@ -215,8 +221,8 @@ def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
         "method": config.prompt.name,
         "head": config.head.name,
         "backbone": f"{config.backbone.path} ({trained.family})",
-        "trained numbers": f"{tree.count(trainable):,}",
-        "looked at": f"{split}, {trained.splits[split].size} examples",
+        "trained parameters": f"{tree.count(trainable):,}",
+        "inspected": f"{split}, {trained.splits[split].size} examples",
     }
     if trained.best:
         scores = trained.best.dev.items()
@@ -226,24 +232,25 @@ def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
 
 
 def _note_rows(findings: Findings, scorer: Scorer) -> None:
-    """Says what has no rows, and of rows that depend on the text which are shown."""
+    """Adds notes if there are no rows, and a remark if the rows depend on the text."""
     if not findings.rows:
         findings.notes["rows"] = (
-            "This method trains no rows among the word embeddings, so no words are near them."
+            "This method trains no vectors at the level of word embeddings, so there are no "
+            "nearest words."
         )
     elif scorer.model.prompt.reads:
         findings.remarks.append(
-            "the method computes its rows from each text; those of one are shown"
+            "the method computes its vectors from each text; those of one text are shown"
         )
     if not findings.label_rows:
-        findings.notes["labels"] = "This run trains no label rows, so there is no picture of them."
+        findings.notes["labels"] = "This run trains no label rows, so there is no figure of them."
 
 
 def _some(split: Split, limit: int) -> Split:
-    """Draws units of a split at random, the same ones each time, in their order."""
+    """Samples units of a split, the same ones each time, in their order."""
     if len(split.rows) <= limit:
         return split
-    # A fixed seed, so that a run that is looked at twice shows the same examples.
+    # A fixed seed, so that a second inspection of a run shows the same examples.
     numbers = np.sort(np.random.default_rng(0).permutation(len(split.rows))[:limit])
     rows = [split.rows[number] for number in numbers]
     return split._replace(rows=rows, labels=split.labels[numbers], counts=split.counts[numbers])
@@ -260,19 +267,19 @@ def _find_states(
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
         findings.notes["states"] = (
-            f"The answers of this {kind} task are no classes of examples, so no one state of an "
-            "example has a class; R_D and the projections are of classification."
+            f"The answers of this {kind} task are not classes of examples, so hidden states have "
+            "no class; R_D and the projections are only for classification."
         )
         return
     if part.labels.ndim > 1:
         findings.notes["states"] = (
-            "An example is read in several inputs, each with a list of classes, so no one state is "
-            "that of the example."
+            "An example is read in several inputs, each with a list of classes, so there is no "
+            "single state per example."
         )
         return
     names, labels, there = _classes_of_rows(scorer, part)
     if len(np.unique(labels[there])) < 2:
-        findings.notes["states"] = "The examples have fewer than two known classes to tell apart."
+        findings.notes["states"] = "The examples have fewer than two known classes."
         return
     choices = scorer.layout.num_rows
     module = scorer.model.heads["main"]
@@ -292,7 +299,7 @@ def _find_states(
         batches = eval_batches(scorer, part)
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
-        # In the full width: distances of the projections would not be those of the states.
+        # In the full width: distances between projections would differ.
         if (separation := separate(states, labels[there])) is not None:
             separations[step] = separation
         if step in pictured:
@@ -301,7 +308,7 @@ def _find_states(
 
 
 def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
-    """Reads the trained numbers of a step; the best ones are there already."""
+    """Returns the trained parameters of a step; the best ones are loaded already."""
     trainable = trained.weights.trainable
     if trained.best is not None and step == trained.best.step:
         return trainable
@@ -309,9 +316,9 @@ def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
 
 
 def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Names the classes of rows. -> names, labels [rows], bool [rows]: there and known
+    """Returns the class names, the labels [rows], and whether each row exists and is known [rows].
 
-    With a row for each choice a row is the right choice or another.
+    With one row per choice, the two classes of rows are the right choice and other choices.
     """
     choices = scorer.layout.num_rows
     if choices == 1:
@@ -320,7 +327,7 @@ def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.n
     number = np.arange(choices)
     labels = (part.labels[:, None] == number).astype(np.int32)
     there = (number < part.counts[:, None]) & (part.labels[:, None] >= 0)
-    return ("another choice", "the right choice"), labels.reshape(-1), there.reshape(-1)
+    return ("other choice", "right choice"), labels.reshape(-1), there.reshape(-1)
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -331,12 +338,12 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
         findings.notes["confusion"] = (
-            f"The answers of this {kind} task are no classes, so none is confused with another."
+            f"The answers of this {kind} task are not classes, so there is no confusion matrix."
         )
         return
     if not names:
         findings.notes["confusion"] = (
-            "The classes are choices of each example's own, without names."
+            "Each example has its own choices, so the classes have no names."
         )
         return
     judge = build_judge(config, scorer, trained.placement)
@@ -344,7 +351,7 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
     try:
         measured, scores = judge(split, weights.trainable, weights.frozen)
     except InputError as error:  # the lists of a hierarchy are those of the right classes in train
-        findings.notes["confusion"] = f"There is none: {error}."
+        findings.notes["confusion"] = f"There is no confusion matrix: {error}."
         return
     scores, split = split.average(scores), split.without_samples()
     answered = scorer.head.classes_of(split, scores, scorer.classes)
@@ -369,7 +376,7 @@ def _find_attention(
     shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), whole, batches[0])
     if not shapes:
         findings.notes["attention"] = (
-            "Nothing of this method stands where the model attends, so no attention falls on it."
+            "This method adds nothing that the model can attend to, so there is no attention on it."
         )
         return
     streams = [name for name in STREAMS if name in shapes]
@@ -385,7 +392,7 @@ def _find_attention(
         split = lambda x: x.reshape(-1, choices, *x.shape[1:])
         return split(jnp.where(there, stacked, 0)).sum(1) / jnp.maximum(split(there).sum(1), 1)
 
-    # Weights that are gathered layer by layer are recomputed too, which nothing may leave.
+    # Layers whose weights are gathered are rematerialised, and give no values but their output.
     placement = dataclasses.replace(trained.placement, fsdp=False)
     step, (trainable, frozen, _) = place_step(placement, weigh), trained.weights
     values = predict_scores(step, trainable, frozen, batches, len(part.rows)).mean(0)

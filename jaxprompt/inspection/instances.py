@@ -1,4 +1,4 @@
-"""Texts beside their prompts: the words nearest to a prompt, and texts as mean embeddings."""
+"""Compares texts with their prompts: nearest words, and texts as mean embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from jaxprompt.types import Batch, Injection, Role
 
 
 class Instance(NamedTuple):
-    """The words of a text and how near its prompt is to each."""
+    """The words of a text and their similarity to its prompt."""
 
     tokens: tuple[str, ...]
-    cosines: np.ndarray  # float32 [tokens], the highest of any vector of the prompt
-    nearest: tuple[int, ...]  # places of the words that are nearest, in the order of the text
+    cosines: np.ndarray  # float32 [tokens], the maximum over the vectors of the prompt
+    nearest: tuple[int, ...]  # positions of the nearest words, in the order of the text
     label: str  # its class, "" = not known
 
 
@@ -39,8 +39,8 @@ class Places(NamedTuple):
 class Instances(NamedTuple):
     """A few texts with marked words, and all texts as mean embeddings."""
 
-    shown: list[Instance]  # of a few of them; [] where a prompt is of keys and values
-    places: Places | None  # None where the prompt is the same for every text
+    shown: list[Instance]  # a few texts; [] if the prompt consists of keys and values
+    places: Places | None  # None if the prompt is the same for every text
 
 
 def find_instances(
@@ -48,9 +48,9 @@ def find_instances(
 ) -> Instances:
     """Compares texts with their prompts (Jiang et al. 2022, sections 5.3 and 5.4).
 
-    `labels` [texts] are class indices, -1 = unknown. In each of the first `shown` texts the `top`
-    words are marked whose embeddings have the highest cosine with any vector of the prompt: the
-    vectors computed from the text, or the task's soft tokens, as in table 4.
+    In each of the first `shown` texts the `top` words are marked whose embeddings have the highest
+    cosine with any vector of the prompt: the vectors computed from the text, or the soft tokens of
+    the task, as in table 4. `labels` [texts] are class indices, -1 = unknown.
     """
     marked = []
     if trained.scorer.model.prompt.num_slots():
@@ -91,7 +91,7 @@ def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Seque
 
 
 def _mean_word(scorer: Scorer, params: Mapping[str, Any], batch: Batch):
-    """Averages the word embeddings of texts. -> float32 [B, E]"""
+    """Returns the mean word embedding of each text, float32 [B, E]."""
     words, tokens = _words(scorer, params), batch.encoder
     text = (tokens.mask & (tokens.roles == Role.TEXT))[..., None]  # [B, T, 1]
     total = jnp.where(text, words[tokens.ids].astype(jnp.float32), 0.0).sum(1)
@@ -106,11 +106,11 @@ def _look_at(
     scorer: Scorer, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
     top: int, label: str,
 ) -> Instance:  # fmt: skip
-    """Compares the first row of a batch with its prompt, which `inject` computes."""
+    """Compares the first text of a batch with its prompt, which `inject` computes."""
     slots, _, mask = jax.device_get(inject(params, batch).encoder)
     there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
     vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
-    vectors = vectors[: scorer.model.prompt.num_slots()]  # label rows stand behind them
+    vectors = vectors[: scorer.model.prompt.num_slots()]  # label rows come after them
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
     embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
     cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]

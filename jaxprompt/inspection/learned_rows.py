@@ -1,4 +1,4 @@
-"""Rows that a run learned among the word embeddings, and the words of the vocabulary near them."""
+"""Vectors that a run trained at the level of word embeddings, and their nearest words."""
 
 import functools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SOFT, DECODER, LABEL = "soft token", "decoder's soft token", "label row"
 
 
 class Word(NamedTuple):
-    """A token of the vocabulary near a row."""
+    """A token of the vocabulary near a trained vector."""
 
     token: str
     id: int
@@ -34,23 +34,28 @@ class Word(NamedTuple):
 
 
 class LearnedRow(NamedTuple):
-    """A row of the word embeddings' width."""
+    """A trained vector with the width of the word embeddings."""
 
     kind: str  # SOFT, DECODER or LABEL
-    name: str  # its number from 1 on, or its class, of several rows with the word or subword
+    name: str  # its number from 1, or its class, with the word or subword if a class has several
     vector: np.ndarray  # float32 [E]
     nearest: list[Word]
     start: np.ndarray | None  # float32 [E], None = not known
     start_nearest: Word | None
-    cosine: float | None  # with its start
+    cosine: float | None  # with its initial value
 
 
 def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | None, str]:
-    """Makes the numbers that a run started from once more. -> them, or None and why not
+    """Recomputes the initial parameters of a run.
 
-    They are those of its first step: drawn from its seed, or read from where prompt.init or
-    prompt.start says. `trained` is what `runs.restore.restore` gives, with the training examples
-    where prompt.start=task.
+    They are randomly initialised from its seed, or read as prompt.init or prompt.start says.
+
+    Args:
+      config: config of the run.
+      trained: result of `runs.restore.restore`, with the training examples if prompt.start=task.
+
+    Returns:
+      The initial parameters, or None and the reason why they are not known.
     """
     scorer, weights = trained.scorer, trained.weights
     if not weights.trainable:
@@ -58,7 +63,7 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
     texts = [start for start in starts_of(config) if start in FROM_TEXT]
     if texts and "train" not in trained.splits:
         return None, f"prompt.start={texts[0]} needs its text, which is not read here"
-    # Other examples may mean other starting words.
+    # Other examples may give other initial words.
     if any(line.startswith("train:") for line in trained.others):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
@@ -69,20 +74,20 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
         counts = count_tokens(config, trained.splits.get("train"), _no_corpus)
         return start(config, scorer, loaded, counts, trained.placement).trainable, ""
-    except InputError as error:  # an export or a file that is not there any more
+    except InputError as error:  # an export or a file that does not exist any more
         return None, str(error)
 
 
 def _no_corpus() -> np.ndarray:
-    raise InputError("the corpus that it started from is not read here")
+    raise InputError("the corpus that initialised it is not read here")
 
 
 def find_rows(
     scorer: Scorer, params: Any, first: Any | None, batch: Batch, top: int
 ) -> list[LearnedRow]:
-    """Finds the rows that a method adds, each with the `top` nearest words by cosine.
+    """Returns the vectors that a method adds, each with the `top` nearest words by cosine.
 
-    `first` are the params that the run started from. What a method computes from a text is that of
+    `first` are the initial params of the run. Vectors that are computed from a text are those of
     the first text of `batch`.
     """
     inject, found = jax.jit(scorer.model.inject), []
@@ -106,11 +111,11 @@ def find_rows(
 
 
 def _label_names(scorer: Scorer, count: int) -> list[str]:
-    """Names the rows of classes: one per class, per word of each, or per subword of its first."""
+    """Names the label rows: one per class, per label word, or per subword of the first word."""
     labels, verbalizer = scorer.task.labels, scorer.verbalizer
     if count == scorer.classes or verbalizer is None:
         return list(labels)
-    if scorer.head.LISTS_CLASSES:  # whose rows are copies of what the list writes
+    if scorer.head.LISTS_CLASSES:  # the rows are copies of the subwords in the list
         parts = [show_tokens(scorer.tokenizer, own[0][own[0] >= 0]) for own in verbalizer.ids]
     else:
         parts = [list(words) for words in verbalizer.words]
@@ -118,9 +123,9 @@ def _label_names(scorer: Scorer, count: int) -> list[str]:
 
 
 def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
-    """Lists the rows of an injection that are written or scored. -> kind: float32 [R, E]
+    """Returns the soft tokens and label rows of an injection by kind, float32 [R, E].
 
-    Soft tokens are those of the first text, which may have fewer than there are places.
+    Soft tokens are those of the first text, which may have fewer of them than there are slots.
     """
     prompt, parts = scorer.model.prompt, {}
     streams = {
@@ -137,16 +142,16 @@ def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
 
 
 def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Scales rows to length 1, zeros left as they are."""
+    """Normalises rows to length 1; rows of zeros stay zero."""
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
 
 
 def nearest_words(
     scorer: Scorer, params: Any, rows: np.ndarray, top: int, kind: str = SOFT
 ) -> list[list[Word]]:
-    """Finds the tokens whose embeddings have the highest cosine with each row, best first.
+    """Returns for each row the tokens whose embeddings have the highest cosine, best first.
 
-    Rows that score classes, as the output table scores words, are compared with that table.
+    Rows that score classes, like the output embeddings score words, are compared with these.
     """
     backbone = scorer.model.backbone.bind({"params": params["backbone"]})
     vocab = scorer.model.backbone.dims.vocab
@@ -168,15 +173,15 @@ def _search(words, rows, vocab: int, top: int):
     """Ranks the vocabulary by cosine. [V, E], [R, E] -> [R, top], ids [R, top], [R, top, E]"""
     table = words[:vocab].astype(jnp.float32)  # without the padding of a mesh
     norms = jnp.maximum(jnp.linalg.norm(table, axis=-1), 1e-30)
-    # Accelerators round the factors of a product by default, which would reorder close words.
+    # Accelerators round the inputs of a product by default, which would reorder close words.
     cosines, ids = jax.lax.top_k(jnp.dot(rows, table.T, precision="highest") / norms, top)
     return cosines, ids, table[ids]
 
 
 def show_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Writes tokens for people: a piece of WordPiece keeps its ##, a word loses its space's mark.
+    """Returns readable tokens: WordPiece subwords keep ##, and marks of spaces are removed.
 
-    An id that the tokenizer does not know is [id N].
+    An id that the tokenizer does not know becomes [id N].
     """
     shown = []
     for number in map(int, ids):

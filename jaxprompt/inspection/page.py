@@ -1,4 +1,4 @@
-"""One page of what was found in a run, with its pictures inside: it needs nothing but itself."""
+"""A self-contained HTML page with embedded figures."""
 
 import base64
 import html
@@ -23,19 +23,19 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
 small { color: #666; white-space: nowrap; }
 mark { color: #b00020; background: #fdecee; font-weight: 600; }
 """
-# Nothing is fetched and nothing is run, whatever the texts of a run hold.
+# Nothing is fetched or executed, whatever the texts of a run contain.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 class Page:
-    """A page that is written from top to bottom. What it is given is escaped, but for `Markup`."""
+    """An HTML page, written from top to bottom. All text except `Markup` is escaped."""
 
     def __init__(self, title: str):
-        """Begins with a heading."""
+        """Starts with a heading."""
         self._title, self._parts = title, [f"<h1>{html.escape(title)}</h1>"]
 
     def section(self, title: str) -> None:
-        """Begins a section."""
+        """Starts a section."""
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
 
     def say(self, text: str) -> None:
@@ -46,9 +46,13 @@ class Page:
         self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]], *,
         folded: bool = False, breaks: bool = False,
     ) -> None:  # fmt: skip
-        """Adds a table; `head` is () where it has no row of names.
+        """Adds a table.
 
-        One that is `folded` opens at a tap; where `breaks`, words are broken to fit a phone.
+        Args:
+          head: the column names; () = none.
+          rows: the cells.
+          folded: whether it is collapsed until it is clicked.
+          breaks: whether words are broken to fit the screen of a phone.
         """
         names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
         names = f"<tr>{names}</tr>" * bool(head)
@@ -60,7 +64,7 @@ class Page:
         self._parts.append(table)
 
     def pictures(self, paths: Sequence[tuple[Path, str]], *, wide: bool = False) -> None:
-        """Adds PNG files with what they show in words; beside each other unless `wide`."""
+        """Adds PNG files with captions, next to each other unless `wide`."""
         figures = []
         for path, text in paths:
             data = base64.b64encode(path.read_bytes()).decode()
@@ -73,7 +77,7 @@ class Page:
         self._parts.append(f'<div class="{kind}">{"".join(figures)}</div>')
 
     def text(self) -> str:
-        """Gives the page as HTML."""
+        """Returns the page as HTML."""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -89,13 +93,13 @@ class Markup(str):
 
 
 def with_note(pairs: Sequence[tuple[str, str]]) -> Markup:
-    """Writes texts in a row, each with a small note behind it."""
+    """Returns texts separated by commas, each followed by a small note."""
     write = lambda text, note: f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>"
     return Markup(", ".join(write(*pair) for pair in pairs))
 
 
 def with_marks(words: Sequence[str], marked: Sequence[int]) -> Markup:
-    """Writes words in a row, those at some places marked."""
+    """Returns words separated by spaces, with the words at some positions marked."""
     parts = [html.escape(word) for word in words]
     return Markup(" ".join(
         f"<mark>{part}</mark>" if place in marked else part for place, part in enumerate(parts)

@@ -1,7 +1,7 @@
-"""Pictures of what a run learned: states, label rows, answers, attention. They need matplotlib.
+"""Figures of what a run learned: states, label rows, confusion, attention. They need matplotlib.
 
-Classes differ by colour and by marker, so that they are told apart without colours too; text is
-large enough to be read on a phone that shows a picture at half its size.
+Classes differ by colour and by marker, so that they can be distinguished without colours, too.
+Text is large enough to be read on a phone that shows a figure at half its size.
 """
 
 import functools
@@ -15,12 +15,12 @@ import numpy as np
 from jaxprompt.training.pictures import COLOURS, save_figure
 
 _MARKERS = "os^DvP*X<>hpd"
-NAMED = 16  # classes that a legend names, and words of a matrix that are written out
+NAMED = 16  # up to so many classes have a legend, and so many words a label in a matrix
 _SIZE = (4.8, 4.6)  # inches
 _LONGEST = 18  # characters of a name
 
 
-# Fonts with the characters of a vocabulary that matplotlib's own lacks, where they are installed.
+# Fonts with characters that matplotlib's default font lacks; used if they are installed.
 _MORE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari",
     "Noto Sans Thai", "Noto Sans", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
@@ -29,14 +29,14 @@ _MORE_FONTS = (
 
 
 def short(name: str) -> str:
-    """Makes a name fit beside an axis, and what matplotlib would read as a formula a text."""
+    """Shortens a name to fit beside an axis, and escapes formulas of matplotlib."""
     name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-    # It leaves out of a legend what begins with an underscore.
+    # matplotlib leaves names that start with an underscore out of a legend.
     return (" " * name.startswith("_") + name).replace("$", r"\$")
 
 
 def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
-    """Lets a function draw with all fonts that may be needed; what none has becomes a box."""
+    """Lets a function draw with all fonts that may be needed; missing characters become boxes."""
 
     @functools.wraps(draw)
     def drawn(*args: Any, **kwargs: Any) -> Path:
@@ -53,7 +53,7 @@ def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
 
 
 def style_of(number: int) -> dict[str, Any]:
-    """Gives a class its colour and its marker; 104 classes differ."""
+    """Returns the colour and marker of a class; 104 combinations differ."""
     marker = _MARKERS[(number + number // len(COLOURS)) % len(_MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
@@ -63,9 +63,15 @@ def draw_states(
     points: np.ndarray, labels: np.ndarray, names: Sequence[str], title: str, path: Path,
     limits: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Path:  # fmt: skip
-    """Draws projected states by class. float [n, 2], int [n]
+    """Plots projected states by class.
 
-    `limits` are the lowest and highest values of pictures that are to be compared.
+    Args:
+      points: float [n, 2].
+      labels: int [n].
+      names: of the classes.
+      title: of the figure.
+      path: of the file.
+      limits: lowest and highest values of the axes, for figures to be compared.
     """
     from matplotlib.figure import Figure
 
@@ -90,7 +96,7 @@ def draw_states(
 
 @_readable
 def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
-    """Draws R_D over the steps of a run, the best step marked."""
+    """Plots R_D over the steps of a run, with the best step marked."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -116,10 +122,10 @@ def draw_labels(
     labels: np.ndarray, starts: np.ndarray | None, words: np.ndarray, owners: Sequence[int],
     names: Sequence[str], tokens: Sequence[str], title: str, path: Path,
 ) -> Path:  # fmt: skip
-    """Draws label rows in three dimensions, each with its words. [C, 3], [C, 3], [W, 3]
+    """Plots label rows [C, 3], their initial values [C, 3] and their words [W, 3].
 
-    `owners` are the labels of the words, `tokens` their texts. A line leads to a label row from
-    where it started.
+    `owners` are the labels of the words, `tokens` their texts. A line connects each label row with
+    its initial value.
     """
     from matplotlib.figure import Figure
 
@@ -147,14 +153,14 @@ def draw_labels(
 def _write_apart(
     figure: Any, axis: Any, said: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
 ) -> None:
-    """Writes texts beside points of a picture in three dimensions, where there is room for them.
+    """Writes texts next to points of a three-dimensional plot without overlaps.
 
-    A text takes the first place around its point that covers no other text; in turn, so the first
-    ones stand closest to theirs.
+    Each text gets the first position around its point that covers no other text; so the first ones
+    are closest to their points.
     """
     from mpl_toolkits.mplot3d.proj3d import proj_transform
 
-    figure.draw_without_rendering()  # lays the axes out
+    figure.draw_without_rendering()  # computes the layout of the axes
     taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
     scale = 72 / figure.dpi
     for point, text, style in said:
@@ -188,7 +194,7 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
 def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Draws the confusion matrix, each row as shares of its true label. int [C, C + 1]
 
-    The last column, no class at all, is drawn where it counts any.
+    The last column, no class, is only plotted if it is not empty.
     """
     from matplotlib.figure import Figure
 
@@ -215,7 +221,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
 
 @_readable
 def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Path:
-    """Draws the cosine of each pair as a matrix. float [N, N]"""
+    """Plots the matrix of cosine similarities, float [N, N]."""
     from matplotlib.figure import Figure
 
     written = len(names) <= NAMED
@@ -237,9 +243,9 @@ def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Pa
 
 @_readable
 def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, path: Path) -> Path:
-    """Draws the attention on a prompt by layer and head. -> a panel for each part, float [L, N]
+    """Plots the attention on a prompt by layer and head, float [L, N], one panel for each part.
 
-    `even` is the share that attention would give which is the same on all that is seen.
+    `even` is the share with uniform attention over all visible positions.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -260,5 +266,5 @@ def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, pat
             one.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[0].set_ylabel("layer")
     figure.colorbar(image, ax=list(panels), label="share of attention")
-    figure.suptitle(f"{title}; even attention: {even:.2f}", fontsize=11)
+    figure.suptitle(f"{title}; uniform attention: {even:.2f}", fontsize=11)
     return save_figure(figure, path)

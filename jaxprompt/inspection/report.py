@@ -1,4 +1,4 @@
-"""Writes what was found in a run: words as text, all as JSON, PNG files, and one page of it."""
+"""Writes the results of an inspection: words as text, all as JSON, PNG files, and one HTML page."""
 
 from pathlib import Path
 
@@ -14,18 +14,18 @@ from jaxprompt.scoring.separation import embed, project, separate
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
-_IN_3D = 3  # words of a label that are drawn (Zhang et al. 2022, figure 5)
-_FEWEST = 8  # points that t-SNE is asked to lay out
-_FOLDED = 8  # rows of a table above which it is opened by a tap
+_IN_3D = 3  # plotted words per label (Zhang et al. 2022, figure 5)
+_FEWEST = 8  # minimum points for t-SNE
+_FOLDED = 8  # tables with more rows are collapsed
 _STREAMS = {
-    "encoder": "attention of the input",
-    "decoder": "attention of the decoder",
-    "cross": "attention of the decoder over the input",
+    "encoder": "self-attention of the input",
+    "decoder": "self-attention of the decoder",
+    "cross": "cross-attention of the decoder",
 }
 
 
 def list_words(found: Findings) -> str:
-    """Writes the rows and the words near them, a line for each row."""
+    """Returns one line for each trained vector, with its nearest words."""
     lines = []
     for row in found.rows:
         words = ", ".join(f"{word.token} {word.cosine:.2f}" for word in row.nearest)
@@ -38,7 +38,7 @@ def list_words(found: Findings) -> str:
 
 
 def list_instances(found: Findings, colours: bool) -> str:
-    """Writes texts with the words that are nearest to their prompts in red, or in brackets."""
+    """Returns texts with the words nearest to their prompts in red, or in brackets."""
     lines = []
     for case in found.instances.shown if found.instances else ():
         words = [
@@ -46,18 +46,22 @@ def list_instances(found: Findings, colours: bool) -> str:
             if place in case.nearest else escape(word)
             for place, word in enumerate(case.tokens)
         ]  # fmt: skip
-        lines.append(f"{escape(case.label) or 'class not known'}: {' '.join(words)}\n")
+        lines.append(f"{escape(case.label) or 'unknown class'}: {' '.join(words)}\n")
     return "".join(lines)
 
 
 def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
-    """Writes everything into WORKDIR/inspect. -> the files, the page first
+    """Writes all files to WORKDIR/inspect.
 
-    Raises InputError where the disk refuses.
+    Returns:
+      The paths, the page first.
+
+    Raises:
+      InputError: if the files cannot be written.
     """
     folder = make_folder(Path(workdir) / "inspect")
     try:
-        for old in folder.glob("*.png"):  # of steps that were looked at before
+        for old in folder.glob("*.png"):  # of earlier inspections
             old.unlink()
     except OSError as error:
         raise write_error(folder, error) from error
@@ -92,31 +96,31 @@ def _write_rows(page: Page, found: Findings) -> list[Path]:
         page.say(found.notes["rows"])
         return []
     page.say(
-        f"The tokens of the vocabulary whose embeddings have the highest cosine with each trained "
-        f"row at step {found.step}, and the cosine of the row with where it started."
+        "The tokens of the vocabulary whose embeddings have the highest cosine with each trained "
+        f"vector at step {found.step}, and the cosine of the vector with its initial value."
     )
     rows = []
     for row in found.rows:
         near = with_note([(word.token, f"{word.cosine:.2f}") for word in row.nearest])
-        start = "not known"
+        start = "unknown"
         if row.start_nearest is not None:
             start = with_note([(row.start_nearest.token, f"{row.start_nearest.cosine:.2f}")])
         cosine = "" if row.cosine is None else f"{row.cosine:.4f}"
         rows.append((_name(row), near, start, cosine))
-    page.table(("row", "nearest words", "nearest at its start", "cosine with its start"), rows)
+    page.table(("vector", "nearest words", "initially nearest", "cosine with initial value"), rows)
     return []
 
 
 def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
-    page.section("States that the answer is read from")
+    page.section("Hidden states that the head reads")
     states = found.states
     if states is None:
         page.say(found.notes["states"])
         return []
     page.say(
-        "R_D is the mean distance of hidden states within a class over that between classes "
-        "(Zhang et al. 2022, appendix A.6): the lower, the better the classes are separated. "
-        "States are those of the last layer at the position that the head reads."
+        "R_D is the mean distance between hidden states within a class, divided by that between "
+        "classes (Zhang et al. 2022, appendix A.6). A lower value means better separated classes. "
+        "The states are those of the last layer at the position that the head reads."
     )
     rows = [
         (_step(step), f"{own.ratio:.4f}", f"{own.intra:.3f}", f"{own.inter:.3f}")
@@ -127,11 +131,11 @@ def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
     if len(states.separations) > 1:
         ratios = {step: own.ratio for step, own in states.separations.items()}
         made.append(draw.draw_ratio(ratios, found.step, folder / "ratio.png"))
-        page.pictures([(made[0], "R_D at the steps that the run keeps")], wide=True)
+        page.pictures([(made[0], "R_D at the saved steps")], wide=True)
     else:
-        page.say("One step is there: a run keeps more with train.keep, and R_D gets a curve.")
+        page.say("Only one step is saved; raise train.keep to get a curve of R_D.")
     steps = list(states.pictured)
-    # Projected together, so that the pictures of all steps have the same axes.
+    # Projected together, so that the figures of all steps have the same axes.
     whole = project(np.concatenate(list(states.pictured.values())), 2)
     parts = np.split(whole, len(steps))
     limits = whole.min(0), whole.max(0)
@@ -149,7 +153,7 @@ def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
         page.pictures(paths)
         made += [path for path, _ in paths]
     if len(states.names) > draw.NAMED:
-        page.say(f"The {len(states.names)} classes differ by colour and marker; none is named.")
+        page.say(f"The {len(states.names)} classes differ by colour and marker, without a legend.")
     return made
 
 
@@ -160,19 +164,19 @@ def _write_instances(page: Page, found: Findings, folder: Path) -> list[Path]:
     page.section("Prompts of texts")
     if own.shown:
         page.say(
-            "The words of a text whose embeddings have the highest cosine with any vector of its "
-            "prompt are marked (Jiang et al. 2022, table 4)."
+            "Marked are the words of a text whose embeddings have the highest cosine with any "
+            "vector of its prompt (Jiang et al. 2022, table 4)."
         )
-        rows = [(c.label or "not known", with_marks(c.tokens, c.nearest)) for c in own.shown]
+        rows = [(c.label or "unknown", with_marks(c.tokens, c.nearest)) for c in own.shown]
         page.table(("class", "text"), rows)
     else:
-        page.say("The prompt is of keys and values, which stand among no words.")
+        page.say("The prompt consists of keys and values, which cannot be compared with words.")
     if own.places is None:
         return []
     names, labels, *both = own.places
     page.say(
         "Each text as the mean of its word embeddings, and as the mean of its prompt (Jiang et al. "
-        "2022, figure 4); R_D is the mean distance within a class over that between classes."
+        "2022, figure 4). R_D is the mean distance within a class divided by that between classes."
     )
     paths = []
     for name, states in zip(("embeddings", "prompts"), both, strict=True):
@@ -206,7 +210,7 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
         if place is embed and len(rows) + len(words) < _FEWEST:
             page.say(f"t-SNE is left out: {len(rows) + len(words)} points are too few for it.")
             continue
-        # t-SNE keeps who is near, not how near: how far a row moved is a matter of PCA alone.
+        # t-SNE does not preserve distances, so only PCA shows how far a row moved.
         moves = has_starts and place is project
         own = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
         labels, starts, near = np.split(place(own, 3), bounds if moves else bounds[[0, 0]])
@@ -216,7 +220,7 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
             f"{kind} of label rows", folder / f"labels-{kind.lower().replace('-', '')}.png",
         )  # fmt: skip
         said = f"{kind} of the label rows (stars) and their nearest words, scaled to length 1"
-        paths.append((path, said + (", with where they started (rings)" if moves else "")))
+        paths.append((path, said + (", with their initial values (rings)" if moves else "")))
     page.pictures(paths)
     return [path for path, _ in paths]
 
@@ -252,7 +256,7 @@ def _write_attention(page: Page, found: Findings, folder: Path) -> list[Path]:
             parts["position read"] = own.read
         path = folder / f"attention-{name}.png"
         draw.draw_attention(parts, own.even, _STREAMS[name], path)
-        mean = f"mean {own.tokens.mean():.3f}, even attention {own.even:.3f}"
+        mean = f"mean {own.tokens.mean():.3f}, uniform attention {own.even:.3f}"
         paths.append((path, f"Share of the prompt in the {_STREAMS[name]}: {mean}"))
     page.pictures(paths, wide=True)
     return [path for path, _ in paths]

@@ -1,4 +1,4 @@
-"""How alike exported prompts are: the cosine of the means of their tokens."""
+"""Compares exported prompts by the cosine similarity of their mean tokens."""
 
 import json
 import os
@@ -17,16 +17,19 @@ from jaxprompt.inspection.pictures import draw_similarity
 
 
 class Similarity(NamedTuple):
-    """Cosines of prompts with each other."""
+    """Cosine similarities between prompts."""
 
-    names: list[str]  # of the exports, below their folder
+    names: list[str]  # of the exports, relative to their folder
     cosines: np.ndarray  # float64 [N, N]
 
 
 def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Averages a prompt over its tokens: soft tokens, and keys and values layer by layer. -> [X]
+    """Returns the mean over the tokens of a prompt: soft tokens, and keys and values per layer.
 
-    Label rows are no tokens of the input and are left out. [] for a prompt without any.
+    Label rows are not tokens of the input and are left out.
+
+    Returns:
+      The means, concatenated, [X]; [] for a prompt without tokens.
     """
     parts = []
     for name in sorted(tensors):
@@ -38,12 +41,12 @@ def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def kind_of(metadata: PromptMetadata) -> dict[str, str]:
-    """Tells what prompts must have in common for a cosine of their numbers to mean anything."""
+    """Returns what prompts must have in common to be compared."""
     found = []
     prompt: Mapping[str, Any] = metadata.prompt.fields
     for name, value in prompt.items():
         part, first = name.removesuffix("last"), prompt.get(f"{name.removesuffix('last')}first", 0)
-        if part != name and value > first:  # of folded numbers, half-open
+        if part != name and value > first:  # of a folded prompt, half-open
             found.append(f"{part}{first + 1}-{value}")
         elif name.endswith("layers") and value:
             found.append(f"{name.removesuffix('layers')}{value}")
@@ -54,15 +57,18 @@ def kind_of(metadata: PromptMetadata) -> dict[str, str]:
 
 
 def compare_exports(folder: str) -> Similarity:
-    """Compares every export in a folder with every other.
+    """Compares all exports in a folder with each other.
 
-    Raises InputError for fewer than two, and where two are of other backbones, methods, layers or
-    widths.
+    Raises:
+      InputError: for fewer than two exports, and if their backbones, methods, layers or widths
+        differ.
     """
     root = user_path(folder)
     paths = sorted(Path(path) for path, _, files in os.walk(root) if METADATA in files)
     if len(paths) < 2:
-        raise InputError(f"--exports={folder} holds {len(paths)} exports; give a folder of several")
+        raise InputError(
+            f"--exports={folder} contains {len(paths)} exports; give a folder of several"
+        )
     means, kinds = [], []
     for path in paths:
         tensors, metadata = read_export(str(path))
@@ -70,14 +76,14 @@ def compare_exports(folder: str) -> Similarity:
         kinds.append(kind_of(metadata))
         if not len(means[-1]):
             raise InputError(
-                f"{path} holds a prompt of {metadata.method} without tokens; move it away"
+                f"{path} contains a prompt of {metadata.method} without tokens; remove it"
             )
-        kinds[-1]["numbers per token"] = f"{len(means[-1]):,}"
+        kinds[-1]["values per token"] = f"{len(means[-1]):,}"
         for name, own in kinds[-1].items():
             if own != kinds[0][name]:
                 raise InputError(
-                    f"{path} has {name} {own}, {paths[0]} has {kinds[0][name]}; only prompts of "
-                    "one method in the same layers of one backbone are compared"
+                    f"{path} has {name} {own}, {paths[0]} has {kinds[0][name]}; give prompts of "
+                    "one method in the same layers of one backbone"
                 )
     rows = np.stack(means)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
@@ -85,7 +91,7 @@ def compare_exports(folder: str) -> Similarity:
 
 
 def write_similarity(found: Similarity, folder: str) -> list[Path]:
-    """Writes the picture and the numbers into the folder. -> the files"""
+    """Writes the figure and the cosines to the folder. Returns the paths."""
     root = user_path(folder)
     numbers = {"exports": found.names, "cosines": found.cosines.tolist()}
     write_atomic(root / "similarity.json", json.dumps(numbers, ensure_ascii=False) + "\n")
@@ -94,7 +100,7 @@ def write_similarity(found: Similarity, folder: str) -> list[Path]:
 
 
 def table_of(found: Similarity) -> str:
-    """Lists pairs, the most alike first."""
+    """Lists pairs of prompts, the most similar first."""
     pairs = [
         (found.cosines[a, b], found.names[a], found.names[b])
         for a in range(len(found.names))

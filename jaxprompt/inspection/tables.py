@@ -1,4 +1,4 @@
-"""Tables of results, and lists of runs without one."""
+"""Tables of results, and lists of failed runs."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +9,21 @@ from jaxprompt.training.run_result import RunResult
 
 
 class TableRun(NamedTuple):
-    """A run of a table: its result, and what its config has of what runs of a row differ in."""
+    """A run of a table: its result, and the config values that differ within a row."""
 
     result: RunResult
     lr: float | None = None  # learning rate
     data_seed: int | None = None
     fold: int | None = None  # of a cross-validation
-    only: str = ""  # the part of the data that the run is of
+    only: str = ""  # data.only
 
 
 def table(rows: Mapping[str, Sequence[TableRun]]) -> str:
-    """Tabulates runs as Markdown: mean and population standard deviation over the seeds."""
+    """Returns a Markdown table: mean and population standard deviation over the seeds."""
     every = [run.result for runs in rows.values() for run in runs]
 
     def first(split: str) -> Callable[[RunResult], float | None]:
-        """Reads the first metric of a split, None where a result lacks the split."""
+        """Returns a function that reads the first metric of a split, None without the split."""
         return lambda result: next(iter((getattr(result, split) or {}).values()), None)
 
     shown = {split: first(split) for split in ("dev", "test")}
@@ -59,17 +59,17 @@ def _mean(results: Sequence[RunResult], read: Callable[[RunResult], float | None
 
 
 def _seeds(runs: Sequence[TableRun]) -> str:
-    """Lists the seeds, each with its data seed behind a slash where these differ."""
+    """Lists the seeds, with the data seeds after a slash if these differ."""
     show = lambda seed: "-" if seed is None else seed
     pairs = [(show(run.result.seed), show(run.data_seed)) for run in runs]
-    if all(run.fold is not None or run.only for run in runs):  # several runs of each seed
+    if all(run.fold is not None or run.only for run in runs):  # several runs per seed
         pairs = list(dict.fromkeys(pairs))
     both = len({data for _, data in pairs}) > 1
     return ", ".join(f"{seed}/{data}" if both else str(seed) for seed, data in pairs)
 
 
 def _rates(runs: Sequence[TableRun]) -> str:
-    """Lists the learning rates; where several were chosen, how often each."""
+    """Lists the learning rates; if there are several, with the number of runs of each."""
     counts = Counter("-" if run.lr is None else f"{run.lr:g}" for run in runs)
     if len(counts) == 1:
         return next(iter(counts))
@@ -77,7 +77,7 @@ def _rates(runs: Sequence[TableRun]) -> str:
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """Lists each error once, with the first run that has it and how many more there are."""
+    """Lists each error once, with the first run that has it and the number of other runs."""
     runs: dict[str, list[str]] = {}
     for name, error in failed.items():
         runs.setdefault(error, []).append(name)

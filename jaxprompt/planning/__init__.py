@@ -1,1 +1,1 @@
-"""What a run would hold, multiply and send, found from shapes before anything is paid for."""
+"""Estimates of memory, FLOPs and communication of a run, from shapes alone."""

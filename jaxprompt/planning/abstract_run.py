@@ -1,4 +1,4 @@
-"""A run from shapes alone: no weights, no rows, no accelerator."""
+"""Builds a run from shapes alone: no weights, no data, no accelerator."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ from jaxprompt.planning.published import published
 from jaxprompt.runs import ppt
 from jaxprompt.types import Batch, Objective
 
-CHOICES = 4  # of an example, where its rows alone would tell
+CHOICES = 4  # assumed per example, if only the data would tell
 _WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json",
     "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -49,22 +49,22 @@ _MASKS = 100
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AbstractRun:
-    """A config's run without numbers."""
+    """The run of a config, with shapes instead of arrays."""
 
     config: RunConfig
     backbone: Backbone
     scorer: Scorer
     model: Model  # what trains
     objectives: Sequence[Objective]
-    batch: Batch  # numpy, every row as long as it may be
-    evaluated: Batch  # the same of evaluation
-    copies: bool  # whether the writing of texts copies the layers on the device
-    widens: bool  # whether the device has no bfloat16 and holds float32 in its place
-    notes: tuple[str, ...]  # where its shape is from, and what was assumed
+    batch: Batch  # numpy, every row with the maximum length
+    evaluated: Batch  # the same for evaluation
+    copies: bool  # whether text generation copies the layers on the device
+    widens: bool  # whether the device has no bfloat16 and uses float32 instead
+    notes: tuple[str, ...]  # where the shapes come from, and what was assumed
 
 
 class OnePiece:
-    """Stands for a tokenizer that is not here: every word is one piece."""
+    """Replaces a tokenizer that is not on this machine: every word is one subword."""
 
     name_or_path = "one piece a word"
     is_fast = True  # it gives offsets
@@ -72,7 +72,7 @@ class OnePiece:
     pad_token_id, eos_token_id, cls_token_id, sep_token_id, mask_token_id = range(5)
 
     def __init__(self, sentinel: str):
-        """Starts with the sentinels, as the config writes them."""
+        """Initialises the vocabulary with the sentinels of the config."""
         names = [*(sentinel.format(i) for i in range(_MASKS)), *INFILLING]
         self._numbers = {name: 5 + i for i, name in enumerate(names)}
 
@@ -86,18 +86,23 @@ class OnePiece:
         }
 
     def get_vocab(self) -> dict[str, int]:
-        """Tells the words seen so far and the sentinels."""
+        """Returns the sentinels and the words seen so far."""
         return self._numbers
 
     def num_special_tokens_to_add(self, pair: bool) -> int:
-        """Counts [CLS] and two [SEP], as BERT's pairs have."""
+        """Returns 3: [CLS] and two [SEP], as for pairs in BERT."""
         return 3
 
 
 def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
-    """Builds the run of a config. Raises InputError where training would, but for rows and files.
+    """Builds the run of a config, with every row as long as data.max_len allows.
 
-    Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
+    Args:
+      config: the config.
+      device: the device to plan for, which may have a fused attention kernel.
+
+    Raises:
+      InputError: as training does, except for errors in data and files.
     """
     _check_planned(config)
     backbone, notes = find_backbone(config.backbone)
@@ -112,15 +117,15 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
     if not has_file and not is_gguf(backbone.folder):
-        pieces = OnePiece(config.backbone.sentinel)  # it has what a plan calls of a tokenizer
+        pieces = OnePiece(config.backbone.sentinel)  # it has the tokenizer methods of a plan
         backbone = backbone._replace(tokenizer=cast(Tokenizer, pieces))
         if head_of(config).READS_WORDS:
-            notes += ("no tokenizer on this machine: every label word is taken as one subword",)
+            notes += ("no tokenizer on this machine: one subword per label word is assumed",)
     if config.mesh.slices > 1:
         config = config.replace({"mesh.slices": 1})  # simulated devices are one slice
-        notes += ("the network is counted as within a slice; between slices it is slower",)
+        notes += ("network times are those within a slice; between slices the network is slower",)
     alone = make_placement(devices=jax.devices()[:1])
-    # Every row is as long as it may be without demonstrations.
+    # Every row has the maximum length without demonstrations, too.
     config = config.replace({f"demos.{name}": 0 for name in COUNTS})
     more: tuple[str, ...] = ()
     if config.ppt.task:
@@ -135,7 +140,7 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         model, objectives = scorer.model, build_objectives(config, scorer.model)
     widens = device is not None and not device.bfloat16
     if device is not None and widens and config.backbone.dtype == "bfloat16":
-        more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
+        more += (f"{device.name} has no bfloat16: float32 speed, with copies that XLA may make",)
     batches = (
         _lay(scorer, example, config.data.batch, targets=True),
         _lay(scorer, example, config.data.eval_batch, targets=False),
@@ -154,36 +159,36 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
 
 
 def _check_planned(config: RunConfig) -> None:
-    """Raises InputError for a config that is wrong, or whose runs are not planned."""
+    """Raises InputError for a config that is invalid, or that plan does not support."""
     check_config(config)
     if config.objective.name:
         raise InputError(
             f"objective.name={config.objective.name} pre-trains a backbone, which plan does not "
-            "weigh; launch/small_*.sh try what fits, or give a config of train or pretrain"
+            "support; see launch/small_*.sh for settings, or give a config of train or pretrain"
         )
     if config.shared.tasks:
         raise InputError(
-            "shared.tasks is not planned; empty it, and plan the task of the longest texts with "
-            "its own fields, which takes the most"
+            "plan does not support shared.tasks; empty it, and plan the task with the longest "
+            "texts, which needs the most memory, with its fields"
         )
     if config.ppt.task:
         ppt.check_learner(config)
 
 
 def _lay(scorer: Scorer, example: Example, size: int, *, targets: bool) -> Batch:
-    """Lays so many copies of the longest example into a batch, whose shapes are the largest."""
+    """Returns a batch of `size` copies of the longest example, with the largest shapes."""
     split = scorer.encode([example], targets=targets)
     return scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
 
 
 def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
-    """Opens a backbone that is on this machine, else takes the published shape of its hub id."""
+    """Opens a backbone on this machine, or else uses the published shapes of its hub id."""
     name = config.path
     known = published().get(name)
-    # What is here goes before what was published: its config may differ.
+    # Files on this machine take precedence: their config may differ.
     if known is None or os.path.isdir(name) or _is_cached(name, config.revision or None):
         try:
-            return open_backbone(config), (f"backbone {name}, as it is on this machine",)
+            return open_backbone(config), (f"backbone {name}, from the files on this machine",)
         except InputError as error:
             if "pkg:" in name or os.path.exists(name) or not name:
                 raise
@@ -191,21 +196,21 @@ def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
             if is_hub_id(name) and not _is_cached(name, config.revision or None):
                 why = f"backbone {name} is not on this machine, and a plan downloads nothing"
             raise InputError(
-                f"{why}; without files the published shapes are known, {nearest(name, published())}"
+                f"{why}; use files or a model with published shapes, {nearest(name, published())}"
             ) from error
     backbone = shape_backbone(config, Path(name), known.hf, known.heads)
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
 def has_kernel(module: nn.Module, device: Device, length: int) -> bool:
-    """Tells whether training on a device takes its own attention kernel at a length."""
+    """Returns whether training on a device uses its fused attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     drops, size = cfg.attention_dropout > 0, module.dims.head_dim
     return kernels.has_own(cfg, size, target, length, drops=drops)
 
 
 def may_fuse(run: AbstractRun, device: Device) -> bool:
-    """Tells whether a device has a kernel for attention that it takes on request alone."""
+    """Returns whether a device has a fused attention kernel that must be requested."""
     config, module = run.config, run.backbone.module
     if config.backbone.attention != "auto" or has_kernel(module, device, config.data.max_len):
         return False
@@ -213,7 +218,7 @@ def may_fuse(run: AbstractRun, device: Device) -> bool:
 
 
 def with_attention(backbone: Backbone, kernel: str) -> Backbone:
-    """Replaces what the config says of the kernel."""
+    """Returns a copy of a backbone with another attention kernel."""
     cfg = dataclasses.replace(backbone.module.cfg, attention=kernel)
     return backbone._replace(module=backbone.module.clone(cfg=cfg))
 
@@ -231,7 +236,7 @@ def _text(config: RunConfig) -> str:
 
 
 def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
-    """Makes up the longest example of a config's task."""
+    """Returns the longest possible example of a config's task."""
     task, text = read_task(config.task), _text(config)
     notes: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
@@ -244,9 +249,9 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES
         choices = ("a",) * count
         if len(task.choices) == 1:
-            notes += (f"{count} choices an example are assumed",)
+            notes += (f"{count} choices per example are assumed",)
     elif not task.labels:
-        # A positive class is one of the data's, and nothing is scored here.
+        # The positive class is a label in the data, and nothing is scored here.
         task = dataclasses.replace(task, positive="")
         task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
         notes += ("2 classes are assumed; task.labels names them",)
@@ -255,5 +260,5 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     parts = [part for layout in layouts for part in parse(layout).parts]
     whole = {part.text for part in parts if "whole" in part.modifiers}
     made = task.example(text, task.options or choices)
-    fields = made.fields | dict.fromkeys(whole & set(task.fields), "a")  # cut are the others
+    fields = made.fields | dict.fromkeys(whole & set(task.fields), "a")  # the others are truncated
     return task, made._replace(fields=fields, label=0), notes

@@ -1,6 +1,7 @@
-"""The makers' own compilers: they take a program for devices that are not there, and run nothing.
+"""Compiles programs for devices that are not attached, with the compilers of their vendors.
 
-libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA's GPUs, on any x86-64 Linux machine.
+libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA GPUs, on any x86-64 Linux machine. Nothing
+is run.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ INSTALL = {
     "cuda": f"pip install --no-deps jax-cuda12-plugin=={jax.__version__} "
     f"jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12",
 }
-# Read by the compilers as they start: they look for no device.
+# Read by the compilers at start: they do not look for devices.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
@@ -35,8 +36,8 @@ _SLICES = {"v5e": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP | {256: "4x8x8"
 _LIMITS = """threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
 threads_per_core_limit: 2048 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
 block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536"""
-# Cores, units of a core, its shared memory, and what a block may have of it, L2, GHz, capability;
-# the whole memory as the driver tells it. From XLA's own descriptions of these cards.
+# Cores, units per core, shared memory per core, shared memory per block, L2, GHz, capability; the
+# total memory that the driver reports. From XLA's descriptions of these cards.
 _A100 = (108, 64, 167936, 166912, 41943040, 1.41, 8)
 _H100 = (132, 128, 233472, 232448, 52428800, 1.98, 9)
 _V100 = (80, 64, 98304, 98304, 6291456, 1.53, 7)
@@ -48,28 +49,29 @@ _GPUS = {
 
 
 def check(compiler: str, device: Device) -> None:
-    """Raises InputError where a compiler is not here, or is not for a device."""
+    """Raises InputError if a compiler is not installed, or does not support a device."""
     known = _GPUS if compiler == "cuda" else _SLICES
     if device.name not in known:
         raise InputError(
             f"--compiler={compiler} compiles for {', '.join(known)}, not for {device.name}; "
-            f"take --compiler={'tpu' if compiler == 'cuda' else 'cuda'}"
+            f"use --compiler={'tpu' if compiler == 'cuda' else 'cuda'}"
         )
     if not any(map(_is_there, _MODULES[compiler])):
-        raise InputError(f"--compiler={compiler} is not installed; {INSTALL[compiler]}")
+        raise InputError(f"--compiler={compiler} is not installed; run {INSTALL[compiler]}")
 
 
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # for its parent package
         return False
 
 
 def find_devices(device: Device, count: int) -> list[jax.Device]:
-    """Lists `count` devices that programs can be compiled for, and nothing else.
+    """Returns `count` devices that programs can be compiled for, but not run on.
 
-    Raises InputError for a number of TPUs that make up no slice or half of one.
+    Raises:
+      InputError: for a number of TPUs that is not a power of two, or larger than any slice.
     """
     from jax.experimental.topologies import get_topology_desc
 
@@ -86,7 +88,7 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
     # Slices come in powers of two.
     if size is None or count & (count - 1):
         raise InputError(
-            f"no slice has {count} of {device.name}; take 1, 2, 4, ... up to {max(slices)}"
+            f"no slice has {count} x {device.name}; use 1, 2, 4, ... up to {max(slices)}"
         )
     name = f"{device.name}:{slices[size]}"
     # A chip of the v4 has two cores; programs see one.
@@ -97,7 +99,7 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
 
 
 def _describe(device: Device) -> str:
-    """Writes what the CUDA compiler asks of a card, a GpuTargetConfigProto in text form."""
+    """Returns the description of a GPU for the CUDA compiler, a GpuTargetConfigProto as text."""
     cores, units, shared, most, cache, clock, major, memory = _GPUS[device.name]
     return (
         f"gpu_device_info {{ {_LIMITS} core_count: {cores} fpus_per_core: {units} "
@@ -111,9 +113,9 @@ def _describe(device: Device) -> str:
 
 @contextlib.contextmanager
 def standing_in(target: Target) -> Iterator[None]:
-    """Lets cuDNN's attention be traced for GPUs of a target where there is neither.
+    """Allows to trace cuDNN attention for a target without a GPU or cuDNN.
 
-    jax asks the attached GPU and the installed cuDNN what they can do; nothing public tells it.
+    jax queries the attached GPU and the installed cuDNN, and has no public way to set the answers.
     """
     if target.platform != "gpu":
         yield
@@ -128,8 +130,8 @@ def standing_in(target: Target) -> Iterator[None]:
     }
     if lost := [name for name in answers if not hasattr(fused, name)]:
         raise InputError(
-            f"jax {jax.__version__} asks the GPU in another way ({lost[0]} is gone); plan without "
-            "--compiler, or with jax 0.10"
+            f"--compiler does not support jax {jax.__version__} ({lost[0]} is missing); plan "
+            "without --compiler, or with jax 0.10"
         )
     before = {name: getattr(fused, name) for name in answers}
     for name, answer in answers.items():
@@ -142,52 +144,53 @@ def standing_in(target: Target) -> Iterator[None]:
 
 
 class MemoryStats(Protocol):
-    """What XLA says of the memory of a program on one device, in bytes."""
+    """Memory of a program on one device according to XLA, in bytes."""
 
     argument_size_in_bytes: int
     output_size_in_bytes: int
-    alias_size_in_bytes: int  # of results that take over the place of an argument
+    alias_size_in_bytes: int  # of results that reuse the buffer of an argument
     temp_size_in_bytes: int
     peak_memory_in_bytes: int
 
 
 def memory_of(program: jax.stages.Compiled) -> MemoryStats:
-    """Reads what a program takes. Raises RuntimeError where its compiler does not tell it."""
+    """Returns the memory of a program. Raises RuntimeError if its compiler does not report it."""
     memory = program.memory_analysis()
     if memory is None:
-        raise RuntimeError("this compiler does not tell what memory a program takes")
+        raise RuntimeError("this compiler does not report the memory of a program")
     return memory
 
 
 def text_of(program: jax.stages.Compiled) -> str:
-    """Gives the HLO of a program. Raises RuntimeError where its compiler does not tell it."""
+    """Returns the HLO of a program. Raises RuntimeError if its compiler does not report it."""
     text = program.as_text()
     if text is None:
-        raise RuntimeError("this compiler does not tell what a program consists of")
+        raise RuntimeError("this compiler does not report the HLO of a program")
     return text
 
 
 class Compiled(NamedTuple):
-    """What a program takes on one device, as that device's compiler says."""
+    """Memory and work of a program on one device, according to that device's compiler."""
 
     arguments: int  # bytes
     temporary: int  # bytes
-    bytes: int  # at the peak: results and temporary arrays take over the place of given arguments
-    work: DeviceWork  # its collectives; products are kernels of many names, and not counted
+    bytes: int  # at the peak: results and temporary arrays reuse the buffers of donated arguments
+    work: DeviceWork  # its collectives; matrix products are kernels of many names, not counted
     text: str  # HLO
 
 
 def compile_for(placement: Placement, step: Callable, *given: Any, **settings: Any) -> Compiled:
     """Compiles a step that runs `within` a placement for its devices, from shapes alone.
 
-    Raises InputError where the compiler refuses, as it does what its device cannot hold.
+    Raises:
+      InputError: if the compiler fails, e.g. because the program exceeds the device's memory.
     """
     with quiet(), standing_in(placement.target):
         lowered = jax.jit(step, **settings).lower(*given)
         try:
             program = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            raise InputError(f"the compiler refuses: {str(error).splitlines()[0]}") from error
+            raise InputError(f"the compiler failed: {str(error).splitlines()[0]}") from error
     memory, text = memory_of(program), text_of(program)
     return Compiled(
         memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes,
@@ -197,7 +200,7 @@ def compile_for(placement: Placement, step: Callable, *given: Any, **settings: A
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drops what the compilers' libraries write to stderr: that no device answers them."""
+    """Drops what the compilers' libraries write to stderr: that they find no device."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     # The libraries write to the descriptor itself, past Python's sys.stderr.
     os.dup2(nothing, 2)

@@ -1,9 +1,9 @@
-"""What a train step takes, and what an evaluation holds: the real steps, compiled but never run.
+"""Cost of a train step and of an evaluation: the real steps, compiled but never run.
 
 XLA's CPU compiler widens bfloat16: it keeps float32 copies of weights and activations that no
-accelerator has. float16 it leaves as it is, so a backbone in bfloat16 is compiled in float16, of
-the same size. Nothing of the arrays but their sizes is looked at. For a device without bfloat16 it
-stays: XLA widens it there as well.
+accelerator has. It does not widen float16, so a bfloat16 backbone is compiled in float16, which has
+the same size; only the sizes of arrays matter here. For a device without bfloat16 the backbone
+stays in bfloat16, because XLA widens it there as well.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 class Shapes(NamedTuple):
-    """What a step takes, each leaf with its shape, dtype and sharding."""
+    """A step and its arguments, each leaf with its shape, dtype and sharding."""
 
     step: Callable
     state: TrainState
@@ -52,15 +52,15 @@ class Shapes(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers in all, and bytes on one device before anything is computed."""
+    """Numbers of parameters, and bytes on one device before anything is computed."""
 
-    total: int  # numbers
-    trained: int  # numbers
+    total: int  # parameters
+    trained: int  # parameters
     frozen_bytes: int
     trained_bytes: int
     optimizer_bytes: int  # and counters
     batch_bytes: int
-    read_bytes: int  # of frozen weights as products read them, joined over the data axis
+    read_bytes: int  # of frozen weights as matrix products read them, gathered over the data axis
 
     @property
     def bytes(self) -> int:
@@ -69,16 +69,16 @@ class Sizes(NamedTuple):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes on one device without a batch: they stay while a run evaluates."""
+        """Bytes on one device without a batch, which are also needed during evaluation."""
         return self.frozen_bytes + self.trained_bytes + self.optimizer_bytes
 
 
 class Cost(NamedTuple):
-    """What one step takes on one device."""
+    """Memory and work of one step on one device."""
 
     sizes: Sizes
     activations: int  # bytes, XLA's temporary memory at its peak
-    results: int  # bytes of results that take over the place of no argument
+    results: int  # bytes of results that do not reuse the buffer of an argument
     work: DeviceWork
 
     @property
@@ -91,11 +91,17 @@ def make_shapes(
     run: AbstractRun, placement: Placement, remat: str = "", attention: str = "", *,
     as_it_runs: bool = False,
 ) -> Shapes:  # fmt: skip
-    """Makes the step of a run on a mesh, and the shapes that it takes.
+    """Makes the step of a run on a mesh, and the shapes of its arguments.
 
-    `remat` and `attention` replace the config's. With `as_it_runs` it is the step of training to
-    the letter, for the device's own compiler. Raises InputError where the model does not divide
-    over the mesh.
+    Args:
+      run: the run.
+      placement: the mesh.
+      remat: replaces the value in the config.
+      attention: replaces the value in the config.
+      as_it_runs: whether it is exactly the step of training, for the device's compiler.
+
+    Raises:
+      InputError: if the model does not divide over the mesh.
     """
     config, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
@@ -114,7 +120,7 @@ def make_shapes(
 
 
 class Evaluation(NamedTuple):
-    """The model that evaluates, and what a batch of it takes, as in `Shapes`."""
+    """The model for evaluation and the shapes of its arguments, as in `Shapes`."""
 
     model: Model
     trainable: tree.Flat
@@ -125,7 +131,7 @@ class Evaluation(NamedTuple):
 def make_evaluation(
     run: AbstractRun, placement: Placement, attention: str = "", *, as_it_runs: bool = False
 ) -> Evaluation:
-    """Makes the model of a run that evaluates on a mesh; all else is as in `make_shapes`."""
+    """Makes the model for evaluation on a mesh, with arguments as in `make_shapes`."""
     rows = placement.padded(run.backbone.module.cfg.vocab)
     trainable, frozen, _ = _numbers(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
@@ -151,13 +157,13 @@ def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransfor
     return build_optimizer(run.config, trainable, plan, _STEPS)
 
 
-# The meshes of a search ask for few of these: only the padding of the vocabulary differs.
+# The meshes of a search need few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
 def _numbers(
     run: AbstractRun, rows: int, as_it_runs: bool
 ) -> tuple[tree.Flat, tree.Flat, TrainState]:
-    """Tells the shapes of what trains, of what is frozen, and of the state."""
-    # Neither remat nor the kernel of attention changes the shape of a number.
+    """Returns the shapes of the trainable parameters, the frozen ones, and the train state."""
+    # Neither remat nor the attention kernel changes the shape of a parameter.
     module = _module(run, rows, "none", "", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
@@ -179,9 +185,9 @@ def _numbers(
 
 
 def weigh(shapes: Shapes, placement: Placement) -> Sizes:
-    """Counts what is there before anything is computed."""
+    """Counts parameters and bytes before anything is computed."""
     trainable, frozen = shapes.state.trainable, shapes.frozen
-    # A layer's weights are joined over the data axis before a product reads them.
+    # A layer's weights are gathered over the data axis before a matrix product reads them.
     whole = dataclasses.replace(placement, fsdp=False)
     joined = _placed(frozen, whole.parameters(frozen))
     return Sizes(
@@ -197,13 +203,13 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
 
 @functools.lru_cache(maxsize=64)
 def cost_of(run: AbstractRun, placement: Placement, remat: str = "", attention: str = "") -> Cost:
-    """Compiles the step for one device of the mesh and reads what it takes."""
+    """Compiles the step for one device of the mesh. Returns its cost."""
     return measure(make_shapes(run, placement, remat, attention), placement)
 
 
 @functools.lru_cache(maxsize=64)
 def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -> int:
-    """Compiles the evaluation of a batch for one device. -> bytes at the peak, the state's too"""
+    """Compiles the evaluation of a batch for one device. Returns the peak bytes with the state."""
     stays = weigh(make_shapes(run, placement), placement).resident_bytes
     found = make_evaluation(run, placement, attention)
     if run.scorer.head.WRITES:
@@ -214,9 +220,9 @@ def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -
 
 
 def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) -> int:
-    """Counts what writing texts takes beside the numbers and the batch, in bytes on one device.
+    """Returns the bytes on one device for generating text, besides parameters and batch.
 
-    The loop over tokens is not compiled: in front of it XLA's CPU compiler would widen all layers.
+    The loop over tokens is not compiled: XLA's CPU compiler would widen all layers before it.
     """
     model, generation = found.model, run.config.generate
 
@@ -233,9 +239,9 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     reading, kept = _measure(placement, start, found)
     state, cache = jax.eval_shape(within(placement, start), *found[1:])
     layers = jax.eval_shape(take_apart, found.trainable, found.frozen)
-    # The copies of the layers lie as these do.
+    # The copies of the layers are sharded like the layers.
     copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
-    # Each beam has a cache of its own, and the scores of the whole vocabulary.
+    # Each beam has its cache, and the scores of the whole vocabulary.
     beams = (generation.beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
     rows = placement.batch.shard_shape(state.shape)[0] * generation.beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
@@ -243,20 +249,20 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 
 
 def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
-    """Compiles a step of an evaluation. -> bytes of temporary arrays and of results"""
+    """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
     lowered = jax.jit(within(placement, step)).lower(*found[1:])
     memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
 def compile_run(run: AbstractRun, placement: Placement, remat: str, attention: str) -> Compiled:
-    """Compiles the step for the devices of a mesh by their own compiler."""
+    """Compiles the step for the devices of a mesh with their compiler."""
     shapes = make_shapes(run, placement, remat, attention, as_it_runs=True)
     return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)
 
 
 def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -> Compiled:
-    """Compiles the evaluation of a batch for the devices of a mesh by their own compiler."""
+    """Compiles the evaluation of a batch for the devices of a mesh with their compiler."""
     found = make_evaluation(run, placement, attention, as_it_runs=True)
     step = (
         make_writing(run.config.generate, found.model, run.scorer.layout)
@@ -264,13 +270,13 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
         else make_eval_step(found.model)
     )
     compiled = compile_for(placement, within(placement, step), *found[1:])
-    # It is not given the state of the optimizer, which stays.
+    # The state of the optimizer is not an argument, but stays in memory.
     stays = weigh(make_shapes(run, placement), placement).optimizer_bytes
     return compiled._replace(bytes=compiled.bytes + stays)
 
 
 def measure(shapes: Shapes, placement: Placement) -> Cost:
-    """Compiles a step and reads what it takes on one device."""
+    """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
     memory = memory_of(compiled)
@@ -288,7 +294,7 @@ def _placed(leaves, shardings):
 
 
 def _whole(leaves: Any) -> int:
-    """Counts the bytes of a tree on all devices together, each of its parts once."""
+    """Counts the bytes of a tree on all devices together, without replicas."""
     return sum(x.dtype.itemsize * math.prod(x.shape) for x in jax.tree.leaves(leaves))
 
 

@@ -1,6 +1,6 @@
-"""Shapes of published checkpoints, so that a model can be weighed before it is downloaded.
+"""Shapes of published checkpoints, so that a run can be planned before the download.
 
-Hub id -> the fields of its config.json that shapes depend on, and the heads that it holds.
+Hub id -> the fields of its config.json that shapes depend on, and the heads that it contains.
 """
 
 import functools
@@ -96,7 +96,7 @@ def _encoder(kind: str, shape: tuple[int, int, int], vocab: int, **more: Any) ->
 
 @functools.cache
 def published() -> dict[str, Published]:
-    """Lists every known checkpoint by hub id; the owner may be left out where the hub allows it."""
+    """Returns the known checkpoints by hub id, without the owner too if the hub allows it."""
     found: dict[str, Published] = {}
 
     def add(owner: str, name: str, hf: dict[str, Any], *heads: str, bare: bool = True) -> None:

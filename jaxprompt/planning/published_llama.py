@@ -78,7 +78,7 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
 
 
 def list_llamas() -> dict[str, dict[str, Any]]:
-    """Lists them: hub id -> fields of config.json."""
+    """Returns the fields of config.json by hub id."""
     fields = (
         "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "intermediate_size",

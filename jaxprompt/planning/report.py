@@ -1,4 +1,4 @@
-"""What is said of plans: plain values, and a table of them."""
+"""Formats plans as JSON values and as a table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 
 def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
-    """Turns plans into plain values; that "as configured" is among them."""
+    """Returns plans as JSON values. One of them must be called "as configured"."""
     configured = plans["as configured"]
     if configured is None:
-        raise ValueError("the plan of the config's own mesh is missing")
+        raise ValueError("the plan of the configured mesh is missing")
     dtype, sizes, device = run.config.backbone.dtype, configured.cost.sizes, configured.device
     rows, length = run.batch.encoder.ids.shape
     heads = getattr(run.backbone.module.cfg, "key_heads", 0)
@@ -32,7 +32,7 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
 
 
 def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
-    """Makes plain values of a plan; `key_heads` of a backbone whose heads share keys, else 0."""
+    """Returns a plan as JSON values; `key_heads` is 0 if the attention heads share no keys."""
     cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
     found = {
         "devices": mesh.devices,
@@ -99,7 +99,7 @@ def _describe_compiled(
 
 
 def show(found: dict[str, Any]) -> str:
-    """Lays a plan out as a table."""
+    """Returns plans as a table in text."""
     plans = {name: plan for name, plan in found["plans"].items() if plan}
     batch, counts = found["batch"], found["parameters"]
     share = counts["trained"] / counts["total"]
@@ -115,7 +115,7 @@ def show(found: dict[str, Any]) -> str:
         lines += ["", *_advice(found), ""]
         lines += [
             f"room is {1 - assumed['reserve']:.0%} of the memory; times assume matrix products at "
-            f"{assumed['utilisation']:.0%} of the peak speed, all else at full speed",
+            f"{assumed['utilisation']:.0%} of the peak speed, everything else at full speed",
             *_sources(found),
             f"data sheet: {found['source']}",
         ]
@@ -123,23 +123,23 @@ def show(found: dict[str, Any]) -> str:
 
 
 def _sources(found: dict[str, Any]) -> list[str]:
-    """Says who said what."""
+    """Returns notes on which compiler the values come from."""
     plans = [plan for plan in found["plans"].values() if plan]
     asked = [plan["compiled"] for plan in plans if "compiled" in plan]
     if not asked:
         return [
-            "sent is an upper bound: GPUs and TPUs sum gradients of one input before they send them"
+            "sent is an upper bound: GPUs and TPUs sum the gradients of an input before sending"
         ]
     refused = [own["refused"] for own in asked if "refused" in own]
     return [
-        "compiled: by the devices' own compiler, which decides what fits; estimated: by the CPU's, "
-        "as are FLOPs and times",
+        "compiled: by the compiler of the devices, which decides what fits; estimated: by that of "
+        "the CPU, as are FLOPs and times",
         *dict.fromkeys(refused),
     ]
 
 
 def _advice(found: dict[str, Any]) -> list[str]:
-    """Says how to run the plans that were found."""
+    """Returns the flags of the plans, and advice if nothing fits."""
     lines, limit = [], found["assumed"]["limit"]
     for name in ("fastest", "smallest"):
         plan = found["plans"][name]
@@ -153,11 +153,11 @@ def _advice(found: dict[str, Any]) -> list[str]:
         size = found["batch"]["evaluated"]
         lines.append(
             f"as configured, the evaluation of {size} examples at once does not fit; lower "
-            "data.eval_batch, since no score depends on it, or take more devices"
+            "data.eval_batch, which does not change the scores, or use more devices"
         )
     if found["plans"]["smallest"] is None:
         cure = "lower data.batch, data.eval_batch or data.max_len"
-        lines.append(f"no mesh of 1, 2, 4, ... up to {limit} such devices holds it; {cure}")
+        lines.append(f"it does not fit on 1, 2, 4, ... up to {limit} such devices; {cure}")
     return list(dict.fromkeys(lines))
 
 
@@ -210,7 +210,7 @@ def _table(plans: dict[str, Any]) -> list[str]:
 
 
 def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Shows what the devices' own compiler says of memory, below what was estimated."""
+    """Returns the table rows of the memory according to the devices' compiler."""
     own = [plan["compiled"].get("bytes", {}) for plan in columns]
     names = {
         "arguments": "  arguments", "temporary": "  temporary", "total": "  peak",

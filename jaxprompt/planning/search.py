@@ -1,4 +1,4 @@
-"""Which mesh of a device holds a run, and how fast it would be."""
+"""Searches for meshes that a run fits on, and estimates their speed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +22,9 @@ from jaxprompt.planning.cost import (
     weigh,
 )
 
-UTILISATION = 0.4  # of a device's peak that products reach
+UTILISATION = 0.4  # of a device's peak that matrix products reach
 RESERVE = 0.08  # of a device's memory that the framework and gaps between arrays take
-_THREADS = 2  # a compilation holds no lock of Python's
+_THREADS = 2  # compilation releases Python's global lock
 
 
 class Mesh(NamedTuple):
@@ -43,56 +43,56 @@ class Mesh(NamedTuple):
 
 
 class Time(NamedTuple):
-    """Seconds of a step, were each alone to bound it."""
+    """Seconds of a step if each were the only bottleneck."""
 
-    compute: float  # products at UTILISATION of the peak
-    memory: float  # weights are read forward and backward; all else is written and read once
-    network: float  # what is sent over the device's links
+    compute: float  # matrix products at UTILISATION of the peak
+    memory: float  # weights are read forward and backward; the rest is written and read once
+    network: float  # communication over the device's links
 
     @property
     def step(self) -> float:
-        """Seconds of a step; sending is not hidden behind computing."""
+        """Seconds of a step; communication does not overlap with computation."""
         return max(self.compute, self.memory) + self.network
 
 
 class Plan(NamedTuple):
-    """A run on a mesh, measured."""
+    """A run on a mesh, with its cost."""
 
     mesh: Mesh
     cost: Cost
     device: Device | None
-    evaluation: int = 0  # bytes on one device at the peak of an evaluation, once weighed
-    # By the device's own compiler, or why it refuses: the step, and an evaluation.
+    evaluation: int = 0  # bytes on one device at the peak of an evaluation, 0 = not computed
+    # By the device's compiler, or its error: the step, and an evaluation.
     compiled: Compiled | str | None = None
     evaluated: Compiled | str | None = None
 
     @property
     def hardware(self) -> Device:
-        """The device. Raises ValueError for a plan of none, which has neither room nor time."""
+        """The device. Raises ValueError for a plan without one, which has no room and no time."""
         if self.device is None:
-            raise ValueError("this plan is of no device")
+            raise ValueError("this plan has no device")
         return self.device
 
     @property
     def room(self) -> int:
-        """Bytes of a device that a run may take."""
+        """Bytes of a device that are available to a run."""
         return room(self.hardware)
 
     @property
     def fits(self) -> bool:
-        """Whether the run stays within the room, as the device's own compiler says if asked."""
+        """Whether the run fits, according to the device's compiler if it was used."""
         return self.trains and self.evaluates
 
     @property
     def trains(self) -> bool:
-        """Whether a step does."""
+        """Whether a step fits."""
         if isinstance(self.compiled, str):
             return False
         return (self.compiled or self.cost).bytes <= self.room
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation does."""
+        """Whether an evaluation fits."""
         if isinstance(self.evaluated, str):
             return False
         return (self.evaluated.bytes if self.evaluated else self.evaluation) <= self.room
@@ -111,14 +111,15 @@ class Plan(NamedTuple):
 
 
 def room(device: Device) -> int:
-    """Tells the bytes of a device that a run may take."""
+    """Returns the bytes of a device that are available to a run."""
     return int(device.memory * (1 - RESERVE))
 
 
 def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> Plan:
-    """Measures the config's own mesh on `count` devices.
+    """Returns the plan of the configured mesh on `count` devices.
 
-    Raises InputError where batch or model do not divide over it.
+    Raises:
+      InputError: if the batch or the model does not divide over it.
     """
     placement = build_placement(run.config, jax.devices()[:count])
     return _weigh_evaluation(run, _plan(run, device, placement, run.config.backbone.remat))
@@ -135,7 +136,7 @@ def _lay(mesh: Mesh, devices: Sequence[jax.Device]) -> Placement:
 
 
 def compiled(run: AbstractRun, plan: Plan) -> Plan:
-    """Asks the device's own compiler about a plan."""
+    """Compiles a plan with the device's compiler."""
     mesh = plan.mesh
     try:
         placement = _lay(mesh, find_devices(plan.hardware, mesh.devices))
@@ -149,10 +150,10 @@ def compiled(run: AbstractRun, plan: Plan) -> Plan:
 
 
 def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
-    """Finds the mesh of `count` devices that holds the run and steps fastest, if one does.
+    """Returns the plan with the shortest step that fits on `count` devices, None if there is none.
 
-    Recomputation costs a third of all products: meshes that do without it come first, and then, if
-    the device has one for texts this short, its kernel for attention, which keeps no scores.
+    Rematerialisation costs a third of all matrix products: meshes without it are tried first, then
+    the device's fused attention kernel, which stores no scores, if it supports texts this short.
     """
     places = list(_places(run, device, count))
     kernel = "fused" if may_fuse(run, device) else ""
@@ -168,12 +169,12 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
         if not found and kernel:
             found = fitting("none", places, kernel)
         if not found:
-            # "dots" holds less than "none" and more than "full".
+            # "dots" needs less memory than "none" and more than "full".
             full = fitting("full", places)
-            # Tried only where the least memory is enough.
+            # Tried only where "full" fits.
             found = fitting("dots", full) or full
     step = lambda plan: plan.time(run.config.backbone.dtype).step
-    # An evaluation takes less than a step as a rule, and is weighed where it decides.
+    # An evaluation usually needs less memory than a step, so only candidates are checked.
     plans = (_weigh_evaluation(run, plan) for plan in sorted(found.values(), key=step))
     return next((plan for plan in plans if plan.fits), None)
 
@@ -181,9 +182,9 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
 def smallest(
     run: AbstractRun, device: Device, limit: int, known: dict[int, Plan | None]
 ) -> Plan | None:
-    """Finds the fewest devices, of 1, 2, 4, ... up to `limit`, that hold the run.
+    """Returns the plan with the fewest devices, of 1, 2, 4, ... up to `limit`, that fits.
 
-    `known` are numbers of devices whose answer is known already.
+    `known` contains the plans of device counts that were searched already.
     """
     count = 1
     while count <= limit:
@@ -195,19 +196,19 @@ def smallest(
 
 
 def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
-    """Lists how `count` devices can be laid out, data x model, for this batch."""
+    """Yields the meshes of `count` devices, data x model, that divide the batch."""
     data_block, accumulate = run.config.data, run.config.optim.accumulate
     for model in (m for m in range(1, count + 1) if count % m == 0):
         data = count // model
-        # Both batches have to divide over the data axis, that of a step after accumulation.
+        # Both batches must divide over the data axis, that of a step after accumulation.
         if not (data_block.batch // accumulate % data or data_block.eval_batch % data):
             yield data, model
 
 
 def _places(run: AbstractRun, device: Device, count: int) -> Iterator[Placement]:
-    """Lays `count` devices out in every way whose weights alone are no more than the room."""
+    """Yields all placements on `count` devices whose weights alone fit."""
     for data, model in _ways(run, count):
-        # On a data axis of one device there is nothing for FSDP to divide.
+        # On a data axis of one device FSDP has nothing to shard.
         for fsdp in (False, True)[: min(data, 2)]:
             place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[:count])
             try:

@@ -1,1 +1,1 @@
-"""Prompts out of runs and at work: exports, banks, answers, adapters of other libraries."""
+"""Exports of runs, predictions with them, banks of prompts, and adapters of other libraries."""

@@ -1,4 +1,4 @@
-"""Prompts of others, PEFT's folders and .npy arrays, as exports of ours; exports for PEFT."""
+"""Converts PEFT adapters and .npy arrays to exports, and exports to PEFT adapters."""
 
 import dataclasses
 import os
@@ -23,29 +23,29 @@ from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 
-# Families whose torch models read the past keys and values by which PEFT hands a prefix over.
+# Families whose torch models read the past keys and values in which PEFT passes a prefix.
 _PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
-_SHIP = "ship prompt.safetensors, which export writes without --peft"
+_SHIP = "use prompt.safetensors, which export writes without --peft"
 _TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
 class Adopted(NamedTuple):
     """A prompt without metadata."""
 
-    tensors: dict[str, np.ndarray]  # by flat name, as of an export
-    prompt: dict[str, Any]  # the block of the method `constant` whose params they are
-    head: dict[str, Any]  # the block of the head that came along, {} where none did
+    tensors: dict[str, np.ndarray]  # by flat name, as in an export
+    prompt: dict[str, Any]  # config block of the method `constant` with these params
+    head: dict[str, Any]  # config block of the head of the adapter, {} if it has none
 
 
 class _Head(NamedTuple):
-    """A head that PEFT saves beside a prefix."""
+    """A head that PEFT saves with a prefix."""
 
     task: str  # task_type of adapter_config.json
-    layers: dict[str, str]  # ours by torch's name
+    layers: dict[str, str]  # torch name -> our name
     block: dict[str, Any]
 
     def tensors(self) -> list[str]:
-        """Lists its tensors as torch calls them."""
+        """Lists the torch names of its tensors."""
         return [f"{name}.{part}" for name in self.layers for part in ("weight", "bias")]
 
 
@@ -60,16 +60,19 @@ _HEADS = (
 
 
 def is_adapter(path: str) -> bool:
-    """Tells whether `path` is a folder of PEFT's or an .npy array."""
+    """Returns whether `path` is a PEFT adapter folder or an .npy array."""
     where = user_path(path)
     return where.suffix == ".npy" or os.path.exists(where / "adapter_config.json")
 
 
 def adopt(path: str) -> Adopted:
-    """Reads a folder of PEFT's or an .npy array [S, E].
+    """Reads a PEFT adapter folder or an .npy array [S, E].
 
-    A head is taken over from a prefix alone: beside soft tokens PEFT pools the first of them, not
-    [CLS]. Raises InputError for a head of a form that is not known here.
+    A head is only converted for a prefix: with soft tokens PEFT pools the first soft token, not
+    [CLS].
+
+    Raises:
+      InputError: for a head that is not supported.
     """
     if Path(path).suffix == ".npy":
         rows = import_npy(path)
@@ -79,8 +82,9 @@ def adopt(path: str) -> Adopted:
     if adapter.soft is not None:
         if adapter.head:
             raise InputError(
-                f"{path} scores the state of its first soft token, which no head does here; train "
-                f"with prompt.start=file and prompt.file={path}, which takes its soft tokens"
+                f"{path} has a head that reads the state of its first soft token, which is not "
+                f"supported; train a new head on its soft tokens, with prompt.start=file and "
+                f"prompt.file={path}"
             )
         block["slots"] = len(adapter.soft)
         return Adopted({"prompt/slots": adapter.soft}, block, {})
@@ -97,37 +101,43 @@ def adopt(path: str) -> Adopted:
 def metadata_of_adopted(
     config: RunConfig, path: str, adopted: Adopted, backbone: LoadedBackbone
 ) -> PromptMetadata:
-    """Makes the metadata that a prompt without any would have on a backbone, by a config.
+    """Makes the metadata of a prompt that has none.
 
-    The config says task, head and layout. Raises InputError where they do not
-    fit, and where the classes are not known.
+    Args:
+      config: gives the task, the head and the layout.
+      path: where the prompt was read, for messages.
+      adopted: the prompt.
+      backbone: the backbone of the prompt.
+
+    Raises:
+      InputError: if these do not fit, or if the classes are not known.
     """
     opened = backbone.backbone
     if "length" in adopted.prompt and opened.module.STYLE == "seq2seq":
         # In the encoder it would give other answers than PEFT.
         raise InputError(
-            f"{path} has a prefix with num_transformer_submodules=1, which PEFT gives to the "
-            f"decoder of {with_article(opened.family)}, in a form that is not read; train it in "
+            f"{path} has a prefix with num_transformer_submodules=1, which PEFT uses in the "
+            f"decoder of {with_article(opened.family)}, and which is not supported; train it in "
             "PEFT with task_type=SEQ_2_SEQ_LM"
         )
     if "length" in adopted.prompt and opened.family not in _PREFIXES:
         raise InputError(
             f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
-            f"read; give the backbone that it was learned on: {', '.join(_PREFIXES)}"
+            f"support; give the backbone that it was trained on: {', '.join(_PREFIXES)}"
         )
     if "pooler" in adopted.head and config.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
         fitting = "roberta" if config.head.get("pooler") == "trained" else "bert"
         if opened.family != fitting:
             raise InputError(
-                f"{path} has a head as {fitting} has it, and the backbone is "
-                f"{with_article(opened.family)}; give a head of your own, or the backbone that it "
-                "was learned on"
+                f"{path} has a head of {with_article(fitting)}, and the backbone is "
+                f"{with_article(opened.family)}; give another head, or the backbone that it was "
+                "trained on"
             )
     config = dataclasses.replace(config, prompt=OpenBlock.from_dict(adopted.prompt))
     task = read_task(config.task)
     if task.kind == "classes" and not (task.labels or task.choices):
-        raise InputError("without training rows the classes are not known; give the task's labels")
+        raise InputError("the classes are not known without training rows; set task.labels")
     examples = Examples(task, max(1, len(task.choices)), {})
     scorer = scorer_from_config(config, opened, examples, backbone.placement)
     return make_metadata(
@@ -141,7 +151,7 @@ def metadata_of_adopted(
 
 
 def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, np.ndarray]:
-    """Divides plain soft tokens as the embeddings are divided among which they will stand."""
+    """Divides plain soft tokens by the factor that the word embeddings are divided by."""
     return {
         name: rescaled(x, 1.0, rescale) if name == "prompt/slots" else x
         for name, x in tensors.items()
@@ -149,23 +159,23 @@ def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, 
 
 
 def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Takes the head over that comes with a task of PEFT's. -> tensors, its block"""
+    """Converts the head of a PEFT adapter. Returns its tensors and its config block."""
     if not adapter.head:
         return {}, {}
     kind = adapter.config.get("task_type")
     known = [head for head in _HEADS if head.task == kind]
     if not known:
         raise InputError(
-            f"{path} has a head of task_type={brief(kind)}, which is not read; save the adapter "
-            f"with one of {', '.join(dict.fromkeys(head.task for head in _HEADS))}"
+            f"{path} has a head of task_type={brief(kind)}, which is not supported; save the "
+            f"adapter with one of {', '.join(dict.fromkeys(head.task for head in _HEADS))}"
         )
     names = set(adapter.head)
     found = next((head for head in known if names == set(head.tensors())), None)
     if found is None:
         forms = " or ".join(", ".join(head.tensors()) for head in known)
         raise InputError(
-            f"{path} has a head of {', '.join(sorted(names))}, which is not read; {kind} needs "
-            f"{forms}"
+            f"{path} has a head with {', '.join(sorted(names))}, which is not supported; {kind} "
+            f"needs {forms}"
         )
     tensors = {}
     for name, ours in found.layers.items():
@@ -178,11 +188,13 @@ def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[s
 def as_peft(
     scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> dict[str, Any]:
-    """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
+    """Returns the keyword arguments of `convert.peft.write_peft`.
 
-    The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
-    pools a soft token or has another head, and the adapter holds the prompt alone. Raises
-    InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
+    The head is included if PEFT computes the same scores: for a prefix with BERT's pooler.
+    Otherwise PEFT pools a soft token or has another head, and the adapter has only the prompt.
+
+    Raises:
+      InputError: for a prompt that PEFT does not support; it puts soft tokens before the input.
     """
     _check_single_prompt(scorer, tensors, metadata)
     base = metadata.backbone
@@ -196,8 +208,8 @@ def as_peft(
     if "prompt/slots" in tensors:
         if not _stand_in_front(scorer):
             raise InputError(
-                f"--peft: PEFT puts soft tokens in front of the input; in {metadata.template!r} "
-                f"they stand elsewhere; {_SHIP}"
+                f"--peft: PEFT puts soft tokens before the input, and the template "
+                f"{metadata.template!r} has them elsewhere; {_SHIP}"
             )
         return adapter | {"soft": plain_tokens(tensors, base.rescale)}
     _check_prefix(base, metadata.prompt)
@@ -211,58 +223,61 @@ def as_peft(
 def _check_single_prompt(
     scorer: Scorer, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> None:
-    """Raises InputError where a run has more than soft tokens or a prefix, or none of them."""
+    """Raises InputError if a run has more than soft tokens or a prefix, or neither."""
     if scorer.demos is not None:
         raise InputError(
-            f"--peft: the prompt is laid with demonstrations, which PEFT has no form for; {_SHIP}"
+            f"--peft: the prompt uses demonstrations, which PEFT does not support; {_SHIP}"
         )
     if scorer.model.prompt.reads:
         raise InputError(
-            f"--peft: a prompt of {metadata.method} is computed from each text, which PEFT has no "
-            f"form for; {_SHIP}"
+            f"--peft: {with_article(metadata.method)} prompt is computed from each text, which "
+            f"PEFT does not support; {_SHIP}"
         )
     if tuned_names(tensors):
         raise InputError(
-            "--peft: the run tuned weights of the backbone, which an adapter does not hold; with "
-            "--tuned=FOLDER they become the model that it stands on"
+            "--peft: the run tuned weights of the backbone, which an adapter does not contain; "
+            "also give --tuned=FOLDER, which writes the tuned backbone"
         )
     if "prompt/rows" in tensors:
         raise InputError(
-            f"--peft: a prompt of {metadata.method} trains rows for the answer, which PEFT has no "
-            f"form for; {_SHIP}"
+            f"--peft: {with_article(metadata.method)} prompt trains label rows, which PEFT does "
+            f"not support; {_SHIP}"
         )
     others = {name for name in tensors if name.startswith("prompt/")} - {"prompt/slots"}
     if metadata.backbone.family == "t5" and others:
         raise InputError(
-            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+            "--peft: for a T5, PEFT only supports soft tokens of the encoder; use "
+            "prompt.safetensors"
         )
     if "prompt/slots" in tensors and others:
         raise InputError(
-            f"--peft: a prompt of {metadata.method} has soft tokens and a prefix, and PEFT one "
-            f"of them; {_SHIP}"
+            f"--peft: {with_article(metadata.method)} prompt has soft tokens and a prefix, and "
+            f"PEFT supports only one of them; {_SHIP}"
         )
     if "prompt/slots" not in tensors and "prompt/k" not in tensors:
-        raise InputError(f"--peft: a {metadata.method} run has no prompt; export it without --peft")
+        raise InputError(
+            f"--peft: {with_article(metadata.method)} run has no prompt; export it without --peft"
+        )
 
 
 def _check_prefix(base: BackboneMetadata, constant: OpenBlock) -> None:
-    """Raises InputError for a prefix in other layers, positions or models than PEFT's."""
+    """Raises InputError for a prefix in layers, positions or models that PEFT does not support."""
     fields: Mapping[str, Any] = constant.fields
     span = (fields["first"], fields["last"], fields["shift"])
     if span != (0, base.dims.layers, fields["length"]):
         raise InputError(
-            "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
-            f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
+            "--peft: a prefix of PEFT is in every layer and shifts positions by its length, and "
+            f"this one is in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}; {_SHIP}"
         )
     if base.family not in _PREFIXES:
         raise InputError(
-            f"--peft: {with_article(base.family)} of transformers does not read the prefix of "
-            f"an adapter; {_SHIP}"
+            f"--peft: {with_article(base.family)} of transformers does not support a prefix; "
+            f"{_SHIP}"
         )
 
 
 def _stand_in_front(scorer: Scorer) -> bool:
-    """Tells whether the input begins with all soft tokens, [CLS] and hard words behind them."""
+    """Returns whether the input starts with all soft tokens, before [CLS] and hard words."""
     count = scorer.model.prompt.num_slots()
     (rows,) = encode_text(scorer, "a text")
     return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

@@ -1,4 +1,4 @@
-"""Answers of a prompt on its backbone, for examples that are there at once."""
+"""Predictions of a prompt on its backbone for a list of examples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,19 +17,19 @@ from jaxprompt.training.evaluation import make_answering
 
 
 class Answered(NamedTuple):
-    """What was found of some examples."""
+    """The predictions for some examples, and their metrics."""
 
-    columns: list[dict[str, Any]]  # of each, by the names of the head
-    measured: dict[str, float]  # over those whose right answer is known, {} where there are none
-    known: int  # how many these are
-    cut: int  # texts that were longer than the scorer reads
-    unmarked: int = 0  # examples with an entity that is not marked
+    columns: list[dict[str, Any]]  # of each example, by column name
+    measured: dict[str, float]  # metrics over examples with a known label, {} if there are none
+    known: int  # number of examples with a known label
+    cut: int  # number of texts that were truncated
+    unmarked: int = 0  # number of examples with an entity that is not marked
 
 
 def make_answers(
     scorer: Scorer, *, generation: GenerateConfig, placement: Placement
 ) -> Callable[[tree.Params, Sequence[Example]], Answered]:
-    """Makes (params, examples) -> their answers in order, compiled once per shape of a batch."""
+    """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
     scorer = with_front(scorer)
     head, at = scorer.head, scorer.layout
     answering = make_answering(head, placement, scorer.model, generation, scorer.tokenizer, at)
@@ -50,9 +50,9 @@ def make_answers(
 def mark_errors(
     scorer: Scorer, records: Sequence[Record], generation: GenerateConfig | None = None
 ) -> list[Record]:
-    """Replaces each example that cannot be encoded by itself with the reason.
+    """Replaces each example that cannot be encoded with the error.
 
-    With `generation` so is one that leaves no room for a text to be written.
+    With `generation` also each example that leaves no room for generated text.
     """
     marked = []
     for record in records:

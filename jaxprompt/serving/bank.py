@@ -1,4 +1,4 @@
-"""A bank: exported prompts that share one backbone, and rows of which each names its prompt."""
+"""A bank: exported prompts that share one backbone, for rows that each name their prompt."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from jaxprompt.types import NO_LIMIT, Batch, Injection
 
 
 class Export(NamedTuple):
-    """An export that was read."""
+    """An export in memory."""
 
     path: str  # for messages
     tensors: Mapping[str, np.ndarray]
@@ -37,18 +37,18 @@ class Export(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """Prompts whose rows fit into one batch."""
+    """Prompts whose rows can share a batch."""
 
-    members: list[int]  # numbers of the prompts
+    members: list[int]  # indices of the prompts
     bank: Bank
     added: Injection
     held: list[Held]
-    kinds: list[int]  # of each member, which of the bank's heads judges it
+    kinds: list[int]  # index of each member's head in the bank
     step: Step
 
 
 class PromptBank(NamedTuple):
-    """Prompts on one backbone, ready to answer."""
+    """Prompts on one backbone, ready to predict."""
 
     names: tuple[str, ...]
     scorers: list[Scorer]
@@ -57,23 +57,23 @@ class PromptBank(NamedTuple):
     placement: Placement
 
     def find(self, name: Any, where: str) -> int:
-        """Finds a prompt by name. Raises InputError, with `where`, for an unknown one."""
+        """Returns the index of a prompt. Raises InputError, with `where`, for an unknown name."""
         held = unreadable(name)
-        spelled = "" if held else spelling(name)  # a number names one too
+        spelled = "" if held else spelling(name)  # names may be numbers, too
         if spelled not in self.names:
             known = nearest(str(name), self.names)
-            raise InputError(f"{where} asks for the prompt {held or repr(name)[:60]}; {known}")
+            raise InputError(f"{where}: unknown prompt {held or repr(name)[:60]}; {known}")
         return self.names.index(spelled)
 
 
 def name_of(path: str) -> str:
-    """Names a prompt by its folder, or by that of its run where this is called export."""
+    """Returns the name of a prompt: its folder, or the folder of its run if that is "export"."""
     parts = [part for part in PurePath(path).parts if part not in ("/", "export")]
     return parts[-1] if parts else path
 
 
 def check_names(names: Sequence[str], paths: Sequence[str], how: str) -> None:
-    """Raises InputError where two prompts have one name; `how` says how to give them others."""
+    """Raises InputError if two prompts have the same name; `how` says how to name them."""
     for number, name in enumerate(names):
         if name in names[:number]:
             other = paths[list(names).index(name)]
@@ -85,10 +85,17 @@ def check_names(names: Sequence[str], paths: Sequence[str], how: str) -> None:
 def make_bank(
     backbone: LoadedBackbone, prompts: Mapping[str, Export], *, batch: int, force: bool = False
 ) -> PromptBank:
-    """Puts prompts, by name, on a backbone that they share. `batch` is of examples.
+    """Makes a bank of prompts on the backbone that they share.
 
-    Raises InputError, which names the prompt, for one that was learned on other weights, writes
-    texts, is computed from each text, or tuned the backbone: these are served by themselves.
+    Args:
+      backbone: the backbone.
+      prompts: by name.
+      batch: examples per batch.
+      force: accept prompts that were trained on other weights.
+
+    Raises:
+      InputError: with the name of the prompt, for one that was trained on other weights, generates
+        text, is computed from each text, or has tuned backbone weights. Serve these separately.
     """
     opened = backbone.backbone
     opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
@@ -98,14 +105,14 @@ def make_bank(
         held = backbone.loaded.report.fingerprint
         if learned_on.fingerprint != held and not force:
             raise InputError(
-                f"prompt {name} was learned on weights {learned_on.fingerprint[:12]} "
-                f"({learned_on.id}), and this bank is on {held[:12]} ({opened.config.path}); a "
-                "bank has one backbone: serve the prompt by itself, or pass --force (force=True)"
+                f"prompt {name} was trained on weights {learned_on.fingerprint[:12]} "
+                f"({learned_on.id}), and this bank uses {held[:12]} ({opened.config.path}); "
+                "serve the prompt separately, or give --force (force=True)"
             )
         if learned_on.rescale != opened.config.rescale:
             raise InputError(
-                f"prompt {name} was learned with rescale={learned_on.rescale}, the bank's backbone "
-                f"has {opened.config.rescale}; serve it by itself"
+                f"prompt {name} was trained with rescale={learned_on.rescale}, the bank's backbone "
+                f"has {opened.config.rescale}; serve it separately"
             )
         prompt_backbone = opened._replace(
             config=dataclasses.replace(opened.config, sentinel=learned_on.sentinel)
@@ -121,7 +128,7 @@ def make_bank(
     added = [_added(scorer, params) for scorer, params in zip(scorers, prompt_params, strict=True)]
     apart: dict[Any, list[int]] = {}
     for number, scorer in enumerate(scorers):
-        # Heads that read words may have a backbone that ends otherwise.
+        # Heads that read words may have a backbone with other last layers.
         shape = scorer.model.backbone.cfg, *_shape_of(scorer.layout, added[number])
         apart.setdefault(shape, []).append(number)
     shelves = [
@@ -136,31 +143,31 @@ def make_bank(
 
 
 def _check(name: str, export: Export, scorer: Scorer) -> None:
-    alone = "; serve it by itself"
+    alone = "; serve it separately"
     if scorer.head.WRITES:
-        raise InputError(f"prompt {name} writes texts, which a bank does not{alone}")
+        raise InputError(f"prompt {name} generates text, which a bank does not support{alone}")
     if scorer.model.prompt.reads:
         raise InputError(
-            f"prompt {name} is computed from each text, and a bank holds what was computed "
-            f"before{alone}"
+            f"prompt {name} is computed from each text, which a bank does not support{alone}"
         )
     if tuned_names(export.tensors):
         raise InputError(
-            f"prompt {name} comes with tuned weights of the backbone, which a bank shares{alone}"
+            f"prompt {name} has tuned backbone weights, and the prompts of a bank share one "
+            f"backbone{alone}"
         )
 
 
 def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
-    """Computes what a prompt adds, which depends on no batch."""
+    """Computes the injection of a prompt, which does not depend on the batch."""
     choices = (" ",) * scorer.layout.num_rows
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
     added = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
-    # What no distance depends on need not keep prompts apart.
+    # If no distance depends on positions, they need not be equal within a batch.
     return added if scorer.model.backbone.reads_prefix_positions else without_places(added)
 
 
 def _shape_of(layout: Layout, added: Injection) -> tuple[Any, ...]:
-    """Tells what prompts must have in common to stand in one batch."""
+    """Returns what prompts must have in common to share a batch."""
     return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(added)
 
 
@@ -177,7 +184,7 @@ def _make_shelf(
 
 @shared
 def bank_step(placement: Placement, bank: Bank) -> Step:
-    """Compiles the scores of a bank, once for all equal ones of a process."""
+    """Compiles the scores of a bank, once for all equal banks of a process."""
 
     def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
         added, held = given
@@ -191,7 +198,8 @@ def read_requests(
 ) -> list[tuple[int, Record]]:
     """Reads each row as an example of the prompt that its `column` names.
 
-    -> the number of the prompt, -1 where it could not be read, and the record with its example
+    Returns:
+      For each example the index of its prompt, -1 if it could not be read, and its record.
     """
     requests = []
     for record in records:
@@ -201,7 +209,7 @@ def read_requests(
         try:
             if column not in record.row:
                 raise InputError(
-                    f"{record.origin}: no column {column!r}, which names the prompt; "
+                    f"{record.origin}: no column {column!r} with the name of the prompt; "
                     f"{show_columns(record.row)}"
                 )
             number = bank.find(record.row[column], record.origin)
@@ -216,7 +224,7 @@ def read_requests(
 def mark_requests(
     bank: PromptBank, requests: Sequence[tuple[int, Record]]
 ) -> list[tuple[int, Record]]:
-    """Replaces each example that its prompt cannot encode with the reason."""
+    """Replaces each example that its prompt cannot encode with the error."""
     return [(n, mark_errors(bank.scorers[n], [record])[0]) for n, record in requests]
 
 
@@ -231,9 +239,10 @@ def in_order(
 
 
 def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
-    """Answers requests in shared batches; a record without an example is left out.
+    """Answers requests in shared batches; records without an example are left out.
 
-    -> by the number of each prompt, its answers in the order of its examples
+    Returns:
+      By the index of each prompt, its answers in the order of its examples.
     """
     records: dict[int, list[Record]] = {}
     for number, record in requests:
@@ -266,7 +275,7 @@ def _examples(records: Sequence[Record]) -> list[Example]:
 
 
 def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
-    """Encodes the examples of records. Raises InputError, which names file and line."""
+    """Encodes the examples of records. Raises InputError with file and line."""
     try:
         return scorer.encode(_examples(records))
     except InputError:
@@ -277,7 +286,7 @@ def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
 
 
 def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[int, np.ndarray]:
-    """Scores the units of some prompts in shared batches. -> of each prompt [units, ...]"""
+    """Scores the units of some prompts in shared batches. Returns for each prompt [units, ...]."""
     rows, owners = [], []
     for number, split in splits.items():
         layout = bank.scorers[number].layout
@@ -317,19 +326,19 @@ def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[
 def _each(
     step: Callable, given: Any, params: Mapping[str, Any], batches: EvalBatches, prompts: np.ndarray
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Runs the batches. -> of each the units of its rows, and their scores by kind of head"""
+    """Runs the batches. Yields the units of the rows of each, and their scores by head."""
     score = step(given, params)
     for index, scored in ahead(score(_with_prompts(batch, prompts)) for batch in batches):
         yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
 
 
 def _with_prompts(batch: Batch, prompts: np.ndarray) -> Batch:
-    """Says which prompt each example takes; what fills the batch takes the first."""
+    """Sets the prompt of each example; padding rows of the batch use the first prompt."""
     return batch._replace(prompt=np.where(batch.index >= 0, prompts[batch.index], 0))
 
 
 def _shift(row: Encoded, layout: Layout) -> Encoded:
-    """Moves the positions of a row as its own layout would."""
+    """Shifts the positions of a row as its layout does."""
     decoder = row.decoder
     if decoder is not None:
         decoder = decoder._replace(positions=decoder.positions + layout.decoder_shift)

@@ -1,4 +1,4 @@
-"""The best prompt of a workdir as what an export holds."""
+"""Reads the best prompt of a workdir, for export."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from jaxprompt.training.run_folder import read_result
 
 
 class Packed(NamedTuple):
-    """A prompt on its way out."""
+    """A prompt that is ready for export."""
 
     scorer: Scorer
     tensors: dict[str, np.ndarray]  # by flat name
@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 
 def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
-    """Reads the best prompt of a run, tuned or pre-trained, folds it and describes it."""
+    """Reads and folds the best prompt of a run, tuned or pre-trained, and makes its metadata."""
     if config.ppt.task:
         trained = ppt.restore(config, workdir)
     else:
@@ -51,11 +51,11 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
 
 
 def check_newest(workdir: str, step: int | None) -> None:
-    """Raises InputError where the best step of a run is another than its export's `step`."""
+    """Raises InputError if the export of a run, made at `step`, is not from its best step."""
     result = read_result(workdir)
     best = Checkpoints(workdir).best() if result is None else result.best_step
     if best is not None and step not in (None, best):
         raise InputError(
-            f"{workdir}/export is of step {step}, and the run was best at step {best}: "
-            "export it again, or name the folder by --prompt"
+            f"{workdir}/export is from step {step}, and the best step of the run is {best}; "
+            "export it again, or give the folder with --prompt"
         )

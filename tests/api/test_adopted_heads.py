@@ -99,12 +99,15 @@ def test_spans_of_an_adapter_are_those_of_peft(folder, tmp_path):
     [
         (
             {"task_type": "CAUSAL_LM"},
-            "task_type='CAUSAL_LM', which is not read; save the adapter with",
+            "task_type='CAUSAL_LM', which is not supported; save the adapter with",
         ),
-        ({"task_type": None}, "task_type=None, which is not read; save the adapter with"),
-        ({"task_type": "QUESTION_ANS"}, "not read; QUESTION_ANS needs qa_outputs.weight"),
-        ({"drop": "bias"}, "a head of classifier.weight, which is not read; TOKEN_CLS needs"),
-        ({"drop": "weight"}, "a head of classifier.bias, which is not read"),
+        ({"task_type": None}, "task_type=None, which is not supported; save the adapter with"),
+        ({"task_type": "QUESTION_ANS"}, "not supported; QUESTION_ANS needs qa_outputs.weight"),
+        (
+            {"drop": "bias"},
+            "a head with classifier.weight, which is not supported; TOKEN_CLS needs",
+        ),
+        ({"drop": "weight"}, "a head with classifier.bias, which is not supported"),
     ],
 )
 def test_other_heads_are_refused(folder, tmp_path, change, told):
@@ -131,7 +134,5 @@ def test_a_prefix_that_peft_gives_to_the_decoder_is_refused_on_a_t5(tmp_path):
     peft.get_peft_model(base, setting).save_pretrained(tmp_path / "adapter")
     asked = jp.task("text", labels=("a", "b"), words=("lion", "rice"), template="{text} [mask]")
     opened, prompt = jp.load_backbone(str(backbone)), jp.load_prompt(tmp_path / "adapter")
-    with pytest.raises(
-        jp.InputError, match="submodules=1, which PEFT gives to the decoder of a t5"
-    ):
+    with pytest.raises(jp.InputError, match="submodules=1, which PEFT uses in the decoder of a t5"):
         jp.attach(opened, prompt, task=asked, head=jp.verbalizer(), max_len=16)

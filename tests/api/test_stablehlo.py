@@ -334,7 +334,7 @@ def test_a_discriminators_scores_are_before_the_sigmoid_of_each(backbones, texts
 def test_distances_of_one_length_are_refused(family, backbones, tmp_path):
     task = jp.task("text", labels=LABELS, words=WORDS, template="{text} about [mask]")
     model = jp.attach(backbones(family), soft_prompt(tmp_path), task=task, head=jp.verbalizer())
-    with refused(f"stablehlo: a {family} finds distances for one length of text"):
+    with refused(f"stablehlo: a {family} computes distances for a fixed text length"):
         write_stablehlo(model, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

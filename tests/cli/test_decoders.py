@@ -135,9 +135,8 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, 
     words = ("predict", f"--workdir={tmp_path}", "--text=the cat")
     code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new=1")
     assert code == 0 and len(json.loads(out)["generated"].split()) <= 1
-    assert f"--max-new=1 is of texts; {tmp_path}/export answers classes" in refused(
-        *words, "--max-new=1"
-    )
+    line = refused(*words, "--max-new=1")
+    assert "--max-new=1" in line and f"{tmp_path}/export predicts classes" in line
     assert "--max-new=0 must be at least 1" in refused(*words, "--generate", "--max-new=0")
 
 
@@ -193,7 +192,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
     run(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
     line = refused("export", *place, f"--peft={tmp_path / 'a'}", started=True)
-    assert line.startswith("--peft: of a T5 PEFT holds soft tokens of the encoder alone")
+    assert line.startswith("--peft: for a T5, PEFT only supports soft tokens of the encoder")
     assert not (tmp_path / "a").exists()
 
 

@@ -348,9 +348,9 @@ def exported(backbone, data, encoder, tmp_path_factory):
 def test_other_formats_are_refused(exported, refused, tmp_path):
     workdir, _ = exported
     line = refused("export", f"--workdir={workdir}", f"--peft={tmp_path / 'p'}", started=True)
-    assert "laid with demonstrations, which PEFT has no form for" in line
+    assert "uses demonstrations, which PEFT does not support" in line
     line = refused("export", f"--workdir={workdir}", f"--stablehlo={tmp_path / 's'}", started=True)
-    assert "stablehlo: the prompt is laid with demonstrations" in line
+    assert "stablehlo: the prompt uses demonstrations" in line
 
 
 @pytest.mark.long

@@ -134,7 +134,7 @@ def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, 
         code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--split=train")
         assert code == 0, err
         found = json.loads((workdir / "inspect" / "inspect.json").read_text())
-        assert found["notes"]["confusion"].startswith("There is none: ")
+        assert found["notes"]["confusion"].startswith("There is no confusion matrix: ")
     program = [f"--workdir={workdir}", f"--stablehlo={tmp_path / 'program'}"]
     code, _, err = jaxprompt(capsys, "export", *program)
     assert code == 2 and "makes 2; list all classes in one input" in err

@@ -151,23 +151,21 @@ def test_an_export_that_cannot_be_written(refused, run, tmp_path, monkeypatch):
     assert files(run) == before
     monkeypatch.undo()
     line = refused(*again(run, "export", f"--npy={tmp_path / 'train.jsonl'}"))
-    assert "train.jsonl does not end in .npy; name a file that does" in line
+    assert "train.jsonl must end in .npy" in line
     line = refused(*again(run, "export", f"--npy={tmp_path / 'x.npy'}"))
-    assert "--npy: a prompt of prefix has no soft tokens" in line
+    assert "--npy: a prefix prompt has no soft tokens" in line
 
 
 def test_an_export_that_replaces_another_says_so(run, tmp_path, capsys):
     folder = shutil.copytree(run / "export", tmp_path / "out")
     words = list(map(str, again(run, "export", f"--output={folder}")))
     assert main(words) == 0
-    assert "replaces" not in capsys.readouterr().err  # it is the same
+    assert "replaced" not in capsys.readouterr().err  # it is the same
     edit(folder / "prompt.json", seed=5)
     assert main(words) == 0
-    line = (
-        f"{folder} held another export, which this one replaces: name 'custom', method 'prefix', "
-    )
+    line = f"{folder}: replaced another export: name 'custom', method 'prefix', "
     assert f"{line}seed 5" in capsys.readouterr().err
-    assert main(words) == 0 and "replaces" not in capsys.readouterr().err
+    assert main(words) == 0 and "replaced" not in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -227,12 +225,12 @@ def test_input_lines_that_are_broken(predict, no_reading, tmp_path, monkeypatch)
     out = tmp_path / "out.jsonl"
     assert f"{path}:2: broken JSON" in predict(f"--input={path}", f"--output={out}")
     path.write_text("")
-    assert f"{path} holds no text; give at least one" in predict(f"--input={path}")
+    assert f"{path} contains no text; give at least one" in predict(f"--input={path}")
     assert "/no/in.jsonl: no such file" in predict("--input=/no/in.jsonl")
     monkeypatch.setattr("sys.stdin", ["the cat\n", '{"text": \n'])
     assert "stdin:2: broken JSON" in predict()
     monkeypatch.setattr("sys.stdin", [])
-    assert "stdin holds no text" in predict()
+    assert "stdin contains no text" in predict()
     assert not out.exists()
 
 

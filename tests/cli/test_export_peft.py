@@ -145,7 +145,7 @@ def test_a_family_whose_torch_model_reads_no_prefix_is_refused(
     code, err, _ = _train(capsys, tmp_path, backbone, data)
     assert code == 2
     article = "an" if family == "albert" else "a"
-    assert f"--peft: {article} {family} of transformers does not read the prefix" in err
+    assert f"--peft: {article} {family} of transformers does not support a prefix" in err
     assert not (tmp_path / "peft").exists()
 
 
@@ -271,7 +271,7 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
         found = as_peft(scorer, tensors, metadata)
         assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
     else:
-        with pytest.raises(InputError, match="PEFT puts soft tokens in front.*ship prompt.safe"):
+        with pytest.raises(InputError, match="PEFT puts soft tokens before.*use prompt.safe"):
             as_peft(scorer, tensors, metadata)
 
 
@@ -283,7 +283,7 @@ def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
     scorer = scorer_from_config(c, opened, examples, make_placement(1, 1))
     metadata = make_metadata(method="ipt", backbone={"family": "t5"})
     tensors = {"prompt/embed": np.ones((4, 32), np.float32)}
-    with pytest.raises(InputError, match="--peft: a prompt of ipt is computed from each text"):
+    with pytest.raises(InputError, match="--peft: an ipt prompt is computed from each text"):
         as_peft(scorer, tensors, metadata)
 
 
@@ -300,7 +300,7 @@ def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, ca
     place = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}"]
     assert jaxprompt(capsys, "train", *place)[0] == 0
     code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
-    assert code == 2 and "--peft: a prompt of compose has soft tokens and a prefix, and PEFT" in err
+    assert code == 2 and "--peft: a compose prompt has soft tokens and a prefix, and PEFT" in err
     assert not (tmp_path / "run/export").exists() and not (tmp_path / "peft").exists()
 
 

@@ -255,10 +255,10 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys):
     asked = lambda *words: refused("inspect", f"--workdir={workdir}", *words)
     assert "--top=0 must be at least 1" in asked("--top=0")
     assert "--examples=3 must be at least 4" in asked("--examples=3")
-    assert "--steps=x must be steps, as in 0,30,60" in asked("--steps=2,x")
+    assert "--steps=x must be a list of steps" in asked("--steps=2,x")
     assert "--split='all' is unknown; known: dev, test, train" in asked("--split=all")
     line = asked("--steps=0,3")
-    assert "--steps=3: " in line and "there are those of 0, 2, 4" in line and "train.keep" in line
+    assert "--steps=3: " in line and "only of steps 0, 2, 4" in line and "train.keep" in line
     assert not (workdir / "inspect" / "pca-3.png").exists()
     copy = shutil.copytree(workdir, tmp_path / "copy")
     (copy / "inspect" / "old.png").mkdir(parents=True)

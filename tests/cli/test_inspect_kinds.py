@@ -132,10 +132,10 @@ def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
     ]
     found = SimpleNamespace(instances=SimpleNamespace(shown=shown))
     assert list_instances(found, colours=False) == (
-        "HUM: Who [wrote] [\\x1b[2J]\nclass not known: When ?\n"
+        "HUM: Who [wrote] [\\x1b[2J]\nunknown class: When ?\n"
     )
     assert list_instances(found, colours=True) == (
-        "HUM: Who \x1b[31mwrote\x1b[0m \x1b[31m\\x1b[2J\x1b[0m\nclass not known: When ?\n"
+        "HUM: Who \x1b[31mwrote\x1b[0m \x1b[31m\\x1b[2J\x1b[0m\nunknown class: When ?\n"
     )
     assert list_instances(SimpleNamespace(instances=None), colours=True) == ""
 
@@ -162,7 +162,7 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     run(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
     _, found, page = look(tmp_path / "run", "--steps=4")
     counts = np.array(found["confusion"]["counts"])
-    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 answers are right" in page
+    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
 
 
 @pytest.mark.long
@@ -188,8 +188,8 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
     _, found, page = look(tmp_path / "run", "--steps=4")
     assert [own["step"] for own in found["separation"]] == [2, 4]
     assert all(row["start"] is None for row in found["rows"])
-    assert any("before the first step are not known" in line for line in found["remarks"])
-    assert "not known" in page
+    assert any("initial parameters are not known" in line for line in found["remarks"])
+    assert "unknown" in page
 
 
 @pytest.mark.long
@@ -224,19 +224,19 @@ def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, cap
     assert found["exports"] == ["a", "b/c"]
     np.testing.assert_allclose(found["cosines"], [[1, a @ b], [a @ b, 1]], atol=1e-6)
     assert (folder / "similarity.png").read_bytes()[:4] == b"\x89PNG"
-    assert "holds 1 exports" in refused("inspect", f"--exports={folder / 'a'}", started=True)
+    assert "contains 1 exports" in refused("inspect", f"--exports={folder / 'a'}", started=True)
     run(make_config(backbone, data, "prefix", **KEPT), str(tmp_path / "d"))
     words = [f"--workdir={tmp_path / 'd'}", f"--output={folder / 'd'}"]
     assert jaxprompt(capsys, "export", *words)[0] == 0
     line = refused("inspect", f"--exports={folder}", started=True)
-    assert f"{folder / 'd'} has method prefix, {folder / 'a'} has soft; only prompts of one" in line
+    assert f"{folder / 'd'} has method prefix, {folder / 'a'} has soft; give prompts of one" in line
 
 
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"prompt": {"first": 1, "last": 2}}, "has layers 2-2, {first} has 1-1; only prompts of"),
-        ({"method": "constant"}, "has method constant, {first} has prefix; only prompts of one"),
+        ({"prompt": {"first": 1, "last": 2}}, "has layers 2-2, {first} has 1-1; give prompts of"),
+        ({"method": "constant"}, "has method constant, {first} has prefix; give prompts of one"),
         ({"backbone": {"fingerprint": "1" * 64}}, "has backbone 111111111111, {first} has "),
     ],
 )

@@ -197,5 +197,5 @@ def test_a_run_is_seen_while_it_runs_and_when_it_was_cut(backbone, data, tmp_pat
 
 
 def test_a_folder_without_a_run_is_named(refused, tmp_path):
-    assert "holds no run" in refused("show", tmp_path)
+    assert f"{tmp_path} contains no run" in refused("show", tmp_path)
     assert "workdir" in refused("show")

@@ -311,14 +311,14 @@ def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, caps
     assert code == 0 and json.loads(out)["examples"] == 4 and "unicorn" in err
 
     for row, why in (
-        ({"text": "a cat"}, "no row has a label that its prompt's task knows"),
+        ({"text": "a cat"}, "no row has a known label of its prompt's task"),
         ({"label": rows[0]["label"]}, "in.jsonl:1: "),
     ):
         (tmp_path / "in.jsonl").write_text(say([row]))
         code, out, err = jaxprompt(capsys, "evaluate", flag, f"--input={tmp_path / 'in.jsonl'}")
         assert code == 2 and why in err and not out and "--on-error" not in err
     code, _, err = jaxprompt(capsys, "evaluate", flag)
-    assert code == 2 and "--prompt is scored on the rows of --input; give both" in err
+    assert code == 2 and "--prompt and --input must be given together" in err
 
 
 @pytest.mark.long
@@ -403,7 +403,7 @@ def test_choices(head, backbone, tmp_path, predict, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(say([fewer[0], many, fewer[2]])))
     code, out, err = jaxprompt(capsys, "predict", f"--prompt={folder}")
     assert code == 2 and not out and ": stdin:2: " in err
-    assert "an example has 5 " in err and "--on-error=skip predicts the others" in err, err
+    assert "an example has 5 " in err and "use --on-error=skip to" in err, err
     around = predict(folder, "--on-error=skip", stdin=say([fewer[0], many, fewer[2]]))
     assert close([around[0], around[2]], [found[24], found[26]])
     assert set(around[1]) == {*many, "error"} and around[1]["error"].startswith("stdin:2: ")
@@ -440,8 +440,8 @@ def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp
         code, found, err = jaxprompt(capsys, *given)
         assert code == 0, err
         code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
-        told = "is computed from each text" if name == "reading" else "trains rows for the answer"
-        assert code == 2 and told in err and "which PEFT has no form for" in err
+        told = "is computed from each text" if name == "reading" else "trains label rows"
+        assert code == 2 and told in err and "which PEFT does not support" in err
     live, exported = (
         [json.loads(line) for line in text.splitlines()] for text in (out.read_text(), found)
     )

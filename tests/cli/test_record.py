@@ -88,11 +88,12 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     given = ("predict", "--workdir=run", "--text=the cat")
     assert main([*given]) == 0
     edit(place / "run/result.json", best_step=1)
-    assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
+    line = refused(*given)
+    assert "run/export is from step " in line and "the best step of the run is 1" in line
     (place / "run/result.json").unlink()  # as of one that is still at work
     assert main([*given]) == 0
     (place / "run/checkpoints/99/best").mkdir(parents=True)
-    assert "best at step 99" in refused(*given)
+    assert "the best step of the run is 99" in refused(*given)
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
 
 

@@ -90,9 +90,9 @@ def test_the_best_of_too_few_runs_are_said_to_add_nothing(tmp_path, capsys):
     for best, few in ((3, "soft (1)"), (4, "prefix (4), soft (1)"), (9, "prefix (4), soft (1)")):
         code, out, err = jaxprompt(capsys, "sweep", f"--table={tmp_path}", f"--best={best}")
         assert code == 0 and (f"prefix, best {best} on dev" in out) == (best == 3)
-        told = f"--best={best} adds nothing to rows of as many runs or fewer: {few}\n"
+        told = f"--best={best} has no effect on rows with at most {best} runs: {few}\n"
         assert err.endswith(told)
-    assert "adds nothing" not in jaxprompt(capsys, "sweep", f"--table={tmp_path}")[2]
+    assert "no effect" not in jaxprompt(capsys, "sweep", f"--table={tmp_path}")[2]
 
 
 def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
@@ -152,7 +152,7 @@ def test_a_sweep_of_a_papers_config_by_its_folder(tmp_path, capsys):
 
 
 def test_a_folder_without_results(tmp_path, refused):
-    assert "holds no finished run" in refused("sweep", f"--table={tmp_path}")
+    assert f"{tmp_path} contains no finished run" in refused("sweep", f"--table={tmp_path}")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export", "predict"])
@@ -161,7 +161,7 @@ def test_a_folder_of_several_runs_says_which(command, tmp_path, refused):
     for seed in (1, 2):
         write_run(folder / f"seed={seed}", seed=seed)
     words = [command, f"--workdir={folder}"] + ["--text=x"] * (command == "predict")
-    expected = f"name one as in --workdir={folder}/seed=1; there are seed=1, seed=2"
+    expected = f"several runs: seed=1, seed=2; choose one, e.g. --workdir={folder}/seed=1"
     assert expected in refused(*words)
     grid = load_config("quickstart", [("runs.seeds", "1,2")]).to_dict()
     (folder / "config.json").write_text(json.dumps(grid))
@@ -178,7 +178,7 @@ def test_a_finished_run_needs_no_config(run, capsys, refused, tmp_path):
     code, out, err = jaxprompt(capsys, "export", place, f"--output={tmp_path / 'out'}")
     assert code == 0 and (tmp_path / "out" / "prompt.json").exists(), err
     line = refused("export", f"--workdir={tmp_path / 'none'}")
-    assert "none/config.json does not exist; give the --workdir of a run, or a --config" in line
+    assert "none/config.json does not exist; give the --workdir of a run, or --config" in line
     assert "--config is missing" in refused("evaluate")
 
 
@@ -199,7 +199,7 @@ def test_help_of_train_lists_every_field_once(capsys):
     with pytest.raises(SystemExit):
         jaxprompt(capsys, "train", "--help")
     out = capsys.readouterr().out
-    flags, _, text = out.partition("fields of a config")
+    flags, _, text = out.partition("config fields")
     assert "--coordinator" in flags and "--debug" in flags
     lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
     named = tuple(f"{block}." for block in NAMED)  # blocks whose fields are of what they name
@@ -221,9 +221,10 @@ def test_help_of_train_lists_every_field_once(capsys):
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {
         "optim.lr = 0.01 number, at least 0; learning rate",
-        'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
-        "data.protocol.k = 16 whole number, at least 0; examples per class for train",
-        "runs.seeds = () several of: whole number, in [0, 2**32); seed",
+        'backbone.dtype = "float32" float32 | bfloat16; dtype of the frozen weights and the '
+        "activations",
+        "data.protocol.k = 16 whole number, at least 0; training examples per class",
+        "runs.seeds = () list of: whole number, in [0, 2**32); values of seed",
     } <= shown
 
 

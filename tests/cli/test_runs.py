@@ -243,7 +243,7 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     assert "2 steps in a row had a non-finite loss" in broken and "lower optim.lr" in broken
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
     shown = jaxprompt(capsys, "show", tmp_path / "grid" / "lr=1e+38")[1]
-    assert "failed, and its grid does not try it again: 2 steps in a row had" in shown
+    assert "failed, will not be retried by its grid: 2 steps in a row" in shown
 
 
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):

@@ -203,7 +203,7 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
     code, _, err = jaxprompt(capsys, *where, "--format=squads")
     assert code == 2 and "--format" in err and "squad" in err
     code, _, err = jaxprompt(capsys, *where, "--format=squad", "--on-error=skip")
-    assert code == 2 and "has no --generate, --prefix or --on-error=skip" in err
+    assert code == 2 and "--generate, --prefix and --on-error=skip" in err
 
 
 def test_a_plain_text_is_answered(trained, capsys):

@@ -82,7 +82,7 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     words = [f"--tuned={place}", f"--output={tmp_path / 'prompt'}"]
     for _ in range(2):  # the folder of the same run is replaced
         code, _, err = jaxprompt(capsys, "export", *given, *words)
-        assert code == 0 and f"the prompt stands on {place}" in err, err
+        assert code == 0 and f"the prompt needs the backbone {place}" in err, err
     held, metadata = read_export(str(tmp_path / "prompt"))
     assert not any("backbone/" in name for name in held)
     assert metadata.backbone.id == str(place)
@@ -164,7 +164,7 @@ def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
         line = refused("export", *given, *words)
         assert line == f"{flag}: the run did not tune the backbone; export without it"
     line = refused("export", *given, "--delta", f"--tuned={tmp_path / 'm'}")
-    assert line == "--delta and --tuned are two ways to ship the same weights; give one"
+    assert line == "--delta and --tuned both export the tuned weights; give one of them"
     _, _, own = tuned
     line = refused("export", *own, f"--peft={tmp_path / 'peft'}")
     assert line.startswith("--peft: the run tuned weights of the backbone")

@@ -40,13 +40,13 @@ def test_values_of_python_are_those_of_flags(field, value, expected):
 @pytest.mark.parametrize(
     "field, value, told",
     [
-        ("task.labels", "('a,b')", "must be a list, as in a,b or"),
-        ("trainable", "('prompt/.*')", "must be a list, as in a,b or"),
+        ("task.labels", "('a,b')", "must be a list, e.g. a,b or"),
+        ("trainable", "('prompt/.*')", "must be a list, e.g. a,b or"),
         ("task.labels", None, "task.labels=None must be a list"),
-        ("task.label", None, "task.label=None must be a text"),
+        ("task.label", None, "task.label=None must be a string"),
         ("data.batch", None, "data.batch=None must be a whole number"),
-        ("task.labels", {"a", "b"}, " is a set; give a text, a number or a list"),
-        ("task.words", {"a": "b"}, " is a dict; give a text, a number or a list"),
+        ("task.labels", {"a", "b"}, " is a set; give a string, a number or a list"),
+        ("task.words", {"a": "b"}, " is a dict; give a string, a number or a list"),
     ],
 )
 def test_what_would_be_read_as_something_else_is_refused(field, value, told):
@@ -61,7 +61,7 @@ def test_a_field_of_a_method_is_no_block(value, tmp_path):
     config = json.loads(read_config("base").to_json())
     config["prompt"]["init"] = value
     (tmp_path / "c.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"prompt.init=(?s:.*) has a block"):
+    with pytest.raises(InputError, match=r"prompt.init=(?s:.*) contains a block"):
         load_config(str(tmp_path / "c.json"))
 
 

@@ -59,7 +59,7 @@ def test_a_choice_has_the_fields_of_its_option_alone():
     overrides = [("data.protocol.size", "9"), ("data.protocol.name", "holdout")]
     assert with_overrides(c, overrides).data.protocol == HoldOut(size=9)
     assert c.replace({"data.protocol": ""}).data.protocol == Protocol()
-    with pytest.raises(InputError, match=r"is of data\.protocol\.name=kshot or kfold; .*holdout"):
+    with pytest.raises(InputError, match=r"data\.protocol\.name=kshot or kfold; .*holdout"):
         with_overrides(c, [("data.protocol", "holdout"), ("data.protocol.k", "4")])
     with pytest.raises(InputError, match=r"unknown option data\.protocol\.name='kshots'.*kshot"):
         with_overrides(c, [("data.protocol", "kshots")])

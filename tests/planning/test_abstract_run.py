@@ -61,7 +61,7 @@ def test_a_backbone_here_is_read_with_its_tokenizer(make_run, shared):
         pytest.skip("no BERT among the shared weights")
     run = make_run(str(here[0]), data__max_len=32)
     assert not isinstance(run.scorer.tokenizer, OnePiece)
-    assert run.batch.encoder.mask.all() and "as it is on this machine" in run.notes[0]
+    assert run.batch.encoder.mask.all() and "from the files on this machine" in run.notes[0]
 
 
 def test_an_unknown_backbone_names_published_ones(make_run, monkeypatch):

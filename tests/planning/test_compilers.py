@@ -19,7 +19,7 @@ def test_every_device_has_its_compiler(monkeypatch):
     monkeypatch.setattr(compilers, "_is_there", lambda module: True)
     for name, device in DEVICES.items():
         compilers.check("cuda" if name in GPUS else "tpu", device)
-        with pytest.raises(InputError, match=f"not for {name}; take --compiler="):
+        with pytest.raises(InputError, match=f"not for {name}; use --compiler="):
             compilers.check("tpu" if name in GPUS else "cuda", device)
 
 
@@ -36,7 +36,7 @@ def test_a_card_is_described_as_its_data_sheet_has_it(name):
 
 @pytest.mark.parametrize("count", [300, 512, 6])
 def test_a_number_of_devices_that_no_slice_has(count):
-    with pytest.raises(InputError, match=f"no slice has {count} of v5e; take 1, 2, .* up to 256"):
+    with pytest.raises(InputError, match=f"no slice has {count} x v5e; use 1, 2, .* up to 256"):
         compilers.find_devices(DEVICES["v5e"], count)
 
 
@@ -80,6 +80,6 @@ def test_what_a_compiler_refuses_is_one_line(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
     place = make_placement(1, 1, devices=jax.devices()[:1])
     with pytest.raises(
-        InputError, match="^the compiler refuses: RESOURCE_EXHAUSTED: 20 GiB of 16 GiB$"
+        InputError, match="^the compiler failed: RESOURCE_EXHAUSTED: 20 GiB of 16 GiB$"
     ):
         compilers.compile_for(place, lambda x: x, jax.ShapeDtypeStruct((), "float32"))
