@@ -296,6 +296,8 @@ def _find_states(
         tell(f"hidden states at step {step}")
         at_start = first if step == START else None
         numbers = _numbers(trained, workdir, step) if at_start is None else at_start
+        if numbers is None:
+            continue
         batches = eval_batches(scorer, part)
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
@@ -307,12 +309,20 @@ def _find_states(
     findings.states = States(names, labels[there], separations, kept)
 
 
-def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat:
-    """Returns the trained parameters of a step; the best ones are loaded already."""
-    trainable = trained.weights.trainable
+def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
+    """Returns the trained parameters of a step; the best ones are loaded already.
+
+    Returns None if a run that is still training has removed the step.
+    """
+    trainable, checkpoints = trained.weights.trainable, Checkpoints(workdir)
     if trained.best is not None and step == trained.best.step:
         return trainable
-    return Checkpoints(workdir).restore_trainable(trainable, step)
+    try:
+        return checkpoints.restore_trainable(trainable, step)
+    except (InputError, OSError, ValueError):
+        if step in checkpoints.steps():
+            raise
+        return None
 
 
 def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:

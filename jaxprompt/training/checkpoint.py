@@ -37,20 +37,20 @@ class Checkpoints:
 
     def __init__(self, workdir: str | os.PathLike):
         """Opens `<workdir>/checkpoints`, which need not exist."""
-        self._folder = folder_of(workdir)
+        self.folder = folder_of(workdir)
 
     def latest(self) -> int | None:
         """Returns the newest step with a state, None if there is none."""
-        return max(agreed_steps(self._folder, STATE), default=None)
+        return max(agreed_steps(self.folder, STATE), default=None)
 
     def best(self) -> int | None:
         """Returns the newest step with best parameters, None if there is none."""
-        return max(agreed_steps(self._folder, BEST), default=None)
+        return max(agreed_steps(self.folder, BEST), default=None)
 
     def steps(self) -> list[int]:
         """Returns the steps with saved trainable parameters, in order."""
         items = (STATE, BEST)
-        return sorted({step for item in items for step in agreed_steps(self._folder, item)})
+        return sorted({step for item in items for step in agreed_steps(self.folder, item)})
 
     def restore(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
         """Restores (state, position) of `step`, the newest by default, bit for bit.
@@ -83,27 +83,30 @@ class Checkpoints:
         Errors as in `restore`.
         """
         # A best has no optimizer state, so there is less to check and to read.
-        if step in agreed_steps(self._folder, BEST):
+        if step in agreed_steps(self.folder, BEST):
             return self.restore_best(template, step)[0]
         read = lambda path: _restore(path, STATE, template, part="trainable/")
         return self._read(STATE, step, read)[0]
 
-    def find_best(self, step: int | None = None) -> int:
+    def find_best(self, step: int | None = None, *, state: int | None = None) -> int:
         """Returns the step of the best parameters up to `step`, by default the newest.
 
-        Raises InputError if they are missing or damaged.
+        `state` is the step of the state that needs them. Raises InputError if they are missing or
+        damaged.
         """
-        return self._read(BEST, step, lambda path: int(path.name))
+        return self._read(BEST, step, lambda path: int(path.name), state)
 
-    def _read(self, item: str, step: int | None, read: Callable[[Path], Result]) -> Result:
+    def _read(
+        self, item: str, step: int | None, read: Callable[[Path], Result], state: int | None = None
+    ) -> Result:
         """Reads one item of a step, the newest by default."""
         while True:
-            newest = max(agreed_steps(self._folder, item), default=None)
+            newest = max(agreed_steps(self.folder, item), default=None)
             try:
-                return read(find(self._folder, item, step))
+                return read(find(self.folder, item, step, state))
             except (InputError, OSError, ValueError):
                 # Several processes do not know of each other's errors.
-                is_last = newest == max(agreed_steps(self._folder, item), default=None)
+                is_last = newest == max(agreed_steps(self.folder, item), default=None)
                 if step is not None or jax.process_count() > 1 or is_last:
                     raise
 

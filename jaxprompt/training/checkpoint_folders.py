@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import file_checksum, folder_checksums, make_folder, parse_json, write_atomic
+from jaxprompt.files import folder_checksums, make_folder, parse_json, write_atomic
 from jaxprompt.parallel import processes
 
 STATE, BEST, POSITION = "state", "best", "position"  # the items of a step
@@ -122,48 +122,58 @@ def seal(path: Path) -> None:
     write_atomic(path / SEAL, json.dumps({name: x for name, x in sums.items() if "/" in name}))
 
 
-def find(folder: Path, item: str, step: int | None) -> Path:
+def find(folder: Path, item: str, step: int | None, state: int | None = None) -> Path:
     """Returns the checkpoint of `step` with an item, the newest by default.
 
-    Raises InputError if it is missing or damaged.
+    `state` is the step of the state that needs a best. Raises InputError if the item is missing or
+    damaged.
     """
     steps = agreed_steps(folder, item)
-    if not steps or (step is not None and step not in steps):
+    newest = max(steps, default=None) if step is None else step
+    fix = _fix(folder, steps, newest, item, state)
+    if newest is None or newest not in steps:
         there = f"saved steps: {', '.join(map(str, steps))}" if steps else "nothing is saved"
         kind = "best parameters" if item == BEST else "checkpoint"
         what = "no checkpoint" if step is None else f"no {kind} of step {step}"
         is_lost = step is not None and item == BEST  # a state or a result says it was there
         first = "train first, until dev is evaluated, or give another workdir"
-        raise InputError(f"{what} in {folder} ({there}); {_anew(folder) if is_lost else first}")
-    path = folder / str(steps[-1] if step is None else step)
+        raise InputError(f"{what} in {folder} ({there}); {fix if is_lost else first}")
+    path = folder / str(newest)
     # Every process reads a part, so each of them has to see the folder.
     _check_seen(path)
-    older = [] if item == BEST else [s for s in steps if s < int(path.name)]
-    processes.on_first(lambda: _check_whole(path, item, older))
+    processes.on_first(lambda: _check_whole(path, item, fix))
     return path
 
 
-def _check_whole(path: Path, item: str, older: list[int]) -> None:
+def _fix(folder: Path, steps: list[int], step: int | None, item: str, state: int | None) -> str:
+    """Says what to delete if an item of `step` is missing or damaged."""
+    older: list[int] = []
+    if step is not None and item == STATE:
+        older, state = [s for s in steps if s < step], step
+    elif step is not None and state is not None:  # a state from before this best, with another
+        states = [s for s in agreed_steps(folder, STATE) if s < step]
+        older = [s for s in states if any(best <= s for best in steps)]
+    if older:
+        return f"delete {folder / str(state)} to resume from step {older[-1]}"
+    # With the checkpoints alone a result would stay, and the run pass for finished.
+    return f"delete {folder.parent} to train again"
+
+
+def _check_whole(path: Path, item: str, fix: str) -> None:
     try:
         sealed = parse_json((path / SEAL).read_bytes())
         # Of these and no more: a state is larger than its best.
-        files = [name for name in sealed if name.startswith((f"{item}/", f"{POSITION}/"))]
-        bad = [name for name in files if sealed[name] != _checksum(path / name)]
+        sums = {
+            f"{part}/{name}": checksum
+            for part in (item, POSITION)
+            for name, checksum in folder_checksums(path / part).items()
+        }
+        names = {name for name in sealed if name.startswith((f"{item}/", f"{POSITION}/"))}
+        bad = [name for name in sorted(names | sums.keys()) if sealed.get(name) != sums.get(name)]
         reason = f"{bad[0]} is missing, truncated or changed" if bad else ""
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        cure = f"delete it to resume from step {older[-1]}" if older else _anew(path.parent)
         raise InputError(
-            f"checkpoint {path} is damaged or belongs to another run ({reason}); {cure}"
+            f"checkpoint {path} is damaged or belongs to another run ({reason}); {fix}"
         )
-
-
-def _checksum(path: Path) -> int | None:
-    return file_checksum(path) if path.is_file() else None
-
-
-def _anew(folder: Path) -> str:
-    """Returns what to do if there is no state to resume from."""
-    # With the checkpoints alone a result would stay, and the run pass for finished.
-    return f"delete {folder.parent} to train again"

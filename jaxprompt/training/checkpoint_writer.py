@@ -13,6 +13,7 @@ import asyncio
 import collections
 import contextlib
 import copy
+import errno
 import itertools
 import logging
 import os
@@ -44,6 +45,7 @@ from jaxprompt.training.checkpoint_folders import (
 )
 
 OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
+FILES = 128  # files and folders of a step at most
 _WRITERS = itertools.count()
 
 
@@ -70,7 +72,8 @@ class CheckpointWriter:
         # The steps that are there or under way.
         self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
         self._writing = _Writing()
-        logging.getLogger("absl").addFilter(_is_news)
+        for library in ("absl", "asyncio"):
+            logging.getLogger(library).addFilter(_is_news)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item, handler in handlers().items():
             args = ocp.args.JsonSave if item == POSITION else ocp.args.PyTreeSave
@@ -106,7 +109,8 @@ class CheckpointWriter:
                 raise
             error.add_note(f"besides: {failure}")
         finally:
-            self._manager.close()
+            with contextlib.suppress(Exception):  # `settle` has raised what was not written
+                self._manager.close()
 
     def save(
         self, step: int, position: Mapping[str, Any], *, state: Tree = None, best: Tree = None,
@@ -301,6 +305,9 @@ def _check_room(path: Path, trees: Mapping[str, Tree]) -> None:
         with tempfile.TemporaryFile(dir=path.parent) as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, size)
+            disk = os.fstatvfs(file.fileno())
+            if disk.f_files and disk.f_favail < FILES:
+                raise OSError(errno.ENOSPC, f"no room for {FILES} more files")
     except OSError as error:
         raise write_error(path, error) from error
 

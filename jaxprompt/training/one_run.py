@@ -287,7 +287,7 @@ def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
         progress, seconds = Progress.from_json(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
-            checkpoints.find_best(progress.best.step)
+            checkpoints.find_best(progress.best.step, state=started)
         feed.batches.set_state(position["data"])
     return Start(feed, state, progress, started or 0, seconds)
 

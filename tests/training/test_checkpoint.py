@@ -420,7 +420,7 @@ def test_damage_to_any_file_is_found(tmp_path):
             assert set(errors) == damaged_items or (file.name == "checksums.json" and errors), file
             for item, message in errors.items():
                 assert "checkpoints/2 is damaged" in message and "\n" not in message
-                assert ("delete it to resume from step 1" in message) == (item == "state")
+                assert ("checkpoints/2 to resume from step 1" in message) == (item == "state")
             (folder / file).write_bytes(data)
     assert checkpoints.restore(state)[1] == {"at": 2, "best": {}}
     shutil.rmtree(folder)
@@ -508,3 +508,31 @@ def test_a_step_that_a_training_removes_while_it_is_read_is_no_error(tmp_path, m
         shutil.rmtree(tmp_path / "checkpoints/2/best")
         with pytest.raises(InputError, match="no checkpoint in"):
             Checkpoints(tmp_path).restore_best(make_state().trainable)
+
+
+def test_where_a_best_is_lost_the_message_names_a_state_that_does_not_need_it(tmp_path):
+    checkpoints, state = Checkpoints(tmp_path), make_state()
+    with CheckpointWriter(tmp_path, -1, keep=3) as writer:
+        for step in (2, 4, 6):
+            best = state.trainable if step < 6 else None
+            writer.save(step, {"best": {"step": min(step, 4)}}, state=state, best=best)
+    assert checkpoints.find_best(4, state=6) == 4
+    folder = tmp_path / "checkpoints"
+    damages = (folder / "4/checksums.json").unlink, lambda: shutil.rmtree(folder / "4/best")
+    for damage in damages:
+        damage()
+        with pytest.raises(InputError, match=f"delete {folder}/6 to resume from step 2"):
+            checkpoints.find_best(4, state=6)
+    shutil.rmtree(folder / "2/best")
+    with pytest.raises(InputError, match=f"delete {tmp_path} to train again"):
+        checkpoints.find_best(4, state=6)
+
+
+def test_a_disk_without_room_for_files_is_full(tmp_path, monkeypatch):
+    fstatvfs = os.fstatvfs
+    few = lambda file: os.statvfs_result([*fstatvfs(file)[:5], 1000, 9, 9, 0, 255])
+    with CheckpointWriter(tmp_path, -1) as writer:
+        monkeypatch.setattr(os, "fstatvfs", few)
+        with pytest.raises(InputError, match="cannot write .*checkpoints/1: no room for"):
+            writer.save(1, {}, state=make_state())
+    assert names(tmp_path / "checkpoints") == []

@@ -4,6 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -120,7 +121,21 @@ def _restore(chunk: Chunk, checkpoints: Checkpoints, feeds: Sequence[Feed]) -> G
     for i, data in zip(rows, position["data"], strict=True):
         feeds[i].batches.set_state(data)
     progress = [Progress.from_json(position["runs"][name]) for name in names]
+    for member, one in zip(chunk.members, progress, strict=True):
+        if one.done and not one.error:
+            _check_best(member.run.folder, _best_of(one).step, checkpoints)
     return GroupStart(feeds, state, best, rows, progress, step, position["seconds"])
+
+
+def _check_best(run: Path, step: int, checkpoints: Checkpoints) -> None:
+    """Raises InputError if a run of the chunk has ended and its best parameters are lost."""
+    try:
+        Checkpoints(run).find_best(step)
+    except InputError as error:
+        raise InputError(
+            f"{str(error).partition('; ')[0]}; delete {run} and {checkpoints.folder} to train the "
+            "runs that are not finished from the start"
+        ) from error
 
 
 class BatchedRuns:

@@ -1,11 +1,18 @@
 """How the runs of a grid end: each by its own best step, and by what it chose on dev there."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
+import jax.numpy as jnp
+import pytest
+
 from jaxprompt.config.load import load_config
+from jaxprompt.errors import InputError
 from jaxprompt.runs.grid import batched_runs
 from jaxprompt.runs.grid.batched_runs import BatchedRuns, Chunk, GroupStart
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.progress import Evaluation, Progress
 
 
@@ -53,3 +60,13 @@ def test_each_run_is_tested_with_its_own_numbers_and_its_own_threshold(tmp_path,
     failed = tmp_path / "run1"
     assert [path.name for path in failed.iterdir()] == ["error.txt"]
     assert (failed / "error.txt").read_text() == "3 steps in a row were not finite\n"
+
+
+def test_an_ended_run_whose_best_is_lost_is_refused_before_the_others_resume(tmp_path):
+    grid, run = Checkpoints(tmp_path), tmp_path / "lr=1"
+    with CheckpointWriter(run, -1) as writer:
+        writer.save(2, {"best": {}}, best={"prompt/table": jnp.ones(3)})
+    batched_runs._check_best(run, 2, grid)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match=f"delete {run} and {tmp_path}/checkpoints to train"):
+        batched_runs._check_best(run, 2, grid)
