@@ -243,7 +243,7 @@ def test_a_prefix_for_a_family_that_reads_none_in_torch_is_refused(tmp_path):
     k = np.ones((2, 3, 2, 16), np.float32)
     about = dict(base="x", layers=2, heads=2, task_type="FEATURE_EXTRACTION")
     write_peft(tmp_path / "peft", prefix=(k, k), **about)
-    with refused("has a prefix, which an albert of transformers does not read"):
+    with refused("has a prefix, which an albert of transformers does not support"):
         jp.attach(backbone, jp.load_prompt(tmp_path / "peft"), task="topics", max_len=48)
 
 

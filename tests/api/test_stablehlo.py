@@ -342,7 +342,7 @@ def test_distances_of_one_length_are_refused(family, backbones, tmp_path):
 def test_what_writes_is_refused(backbones, tmp_path):
     task = jp.task("text", target="label", template="{text}")
     model = jp.attach(backbones("t5"), soft_prompt(tmp_path), task=task, head=jp.text())
-    with refused("stablehlo: head.name=text", "free-text task", "take head.name=linear"):
+    with refused("stablehlo: head.name=text", "free-text task", "use head.name=linear"):
         write_stablehlo(model, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
