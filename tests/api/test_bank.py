@@ -232,7 +232,7 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     with pytest.raises(jp.InputError, match=told):
         jp.attach(backbone, {"first": first, "other": jp.Prompt(first.tensors, other)})
     strange = {**first.card, "backbone": {**first.card["backbone"], "family": "electra"}}
-    with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on electra"):
+    with pytest.raises(jp.InputError, match="prompt other: .* on electra"):
         strangers = {"first": first, "other": jp.Prompt(first.tensors, strange)}
         jp.attach(backbone, strangers, force=True)
     with pytest.raises(jp.InputError, match="several prompts must be exports"):

@@ -207,7 +207,7 @@ REFUSED = {
     "no_sentinel": ("t5", T5 | {"backbone.sentinel": "<s_{}>"}, "has no sentinel '<s_0>'"),
     "no_start": ("no_start", T5, "lacks decoder_start_token_id"),
     "beams": ("t5", TEXT | {"generate.beams": 400}, "beams=400"),
-    "target_too_long": ("t5", TEXT | {"data.max_target": 1}, "over data.max_target=1; raise that"),
+    "target_too_long": ("t5", TEXT | {"data.max_target": 1}, "over data.max_target=1; raise"),
     "no_decoder": ("bert", {"prompt.decoder": 2}, "prompt.decoder=2 needs an encoder-decoder"),
     "no_cross": ("gpt2", {"prompt.cross": 2}, "prompt.cross=2 needs an encoder-decoder"),
     "positions": ("gpt2", {"data.max_len": 64}, "exceed the model's 66"),

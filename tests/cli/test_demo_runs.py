@@ -422,7 +422,7 @@ def spoiled(folder, tmp_path, change):
     (lambda card: card["demos"].update(samples=0), "demos.samples=0 must be at least 1"),
     (lambda card: card["demos"].update(examples=[]), "demos.examples is empty"),
     (lambda card: card["demos"]["examples"][0].update(label=7), "demos.examples has {'fields'"),
-    (lambda card: card["demos"].update(fingerprint="0" * 64), "learned with 000000000000; put"),
+    (lambda card: card["demos"].update(fingerprint="0" * 64), "trained with 000000000000; restore"),
     (lambda card: card["demos"].update(encoder="nowhere/x"), "demos.encoder='nowhere/x': "),
 ])  # fmt: skip
 def test_demonstrations_of_an_export_are_checked(change, part, exported, tmp_path, refused):

@@ -272,7 +272,7 @@ def test_json_configs_that_are_no_configs(refused, tmp_path):
     path = tmp_path / "mine.json"
     for text, part in (
         ('{"seed": ', "is not valid JSON"),
-        ("[1]", "holds a list, not an object"),
+        ("[1]", "contains a list, not an object"),
         ("{}", "is missing"),
         ("\x00\x01", "is not valid JSON"),
     ):
@@ -392,7 +392,7 @@ def test_out_of_memory(refuse, said, backbone, data, tmp_path, monkeypatch, caps
         "raise optim.accumulate (now 1), set backbone.remat=full. To estimate the memory of this"
         in line
     )
-    plan = shlex.split(line.partition(" config needs: ")[2])
+    plan = shlex.split(line.partition(" of this config: ")[2])
     assert plan[:4] == ["python", "-m", "jaxprompt", "plan"] and plan[4] == f"--config={BASE}"
     assert plan[5:] == words
 

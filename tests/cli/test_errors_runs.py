@@ -249,7 +249,7 @@ def test_an_output_that_would_replace_the_input(predict, no_reading, tmp_path):
         line = predict(f"--input={given}", f"--output={output}", "--on-error=skip")
         assert f"--output={output} would overwrite --input={given}" in line
     several = [f"--input={given}", f"--output={given}", "--column=text"]
-    assert f"--output={given} is --input={given}" in predict(*several)
+    assert f"--output={given} would overwrite --input={given}" in predict(*several)
     assert given.read_text() == "text\nthe cat\n" and link.is_symlink()
 
 
@@ -273,7 +273,7 @@ def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run
         path = data / f"{split}.jsonl"
         before = path.read_bytes()
         line = refused(*again(run, "evaluate", f"--output={path}"))
-        assert f"--output={path} is {split}.jsonl of data.source={data}, whose rows" in line
+        assert f"--output={path} would overwrite {split}.jsonl of data.source={data}" in line
         assert path.read_bytes() == before
     own = write_rows(tmp_path / "own.jsonl", [{"text": "cat", "label": "beast"}])
     words = [f"--config.data.files.dev={own}", f"--output={own}"]

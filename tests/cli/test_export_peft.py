@@ -123,7 +123,7 @@ def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
     monkeypatch.setattr("jaxprompt.serving.export.pack_run", compute)
     for given in (folder, backbone):
         line = refused("export", place, f"--peft={given}")
-        assert line.startswith(f"{given} holds ") and line.endswith("or give another folder")
+        assert line.startswith(f"{given} contains ") and line.endswith("or give another folder")
     assert before == [files(folder), files(backbone)]
 
 

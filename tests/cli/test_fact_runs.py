@@ -162,7 +162,7 @@ SPOILT = {
     "no list": (lambda folder: (folder / "words.txt").unlink(), "No such file"),
     "empty list": (lambda folder: words_of(folder, "\n\n"), "is empty"),
     "no token": (lambda folder: words_of(folder, "nowhere\nnever\n"), "words, e.g. 'nowhere'"),
-    "no object": (lambda folder: columns_of(folder, [OUT]), "in any of 1 examples, as 'Paris'"),
+    "no object": (lambda folder: columns_of(folder, [OUT]), "in any of 1 examples, e.g. 'Paris'"),
     "no subject": (
         lambda folder: columns_of(folder, [{"obj_label": "food"}]), "column 'sub_label' of task"
     ),

@@ -74,7 +74,7 @@ def test_real_sst2(shared, capsys):
 
 def test_refused(skewed, refused, tmp_path):
     words = ["evaluate", "--majority", "--config=base:zero_shot", *given(skewed)]
-    assert "leave out --output=x.jsonl" in refused(*words, "--output=x.jsonl")
+    assert "remove --output=x.jsonl" in refused(*words, "--output=x.jsonl")
     assert "'tests' is unknown" in refused(*words, "--split=tests")
     texts = [f"--config.task.{field}" for field in ("target=label", "label=", "labels=")]
     own = ["evaluate", "--majority", "--config=base:soft", *given(skewed), *texts]

@@ -244,7 +244,7 @@ def test_what_fits_nowhere_is_said(capsys):
          "--compiler=cuda compiles for v100-16, v100-32, a100-40, a100-80, h100, h200, not for "
          "v5e; use --compiler=tpu"),
         (["--compiler=tpu", "--devices=1x h100", "--limit=1"],
-         "not for h100; take --compiler=cuda"),
+         "not for h100; use --compiler=cuda"),
         (["--compiler=tpu", "--devices=1x v5e", "--limit=1"],
          '--compiler=tpu is not installed; run pip install "libtpu==0.0.42.*"'),
         (["--compiler=cuda", "--devices=1x h100", "--limit=1"],

@@ -418,7 +418,7 @@ def test_a_grid_that_is_wrong(changes, words, train):
 
 def test_a_grid_of_which_no_run_can_be_prepared(train, tmp_path):
     line = train(**{"runs.lr": "0.01,0.02", "data.source": str(tmp_path / "nowhere")})
-    assert "nowhere does not exist; give a folder" in line
+    assert "nowhere does not exist; set data.source" in line
 
 
 @pytest.mark.parametrize(

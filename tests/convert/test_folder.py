@@ -113,7 +113,7 @@ def test_config_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "does not exist"), ("{", "not valid JSON"), ("[1]", "holds a list, not an object")],
+    [(None, "does not exist"), ("{", "not valid JSON"), ("[1]", "contains a list, not an object")],
 )
 def test_bad_config_is_one_line(tmp_path, text, message):
     if text is not None:

@@ -210,7 +210,7 @@ def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
     for name in names:
         (tmp_path / name).write_text("{}")
     if told:
-        with pytest.raises(InputError, match="holds .*, which no export.*another folder"):
+        with pytest.raises(InputError, match="contains .*, which is not part of .*another folder"):
             check_peft_folder(tmp_path, tmp_path)
     else:
         check_peft_folder(tmp_path, tmp_path)

@@ -240,7 +240,7 @@ def test_an_index_that_names_two_shards_for_a_tensor(tmp_path, tensors):
     save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
     twice = '{"weight_map": {"a.weight": "model-0-of-3.safetensors", "a.weight": "other"}}'
     (tmp_path / INDEX).write_text(twice)
-    with pytest.raises(InputError, match="'a.weight' stands twice"):
+    with pytest.raises(InputError, match="'a.weight' appears twice"):
         read_all(tmp_path)
 
 

@@ -97,10 +97,10 @@ def test_what_a_killed_run_has_trained_is_not_trained_again(text, tmp_path, monk
     monkeypatch.setattr(module, "_train", stop)
     assert len(train("bert", text, tmp_path, 300)) == 300
     for change in (dict(size=301), dict(lowercase=False)):
-        with pytest.raises(InputError, match="tokenizer.json already"):
+        with pytest.raises(InputError, match="already has a tokenizer.json"):
             train("bert", text, tmp_path, **dict(size=300) | change)
     (tmp_path / "x.jsonl").write_text(text.read_text() + '\n{"body": "more"}')
-    with pytest.raises(InputError, match="tokenizer.json already"):
+    with pytest.raises(InputError, match="already has a tokenizer.json"):
         train("bert", tmp_path / "x.jsonl", tmp_path, 300)
 
 

@@ -228,7 +228,7 @@ def test_a_tokenizer_gives_its_specials(bert, roberta):
 
 
 def test_a_tokenizer_without_a_mask(t5):
-    with pytest.raises(InputError, match="t5' has no mask token, which masking needs; take"):
+    with pytest.raises(InputError, match="t5' has no mask token, which masking needs; use"):
         make(t5, 64)
 
 

@@ -182,7 +182,7 @@ def test_too_few_sentinels(t5):
 
 
 def test_a_tokenizer_without_sentinels_or_end(roberta, bert):
-    with pytest.raises(InputError, match=r"needed, tokenizer .*roberta' has 0; "):
+    with pytest.raises(InputError, match=r"needed, but tokenizer .*roberta' has 0; "):
         make(roberta, 64, start=0)
     with pytest.raises(InputError, match="has no eos token, which span corruption needs"):
         make(bert, 64, start=0)

@@ -188,7 +188,7 @@ def start_all(*given: tuple, timeout: float = 2) -> list[str]:
 
 FLAGS = {
     "no_process": (("h:1", 2, None), "--process missing; give --coordinator=HOST:PORT"),
-    "process": ((None, None, 1), "--coordinator and --processes missing: "),
+    "process": ((None, None, 1), "--coordinator and --processes missing; "),
     "no_port": (("host", 2, 0), "--coordinator='host' must be"),
     "big_port": (("host:70000", 2, 0), "--coordinator='host:70000' must be HOST:PORT"),
     "range": (("h:1", 2, 2), "--process=2 must be 0 to 1, below --processes=2"),

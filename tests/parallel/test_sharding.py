@@ -472,11 +472,11 @@ def test_a_mesh_that_cannot_be(sizes, words):
         ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
          "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
-         "mesh.data=8 does not divide the 20 of .*; take 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
+         "mesh.data=8 does not divide the 20 of .*; use 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
         ("llama", dict(num_attention_heads=9, num_key_value_heads=3, head_dim=4), (1, 2, False),
-         "mesh.model=2 does not divide the 3 of .*attention/key/.*; take 1 or 3$"),
+         "mesh.model=2 does not divide the 3 of .*attention/key/.*; use 1 or 3$"),
         ("llama", dict(num_attention_heads=3, num_key_value_heads=1, head_dim=4), (1, 2, False),
-         "mesh.model=2 does not divide the 3 of .*attention/.*; take 1 or 3$"),
+         "mesh.model=2 does not divide the 3 of .*attention/.*; use 1 or 3$"),
     ],
 )  # fmt: skip
 def test_widths_that_do_not_divide(family, changes, sizes, words):

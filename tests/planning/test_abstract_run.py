@@ -68,7 +68,7 @@ def test_an_unknown_backbone_names_published_ones(make_run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="nearest: .*google/t5-v1_1-xxl"):
         make_run("google/t5-v1_1-xx")
-    with pytest.raises(InputError, match="no folder"):
+    with pytest.raises(InputError, match="neither a folder nor a Hub id"):
         make_run("./somewhere/else")
 
 

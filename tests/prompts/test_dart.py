@@ -372,7 +372,7 @@ def test_rows_start_from_unused_words(pair):
     assert_close(found["table"], table[[41, 42, 43]])
     assert_close(found["rows"], output[[44, 45, 46]])
     prompt = make_prompt("dart", pair[1].dims, asks, length=5, start="unused")
-    with pytest.raises(InputError, match=r"no \[unused8\], and 8 rows .*; take prompt.start=words"):
+    with pytest.raises(InputError, match=r"no \[unused8\], but 8 rows .*; use prompt.start=words"):
         prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, given)
 
 

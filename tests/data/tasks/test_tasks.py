@@ -477,7 +477,7 @@ def test_lists_of_lines_are_read_where_the_data_set_has_them(shared):
         row = read_file(shared / "data" / name / "train.jsonl.gz")[0]
         assert isinstance(row[column], list)
         assert read_example(task, row, "x:1").fields[column] == "\n".join(row[column])
-        with pytest.raises(InputError, match=f"column '{column}' holds null"):
+        with pytest.raises(InputError, match=f"column '{column}' is null"):
             read_example(task, row | {column: ["a", None]}, "x:1")
     listed = {name for name in NAMES if tasks.get_task(name).lines}
     assert listed == {"dream", "c3", "c3_mixed", "c3_dialog"}

@@ -192,7 +192,7 @@ def test_exactly_so_many_are_whole_or_named(bert):
     with pytest.raises(InputError) as caught:
         encode(encoder, FILM, *demos)
     assert str(caught.value) == (
-        "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens whole, over the 29 "
+        "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens in full, over the 29 "
         "that data.max_len leaves; raise data.max_len by 1 or more, or "
         "use fewer demonstrations, or truncate "
         "texts by demos.limit and demos.own_limit"

@@ -128,7 +128,7 @@ def test_free_text(request, style):
     assert stream.types.tolist() == [0] * len(stream.ids)
     assert learned.label_pos.tolist() == [before - 1 + i for i in range(len(said))]
     assert asked.label_pos.tolist() == [before - 1] and asked.targets is None
-    with pytest.raises(InputError, match=r"over data.max_target=8; raise that"):
+    with pytest.raises(InputError, match=r"over data.max_target=8; raise"):
         encoder.encode_all([example(target="many words " * 5)], targets=True)
 
 

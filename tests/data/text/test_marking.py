@@ -153,9 +153,7 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
     line = refuse_line(
         make_encoder(bert, max_len=24).encode, make_example((0, 149), (150, 153), text=text)
     )
-    assert (
-        "of the entities 'word word word" in line and "and 'end', choices and whole texts)" in line
-    )
+    assert "the entities 'word word word" in line and "'end'" in line
     assert "raise max_len to" in line
 
 

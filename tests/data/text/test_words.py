@@ -87,7 +87,7 @@ def test_labels_then_vocabulary(roberta):
 def test_more_labels_than_rows_are_left_out_aloud(bert, caplog):
     rows = choose_rows("labels", bert, length=1, seed=0, labels=[[7], [8]])
     assert rows == [[7]]
-    assert "2 classes, but 1 soft tokens" in caplog.text
+    assert "2 classes, but only 1 soft tokens" in caplog.text
 
 
 def test_given_text_cut_and_filled(bert):
