@@ -234,7 +234,7 @@ def test_an_adapter_of_another_head_grouping_is_named(tmp_path):
         about = dict(base="x", layers=2, heads=heads, task_type="CAUSAL_LM")
         write_peft(tmp_path / f"of {heads}", prefix=(k, k), **about)
     jp.attach(backbone, jp.load_prompt(tmp_path / "of 2"), **own)
-    with refused(r"of 4: prompt/k is \[2, 3, 4, 8\], the backbone needs \[2, 3, 2, 8\]"):
+    with refused(r"of 4: prompt/k is \[2, 3, 4, 8\], but the backbone needs \[2, 3, 2, 8\]"):
         jp.attach(backbone, jp.load_prompt(tmp_path / "of 4"), **own)
 
 

@@ -365,7 +365,7 @@ def test_the_rest_that_cannot_be(models, tmp_path, monkeypatch):
     with refused("cannot write", "file"):
         write_stablehlo(model, tmp_path / "file" / "x")
     (tmp_path / "y" / "scorer.json").mkdir(parents=True)
-    with refused("holds scorer.json, which is not part of"):
+    with refused("contains scorer.json, which is not part of"):
         write_stablehlo(model, tmp_path / "y")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with refused("flatbuffers", "pip install flatbuffers"):

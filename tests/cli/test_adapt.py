@@ -231,7 +231,7 @@ def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, c
     assert code == 0 and out == ""
     said = [line for line in err.splitlines() if line.startswith("randomly initialised")]
     assert said == ([f"randomly initialised: {FRESH[name]}"] if name in FRESH else [])
-    assert "60 documents, " in err and f" rows of {LENGTH}, " in err
+    assert "60 documents, " in err and f" sequences of {LENGTH} tokens, " in err
     assert f"{CASES[name].objective}: {STEPS} steps, starting at step 0" in err
 
 
@@ -260,7 +260,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
     counts = [len(row["text"].split()) for row in read_lines(corpus / "corpus.jsonl")]
     train, _ = divide(len(counts), HELD_OUT, 0)
     rows = sum(math.ceil(counts[document] / (LENGTH - 2)) for document in train)
-    assert f"60 documents, {sum(counts):,} tokens; {rows} rows of {LENGTH}, " in err
+    assert f"60 documents, {sum(counts):,} tokens; {rows} sequences of {LENGTH} tokens, " in err
 
 
 @pytest.mark.long
