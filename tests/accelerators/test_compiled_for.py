@@ -17,11 +17,12 @@ from jaxprompt.parallel.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
+# Runs of several tasks are not planned.
 SHIPPED = sorted(
     str(path.relative_to(CONFIGS))
     for path in CONFIGS.rglob("*.py")
     if path.stem not in ("__init__", "multi_task") and path.parent.name != "parts"
-)  # fmt: skip; runs of several tasks are not planned
+)  # fmt: skip
 ON = os.environ.get("DEVICES", "v5e").split()  # libtpu takes one generation in a process
 XXL = "google/t5-v1_1-xxl"
 # What configs leave to the user, at the size that was published.
