@@ -247,8 +247,10 @@ def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
     for line, offset, data in _pieces(path, "line", limit):
         where = f"{path}:{line}"
         if len(data) > limit:
-            told = f"{limit:,} bytes, {_LINE} x corpus.max_document; raise corpus.max_document"
-            yield InputError(f"{where}: a line of over {told}")
+            limit_and_fix = (
+                f"{limit:,} bytes, {_LINE} x corpus.max_document; raise corpus.max_document"
+            )
+            yield InputError(f"{where}: a line of over {limit_and_fix}")
             continue
         text = _decoded(data, where, offset)
         yield text if isinstance(text, InputError) else _parsed(text, where, settings)
@@ -375,5 +377,5 @@ def _no_field(where: str, field: str, names: Any) -> InputError:
 
 
 def _too_long(where: str, limit: int, cure: str = "") -> InputError:
-    told = f"a document of over {limit:,} bytes; raise corpus.max_document"
-    return InputError(f"{where}: {told}{cure}")
+    message = f"a document of over {limit:,} bytes; raise corpus.max_document"
+    return InputError(f"{where}: {message}{cure}")

@@ -175,11 +175,11 @@ def read_trained(
     # A finished run says which step was best; of an unfinished one the checkpoints do. Where it was
     # best is read first: a run that trains meanwhile may improve.
     saved = checkpoints.latest() if result is None else None
-    known = None if saved is None else checkpoints.position().get("best")
+    best = None if saved is None else checkpoints.position().get("best")
     step = checkpoints.find_best(None if result is None else result.best_step)
-    if known is not None and known["step"] > step:
+    if best is not None and best["step"] > step:
         raise InputError(
-            f"{workdir} was best at step {known['step']} up to step {saved}, but the parameters "
+            f"{workdir} was best at step {best['step']} up to step {saved}, but the parameters "
             "of that step are missing; train again in another workdir"
         )
     if record is None:

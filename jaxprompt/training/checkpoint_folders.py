@@ -72,9 +72,9 @@ def rewind(folder: Path, step: int, keep: int) -> None:
     """Removes checkpoints after `step`, outdated ones, and the rest of interrupted saves."""
     remove_left_behind(folder)
     states, bests = ({s for s in steps_of(folder, x) if s <= step} for x in (STATE, BEST))
-    kept = (states | bests) - outdated(states, bests, keep)
+    needed = (states | bests) - outdated(states, bests, keep)
     # The newest first: what is left by a kill in between is a run that was saved earlier.
-    for later in sorted({*steps_of(folder), *steps_of(folder, BEST)} - kept, reverse=True):
+    for later in sorted({*steps_of(folder), *steps_of(folder, BEST)} - needed, reverse=True):
         path = folder / str(later)
         # Renamed first: a kill in the middle of the removal must not leave half a checkpoint.
         shutil.rmtree(path.rename(path.with_name(path.name + TEMPORARY)), ignore_errors=True)

@@ -81,9 +81,9 @@ def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
 ):
     c = make_config(backbone, data, "prefix", **STOPPED)
     spoil(1, 2, 3, 4, 5)
-    with pytest.raises(InputError, match="the first 3 steps had a non-finite loss") as found:
+    with pytest.raises(InputError, match="the first 3 steps had a non-finite loss") as error:
         run(c, str(tmp_path))
-    assert "optim.lr" not in str(found.value) and "backbone.dtype=float32" in str(found.value)
+    assert "optim.lr" not in str(error.value) and "backbone.dtype=float32" in str(error.value)
 
 
 @pytest.mark.default_cases(

@@ -83,12 +83,13 @@ def arrays(workdir: Path, item: str = "state") -> tuple[dict[str, np.ndarray], d
 def assert_same_end(workdir: Path, whole: Path) -> None:
     """Compares the final state, the best prompt, the metrics and the result."""
     for item in ("state", "best"):
-        (found, stand), (expected, right) = arrays(workdir, item), arrays(whole, item)
-        assert found.keys() == expected.keys()
-        assert stand | {"seconds": 0} == right | {"seconds": 0}
+        arrays_of_run, position = arrays(workdir, item)
+        expected, expected_position = arrays(whole, item)
+        assert arrays_of_run.keys() == expected.keys()
+        assert position | {"seconds": 0} == expected_position | {"seconds": 0}
         for name, leaf in expected.items():
-            assert found[name].dtype == leaf.dtype
-            assert found[name].tobytes() == leaf.tobytes(), name
+            assert arrays_of_run[name].dtype == leaf.dtype
+            assert arrays_of_run[name].tobytes() == leaf.tobytes(), name
     lines, right = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
     assert list(map(timeless, lines)) == list(map(timeless, right))
     results = (json.loads((f / "result.json").read_text()) for f in (workdir, whole))
