@@ -41,7 +41,7 @@ bare = jp.attach(backbone, None, task="topics", head=jp.verbalizer())
 for text in texts:
     print(f"\n{text}")
     for name, model in (("without", bare), ("with", learned)):
-        (row,), (written,) = jp.predict(model, [text]), jp.generate(model, [text], max_new=12)
+        (row,), (written,) = jp.predict(model, [text]), jp.generate(model, [text], max_new_tokens=12)
         print(f"  {name:8} {row['prediction']:9} {row['score']:.2f}  writes {written!r}")
 PY
   exit

@@ -25,10 +25,12 @@ VALUES: dict[str, Any] = {
     "template": "{text} It was [mask].",
     "label_words": [["bad", "awful"], ["good"]],
     "layout": {
-        "max_len": 32, "max_target": 8, "multiple": 8, "side": "right", "choices": 1,
+        "max_len": 32, "max_target": 8, "multiple": 8, "padding_side": "right", "choices": 1,
         "form": "cloze", "answer": "", "eos": True,
     },
-    "generate": {"max_new": 64, "beams": 1, "length_penalty": 1.0, "early_stopping": "false"},
+    "generate": {
+        "max_new_tokens": 64, "num_beams": 1, "length_penalty": 1.0, "early_stopping": "false",
+    },
     "metrics": {"dev": {"accuracy": 0.1 + 0.2}, "test": None},
     "seed": 13,
     "versions": {"python": "3.11"},

@@ -287,7 +287,7 @@ def make_step(case: Case, place: Placement):
         return make_train_step(model, TX, objectives), (state, frozen, batch), place
     step = make_eval_step(model)
     if case.work == "generate":
-        step = make_generate_step(model, max_new=4, eos=1, pad=0, beams=2)
+        step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
     given = state.trainable, frozen, batch
     if begin := begin_pass(model):  # what a pass computes once for all of its batches
         given += (_put(jax.eval_shape(begin, *given[:2]), place.replicated),)

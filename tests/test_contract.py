@@ -244,7 +244,7 @@ def test_positions_that_no_head_reads_are_left_out(case):
     """Scores and gradients are those of a last layer that runs at every position."""
     batch = case.batch()
     assert few_reads(batch) is not None
-    every = dataclasses.replace(case.model, reads="all")
+    every = dataclasses.replace(case.model, last_layer="all")
     weights = np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32)
 
     @jit

@@ -435,7 +435,7 @@ def test_runs_that_share_the_states_of_a_batch(target):
     trainable, frozen, batch = make_numbers(case, model)
     cfg = dataclasses.replace(model.backbone.cfg, skip=1)
     # The one layer that is left runs whole, as no kernel is for few queries.
-    model = dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg), reads="all")
+    model = dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg), last_layer="all")
     state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
     many = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
     state, runs = jax.tree.map(many, (state, batch))

@@ -57,7 +57,7 @@ def get_config(name="sst2"):
 def show(c, task, in_context):
     """Adds demonstrations: one per class behind the example, or 32 of all classes in front."""
     if task in DOUBLED:
-        c.demos.own_limit, c.demos.limit = OWN_LIMIT, LIMITS.get(task, 0)
+        c.demos.max_example_tokens, c.demos.max_demo_tokens = OWN_LIMIT, LIMITS.get(task, 0)
     if in_context:
         c.demos.total, c.data.max_len = 32, 512
         return

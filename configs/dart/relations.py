@@ -93,7 +93,7 @@ def get_config(name="sem_eval_2010_task_8,8"):
         c.prompt.labels = False
         c.trainable = (r"prompt/.*", r"backbone/.*")
     if shots != "full":
-        c.data.protocol = {"name": "kshot", "k": int(shots), "scarce": "take"}
+        c.data.protocol = {"name": "kshot", "k": int(shots), "on_shortage": "use_fewer"}
     elif own.dev:
         c.data.protocol = {"name": "holdout", "size": own.dev}
     c.data.max_len, c.optim.accumulate = own.max_len, own.passes

@@ -121,7 +121,7 @@ def _method(c, system, place, length, utilization, hidden):
 def few_shot(c, k=32, epochs=400.0):
     """Trains on K examples per class, and keeps the step that is best on as many (5.1)."""
     # CB has 16 of one class.
-    c.data.protocol = {"name": "kshot", "k": k, "scarce": "take"}
+    c.data.protocol = {"name": "kshot", "k": k, "on_shortage": "use_fewer"}
     c.train.total_epochs, c.train.eval_epochs = epochs, 10.0  # A.3: 100 to 800
 
 
@@ -129,5 +129,5 @@ def cross_validation(k=32, folds=4):
     """Lists the fields of the runs that choose the hyper-parameters (section 5.1)."""
     return {
         "data.protocol": "kfold", "data.protocol.k": 2 * k, "data.protocol.folds": folds,
-        "data.protocol.scarce": "take", "train.test": False,
+        "data.protocol.on_shortage": "use_fewer", "train.test": False,
     }  # fmt: skip

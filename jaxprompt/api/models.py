@@ -225,7 +225,7 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     Args:
       model: result of `attach` with one prompt.
       rows: texts or rows.
-      **how: max_new (tokens), beams, length_penalty or early_stopping; by default as in the
+      **how: max_new_tokens, num_beams, length_penalty or early_stopping; by default as in the
         prompt's metadata.
 
     Raises:
@@ -233,7 +233,7 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     """
     check_type("model", model, PromptedModel, "the result of attach with one prompt")
     generation = change_generation(model.prompt.metadata.generate, how)
-    scorer = model.scorer.writing(generation.max_new)
+    scorer = model.scorer.writing(generation.max_new_tokens)
     # Other lengths or beams are other programs; equal ones are compiled once.
     if generation not in model.writers:
         model.writers[generation] = make_answers(

@@ -183,7 +183,7 @@ def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callab
     cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
     # Whether few positions are read depends on the length too.
     backbone = backbone.clone(cfg=cfg)
-    whole = dataclasses.replace(model.scorer.model, backbone=backbone, reads="all")
+    whole = dataclasses.replace(model.scorer.model, backbone=backbone, last_layer="all")
 
     def score(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> jax.Array:
         b, t = inputs["ids"].shape

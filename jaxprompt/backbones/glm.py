@@ -173,7 +173,7 @@ class Backbone(nn.Module):
         if length > most:
             raise InputError(
                 f"an answer of up to {length} tokens exceeds the model's {most} positions; reduce "
-                "data.max_target or generate.max_new"
+                "data.max_target or generate.max_new_tokens"
             )
 
     def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, **how: Any):

@@ -20,8 +20,8 @@ def check_config(config: RunConfig) -> None:
     for field in ("data", "model"):
         if (size := getattr(config.mesh, field)) != -1:
             at_least(f"mesh.{field}", size, 1)
-    if config.cache.folder and config.cache.where != "disk":
-        raise InputError(f"cache.folder={config.cache.folder!r} needs cache.where=disk")
+    if config.cache.folder and config.cache.location != "disk":
+        raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
     prompt, head = method_of(config), head_of(config)
     if "frequent" in starts_of(config) and not config.corpus.path:
         raise InputError(
@@ -38,7 +38,7 @@ def check_config(config: RunConfig) -> None:
     parsed = check_template(task, text, head, config.task.form, prompt.num_slots())
     check_demos(config, head, task, parsed)
     read_answer(config.task.answer or "{label}")
-    head.objectives(config.optim.smoothing)
+    head.objectives(config.optim.label_smoothing)
 
 
 def check_totals(train: TrainConfig) -> None:

@@ -71,8 +71,8 @@ def demos_of(
     block = config.demos
     settings = DemoSettings(
         per_class=block.per_class, total=block.total, exact=block.exact, samples=block.samples,
-        similar=block.similar, encoder=block.encoder, limit=block.limit, own_limit=block.own_limit,
-        seed=config.data.seed,
+        similar=block.similar, encoder=block.encoder, max_demo_tokens=block.max_demo_tokens,
+        max_example_tokens=block.max_example_tokens, seed=config.data.seed,
     )  # fmt: skip
     if not splits.get("train"):
         raise InputError(

@@ -24,7 +24,7 @@ def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
         none of them uses.
     """
     method = make_method(config.prompt, dims)
-    if config.runs.starts:
+    if config.runs.prompt_starts:
         return method
     for own in (method, *(part.method for part in method.components())):
         for field in _unread(own):

@@ -48,7 +48,7 @@ def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
         ("prompt", own, *names)
         for own in parts
         for names in idle_fields(own)
-        if not (config.runs.starts and names[-1] == "start")
+        if not (config.runs.prompt_starts and names[-1] == "start")
     ]
     idle += [("head", head, *names) for names in idle_fields(head)]
     shown = lambda value: "empty" if value == "" else value

@@ -101,7 +101,7 @@ def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
         max_len=data.max_len,
         max_target=data.max_target,
         multiple=data.multiple,
-        side=data.side,
+        padding_side=data.padding_side,
         choices=choices,
         form=task.form,
         answer=task.answer,
@@ -159,7 +159,7 @@ def build_scorer(
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     batches = Layout(
-        batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.side,
+        batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.padding_side,
         multiple=layout.multiple, ends=ends_of(backbone, laid.specials),
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         # Choices that the template lists stand in one row.
@@ -168,9 +168,9 @@ def build_scorer(
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
     kind.check_rows(prompt.name, method.num_rows())
-    reads = backbone.config.reads
+    last_layer = backbone.config.last_layer
     heads = method.modules() | laid.modules
-    model = Model(module_for(backbone, kind), method, heads, reads=reads)
+    model = Model(module_for(backbone, kind), method, heads, last_layer=last_layer)
     return Scorer(
         task, laid.head, template, laid.verbalizer, encoder, batches, model, tokenizer, demos
     )
@@ -235,5 +235,6 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) ->
     return Beside(
         words, (TokenRun(between, role, 0),) if between else (),
         first=settings.per_class == 0 or specials.style == "causal", drops=settings.total > 0,
-        whole=settings.exact > 0, limit=settings.limit, own_limit=settings.own_limit,
+        whole=settings.exact > 0, max_demo_tokens=settings.max_demo_tokens,
+        max_example_tokens=settings.max_example_tokens,
     )  # fmt: skip

@@ -36,8 +36,8 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
         check_writing(
             scorer.model,
             batch,
-            config.generate.max_new,
-            config.generate.beams,
+            config.generate.max_new_tokens,
+            config.generate.num_beams,
             ends=scorer.layout.ends,
         )
 
@@ -104,7 +104,7 @@ def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
 def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
     """Returns the endless stream of training batches; full ones if features are cached."""
     layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
-    layout = layout.whole() if config.cache.where else layout
+    layout = layout.whole() if config.cache.location else layout
     return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 
@@ -139,13 +139,17 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 
 def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
     """Returns the terms of the loss: the head's, and the method's."""
-    return head_of(config).objectives(config.optim.smoothing) + model.prompt.objectives()
+    return head_of(config).objectives(config.optim.label_smoothing) + model.prompt.objectives()
 
 
 def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
     # Cached states are of whole rows.
-    return with_front(scorer) if config.backbone.once and not config.cache.where else scorer
+    return (
+        with_front(scorer)
+        if config.backbone.cache_shared_prefix and not config.cache.location
+        else scorer
+    )
 
 
 class EncodedTask(NamedTuple):

@@ -139,7 +139,7 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     exported, placement = bank.open_export(args, where)
     scorer = exported.scorer
     if scorer.head.WRITES:
-        scorer = scorer.writing(generation.max_new)
+        scorer = scorer.writing(generation.max_new_tokens)
     given = with_examples(scorer.task, given)
     _refuse(given)
     for line in tell_unknown(scorer.task, given):

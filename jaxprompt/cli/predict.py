@@ -63,7 +63,9 @@ def _make_parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--generate", action="store_true", help="generate text instead of a label")
     parser.add_argument(
-        "--max-new", type=int, help="maximum number of new tokens (default: as in the export)"
+        "--max-new-tokens",
+        type=int,
+        help="maximum number of new tokens (default: as in the export)",
     )
     return parser
 
@@ -107,7 +109,7 @@ def _predict(args: Any) -> int:
         args, path, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
     )
     if head.WRITES:
-        exported = exported._replace(scorer=exported.scorer.writing(generation.max_new))
+        exported = exported._replace(scorer=exported.scorer.writing(generation.max_new_tokens))
     task = exported.scorer.task
     # Rows of which some become several examples: each of these has a line of its own.
     inputs = records.with_examples(task, inputs)
@@ -145,19 +147,19 @@ def _read_metadata(args: Any) -> "tuple[str, PromptMetadata]":
 
 
 def _make_head(args: Any, path: str, metadata: "PromptMetadata") -> "tuple[Kind, GenerateConfig]":
-    """Returns the head, and the generation config with --max-new applied."""
+    """Returns the head, and the generation config with --max-new-tokens applied."""
     from jaxprompt.heads import make_head, writer
 
     head = writer() if args.generate else make_head(metadata.head.name, **metadata.head.fields)
-    if args.max_new is not None and not head.WRITES:
+    if args.max_new_tokens is not None and not head.WRITES:
         raise InputError(
-            f"--max-new={args.max_new} is only valid for generated texts, and {path} predicts "
-            f"{head.OF}; remove it"
+            f"--max-new-tokens={args.max_new_tokens} is only valid for generated texts, "
+            f"and {path} predicts {head.OF}; remove it"
         )
     generation = metadata.generate
-    if args.max_new is not None:
-        generation = dataclasses.replace(generation, max_new=args.max_new)
-    at_least("--max-new", generation.max_new, 1)
+    if args.max_new_tokens is not None:
+        generation = dataclasses.replace(generation, max_new_tokens=args.max_new_tokens)
+    at_least("--max-new-tokens", generation.max_new_tokens, 1)
     return head, generation
 
 
@@ -199,7 +201,7 @@ def _with_example(inputs: Sequence[Any]) -> list[Any]:
 
 def _predict_by_bank(args: Any) -> int:
     """Answers the input with several prompts, each for the rows that name it."""
-    for flag in ("generate", "max_new", "text", "sentence_encoder", "pretrained", "workdir"):
+    for flag in ("generate", "max_new_tokens", "text", "sentence_encoder", "pretrained", "workdir"):
         if getattr(args, flag):
             raise InputError(
                 f"--{flag.replace('_', '-')} is only valid for one prompt, and "

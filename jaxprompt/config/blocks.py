@@ -72,7 +72,8 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
     from jaxprompt.config.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
-    if block in CHOICES:
+    meant = SYNONYMS.get(field, SYNONYMS.get(last.lower().replace("-", "_")))
+    if block in CHOICES and field not in SYNONYMS:
         block_values = config
         for part in block.split("."):
             block_values = block_values[part]
@@ -89,7 +90,6 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
                 f"{block}.name={name} has {its_fields if has_fields else 'no other fields'}"
             )
     known = [*known, *option_fields()]
-    meant = SYNONYMS.get(last.lower().replace("-", "_"))
     alike = [meant] if meant in known else [x for x in known if x.rpartition(".")[2] == last]
     hint = f"nearest: {', '.join(dict.fromkeys(alike))}" if alike else nearest(field, set(known))
     return InputError(f"unknown config field {field!r}; {hint}")

@@ -50,12 +50,12 @@ class BackboneConfig(Block):
         "short texts on TPUs, elsewhere attention scores are recomputed in the backward "
         "pass; einsum: two matrix products",
     )
-    reads: str = kinds.word(
-        "asked",
-        kinds.Words("models.model", "READS"),
-        "positions computed in the last layer. asked: those that the head reads; all: all of them",
+    last_layer: str = kinds.word(
+        "needed",
+        kinds.Words("models.model", "LAST_LAYER"),
+        "positions computed in the last layer. needed: those that the head reads; all: all of them",
     )
-    once: bool = kinds.flag(
+    cache_shared_prefix: bool = kinds.flag(
         True,
         "GPT-2, Llama: compute the prefix that all inputs share, e.g. soft tokens, once per "
         "step and not once per input, with one dropout mask",
@@ -210,7 +210,7 @@ class FilesConfig(Block):
         return {name: path for name, path in paths.items() if path}
 
 
-_SCARCE = kinds.Words("data.sampling.fewshot", "SCARCE")
+_ON_SHORTAGE = kinds.Words("data.sampling.fewshot", "ON_SHORTAGE")
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ class KShot(Protocol):
     name: ClassVar[str] = "kshot"
     k: int = kinds.count(16, "training examples per class")
     dev_k: int = kinds.count(0, "dev examples per class; 0 = k")
-    scarce: str = kinds.word(
+    on_shortage: str = kinds.word(
         "raise",
-        _SCARCE,
-        "if a class has too few examples. raise: error; take: train gets what there is, dev "
-        "the rest",
+        _ON_SHORTAGE,
+        "if a class has too few examples. raise: error; use_fewer: train gets up to k, "
+        "dev the rest",
     )
 
 
@@ -262,10 +262,10 @@ class KFold(Protocol):
     folds: int = kinds.size(4, "number of folds")
     fold: int = kinds.count(0, "the fold used as dev")
     k: int = kinds.count(16, "examples per class over all folds; 0 = all")
-    scarce: str = kinds.word(
+    on_shortage: str = kinds.word(
         "raise",
-        _SCARCE,
-        "if a class has too few examples. raise: error; take: divide what there is",
+        _ON_SHORTAGE,
+        "if a class has too few examples. raise: error; use_fewer: divide what there is",
     )
 
 
@@ -320,7 +320,7 @@ class DataConfig(Block):
     group: int = kinds.size(
         1, "sort the examples of this many batches by length, which saves padding; 1 = off"
     )
-    side: str = kinds.word("right", ("right", "left"), "padding side")
+    padding_side: str = kinds.word("right", ("right", "left"), "padding side")
 
 
 @dataclass(frozen=True)
@@ -347,8 +347,10 @@ class DemosConfig(Block):
         1.0, "sample from this share of each class, the most similar examples", "in (0, 1]"
     )
     encoder: str = kinds.path("", "similar below 1: a BERT whose mean-pooled states are compared")
-    limit: int = kinds.count(0, "maximum tokens of each text of a demonstration; 0 = what fits")
-    own_limit: int = kinds.count(
+    max_demo_tokens: int = kinds.count(
+        0, "maximum tokens of each text of a demonstration; 0 = what fits"
+    )
+    max_example_tokens: int = kinds.count(
         0, "maximum tokens of each text of the example itself; 0 = what fits"
     )
 
@@ -398,7 +400,7 @@ class OnText(Objective):
     """Base class of the objectives on running text."""
 
     packed: bool = kinds.flag(True, "pack several documents into each sequence")
-    apart: bool = kinds.flag(False, "packed: attention stays within a document")
+    separate_documents: bool = kinds.flag(False, "packed: attention stays within a document")
     examples: int = kinds.count(10, "held-out sequences written out with the model's predictions")
 
 
@@ -466,8 +468,8 @@ class PPTConfig(Block):
         "last; also used by task.form",
     )
     hard: bool = kinds.flag(False, "task.form=nsp, nss, cls: add a hard prompt to the soft one")
-    least: int = kinds.size(2, "unified: minimum number of options of an example")
-    most: int = kinds.size(16, "unified: maximum number of options of an example")
+    min_options: int = kinds.size(2, "unified: minimum number of options of an example")
+    max_options: int = kinds.size(16, "unified: maximum number of options of an example")
     matched: bool = kinds.flag(
         True, "nsp, nss, unified: negatives are as long as the true neighbour of a text"
     )
@@ -573,14 +575,14 @@ class OptimConfig(Block):
         "a matrix",
     )
     accumulate: int = kinds.size(1, "gradient accumulation: parts that a batch is split into")
-    smoothing: float = kinds.share(0.0, "label smoothing")
+    label_smoothing: float = kinds.share(0.0, "label smoothing")
 
 
 @dataclass(frozen=True)
 class CacheConfig(Block):
     """Hidden states of the frozen layers below all trainable ones, computed once and cached."""
 
-    where: str = kinds.word(
+    location: str = kinds.word(
         "",
         ("host", "disk"),
         "host: in memory; disk: in a folder; empty = no cache, computed in every step",
@@ -600,13 +602,13 @@ class CacheConfig(Block):
 class GenerateConfig(Block):
     """How texts are generated."""
 
-    max_new: int = kinds.size(64, "maximum number of new tokens")
-    beams: int = kinds.size(1, "beam width; 1 = greedy")
+    max_new_tokens: int = kinds.size(64, "maximum number of new tokens")
+    num_beams: int = kinds.size(1, "beam width; 1 = greedy")
     length_penalty: float = kinds.number(
         1.0, "beams are ranked by log-probability / length ** length_penalty", ""
     )
     early_stopping: str = kinds.word(
-        "false", ("true", "false", "never"), "true: stop when `beams` texts have ended"
+        "false", ("true", "false", "never"), "true: stop when `num_beams` texts have ended"
     )
 
 
@@ -628,7 +630,7 @@ class GridConfig(Block):
     weight_decay: tuple[float, ...] = kinds.several(
         kinds.number(0.0, "values of optim.weight_decay")
     )
-    starts: tuple[str, ...] = kinds.texts((), "values of prompt.start")
+    prompt_starts: tuple[str, ...] = kinds.texts((), "values of prompt.start")
     texts: tuple[str, ...] = kinds.texts((), "values of prompt.text")
     words: tuple[str, ...] = kinds.texts((), "values of task.words, each e.g. bad,good")
     size: int = kinds.count(
@@ -671,7 +673,7 @@ class TrainConfig(Block):
     )
     plot: bool = kinds.flag(True, "draw curves.png at the end, if matplotlib is installed")
     log_steps: int = kinds.size(10, "write metrics every n steps")
-    max_streak: int = kinds.size(10, "consecutive non-finite steps before the run stops")
+    max_nonfinite_steps: int = kinds.size(10, "consecutive non-finite steps before the run stops")
     test: bool = kinds.flag(True, "score the test split with the best prompt at the end")
     profile: int = kinds.count(
         0,
@@ -748,7 +750,7 @@ FREE: tuple[str, ...] = (
     "data.cache_dir",
 )
 FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
-FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
+FREE += ("mesh", "cache.location", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored. The
 # seed of the data says which demonstrations are shown.
 OF_DATA = tuple(f"data.{name}" for name in DataConfig.declared() if name != "seed")
@@ -761,4 +763,9 @@ FREE_TRAINED: tuple[str, ...] = (
     "backbone.dtype",
     "backbone.stack",
 )
-FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads", "backbone.once")
+FREE_TRAINED += (
+    "backbone.remat",
+    "backbone.attention",
+    "backbone.last_layer",
+    "backbone.cache_shared_prefix",
+)

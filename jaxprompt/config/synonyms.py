@@ -1,6 +1,6 @@
-"""Names of config fields in other tools, which messages about unknown fields use as hints."""
+"""Other names of config fields, which messages about unknown fields use as hints."""
 
-# The last part of a name, in lower case -> the field.
+# The last part of a name, in lower case, or a whole name -> the field.
 SYNONYMS = {
     **dict.fromkeys(("learning_rate", "learningrate", "base_lr"), "optim.lr"),
     **dict.fromkeys(("optimizer", "optimiser"), "optim.name"),
@@ -10,7 +10,6 @@ SYNONYMS = {
     **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
     **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_norm"), "optim.clip"),
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "optim.accumulate"),
-    **dict.fromkeys(("label_smoothing",), "optim.smoothing"),
     **dict.fromkeys(("adam_beta1", "beta1"), "optim.b1"),
     **dict.fromkeys(("adam_beta2", "beta2"), "optim.b2"),
     **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "max_epochs"),
@@ -41,6 +40,20 @@ SYNONYMS = {
                     "prompt.length"),
     **dict.fromkeys(("dataset", "dataset_name", "task_name"), "task.name"),
     **dict.fromkeys(("verbalizer", "label_words"), "task.words"),
-    **dict.fromkeys(("num_beams", "beam_size"), "generate.beams"),
-    **dict.fromkeys(("max_new_tokens",), "generate.max_new"),
+    **dict.fromkeys(("beams", "beam_size"), "generate.num_beams"),
+    "max_new": "generate.max_new_tokens",
+    # Names that these fields had in earlier versions, in full.
+    "backbone.once": "backbone.cache_shared_prefix",
+    "backbone.reads": "backbone.last_layer",
+    "cache.where": "cache.location",
+    "data.protocol.scarce": "data.protocol.on_shortage",
+    "data.side": "data.padding_side",
+    "demos.limit": "demos.max_demo_tokens",
+    "demos.own_limit": "demos.max_example_tokens",
+    "objective.apart": "objective.separate_documents",
+    "optim.smoothing": "optim.label_smoothing",
+    "ppt.least": "ppt.min_options",
+    "ppt.most": "ppt.max_options",
+    "runs.starts": "runs.prompt_starts",
+    "train.max_streak": "train.max_nonfinite_steps",
 }  # fmt: skip

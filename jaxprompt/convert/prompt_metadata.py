@@ -54,7 +54,7 @@ class ExampleLayout(Document):
     max_len: int = _as_in(DataConfig, "max_len")
     max_target: int = _as_in(DataConfig, "max_target")
     multiple: int = _as_in(DataConfig, "multiple")
-    side: str = _as_in(DataConfig, "side")
+    padding_side: str = _as_in(DataConfig, "padding_side")
     choices: int = dataclasses.field(metadata={kinds.DECLARED: _COUNT})  # the most of an example
     form: str = _as_in(TaskConfig, "form")
     answer: str = _as_in(TaskConfig, "answer")
@@ -79,8 +79,8 @@ class DemosMetadata(Document):
     samples: int = _as_in(DemosConfig, "samples")
     similar: float = _as_in(DemosConfig, "similar")
     encoder: str = _as_in(DemosConfig, "encoder")
-    limit: int = _as_in(DemosConfig, "limit")
-    own_limit: int = _as_in(DemosConfig, "own_limit")
+    max_demo_tokens: int = _as_in(DemosConfig, "max_demo_tokens")
+    max_example_tokens: int = _as_in(DemosConfig, "max_example_tokens")
     seed: int = _as_in(DataConfig, "seed")
     fingerprint: str  # of the sentence encoder; "" = there is none
     examples: tuple[DemoMetadata, ...]

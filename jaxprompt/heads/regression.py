@@ -59,7 +59,7 @@ class Head(linear.Head):
         """Returns the squared error. Raises InputError for label smoothing, which needs classes."""
         if smoothing:
             raise InputError(
-                f"optim.smoothing={smoothing} is only valid with classes, which "
+                f"optim.label_smoothing={smoothing} is only valid with classes, which "
                 "head.name=regression does not have; set it to 0"
             )
         return [Objective("main", squared_error)]

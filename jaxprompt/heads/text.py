@@ -59,7 +59,9 @@ class Head(Kind):
     def objectives(self, smoothing: float) -> list[Objective]:
         """Returns the mean over all target tokens."""
         if smoothing:
-            raise InputError(f"optim.smoothing={smoothing} is only valid with classes; set it to 0")
+            raise InputError(
+                f"optim.label_smoothing={smoothing} is only valid with classes; set it to 0"
+            )
         return [Objective("main", free_text)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:

@@ -122,8 +122,8 @@ def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     shape, (_, heads, columns, _) = q.shape, memory.k.shape
-    beams = (q * scale).reshape(memory.k.shape[0], -1, *shape[1:])  # R -> B, J
-    folded = _fold(beams, heads)
+    num_beams = (q * scale).reshape(memory.k.shape[0], -1, *shape[1:])  # R -> B, J
+    folded = _fold(num_beams, heads)
     scores = einsum("bjnd,bnsd->bnjs", folded, memory.k, jnp.float32)
     hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
     # As in `_probabilities`: capped first, masked then.
@@ -132,7 +132,7 @@ def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
         scores = scores + bias.reshape(len(memory.k), -1, heads, columns).swapaxes(1, 2)
     probs = softmax(scores, q.dtype)  # [B, N, J, S]
     y = jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v)
-    return _unfold(y, beams.shape).reshape(shape)
+    return _unfold(y, num_beams.shape).reshape(shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

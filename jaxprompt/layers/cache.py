@@ -103,10 +103,10 @@ def write_positions(cache: Cache, positions, column) -> Cache:
     return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
 
 
-def repeat_rows(cache: Cache, beams: int) -> Cache:
+def repeat_rows(cache: Cache, num_beams: int) -> Cache:
     """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
     own, positions = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, beams, axis=0), (cache.own, cache.positions)
+        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.own, cache.positions)
     )
     return cache._replace(own=own, positions=positions)
 
@@ -116,11 +116,11 @@ def pick_beams(cache: Cache, parents) -> Cache:
 
     Selection is within a row: across rows, a mesh would send the whole cache around.
     """
-    rows, beams = parents.shape
+    rows, num_beams = parents.shape
 
     def pick(leaf):
-        own = leaf.reshape(rows, beams, *leaf.shape[1:])
-        at = parents.reshape(rows, beams, *[1] * (leaf.ndim - 1))
+        own = leaf.reshape(rows, num_beams, *leaf.shape[1:])
+        at = parents.reshape(rows, num_beams, *[1] * (leaf.ndim - 1))
         return jnp.take_along_axis(own, at, axis=1).reshape(leaf.shape)
 
     own, positions = jax.tree.map(pick, (cache.own, cache.positions))

@@ -18,7 +18,7 @@ from jaxprompt.types import NO_LIMIT, Array, Batch, Cache
 class Generated(NamedTuple):
     """The best continuation of each row, without the input."""
 
-    ids: Array  # int32 [B, max_new], the end id included, the pad id behind it
+    ids: Array  # int32 [B, max_new_tokens], the end id included, the pad id behind it
     lengths: Array  # int32 [B], the end id included
     scores: Array  # float32 [B], the sum of log-probabilities / length ** length_penalty
 
@@ -28,10 +28,10 @@ def generate(
     params: Params,
     batch: Batch,
     *,
-    max_new: int,
+    max_new_tokens: int,
     eos: int | Sequence[int],
     pad: int,
-    beams: int = 1,
+    num_beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
     front_kv: KeyValues | None = None,
@@ -46,14 +46,15 @@ def generate(
       model: the model.
       params: its parameters.
       batch: the inputs.
-      max_new: the maximum number of new tokens.
+      max_new_tokens: the maximum number of new tokens.
       eos: the token id, or several, at which a row ends; with beams, a row ends once it has as many
         finished continuations as beams and no open one is expected to beat the worst of them.
       pad: the padding id.
-      beams: the number of beams, 1 = greedy.
+      num_beams: the number of beams, 1 = greedy.
       length_penalty: of beam search.
       early_stopping: what an open continuation may reach: False is its current score, "never" its
-        score over `max_new` tokens if longer is better; True ends the row without this comparison.
+        score over `max_new_tokens` tokens if longer is better; True ends the row without this
+        comparison.
       front_kv: the result of `Model.run_front` with these parameters, if any.
       checked: whether `check_room` has checked the batch. Under jit only the padded length is
         known.
@@ -63,10 +64,10 @@ def generate(
         or, unless `checked`, if the texts do not fit.
     """
     ends = tuple(np.atleast_1d(eos).tolist())
-    check_search(model, batch, max_new, beams, early_stopping, ends)
+    check_search(model, batch, max_new_tokens, num_beams, early_stopping, ends)
     if not checked:
-        check_room(model, batch, max_new)
-    room = max_new - 1  # nothing follows the last token, so it is not read
+        check_room(model, batch, max_new_tokens)
+    room = max_new_tokens - 1  # nothing follows the last token, so it is not read
     batch, states, cache = read_input(model, params, batch, room, front_kv=front_kv)
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
@@ -87,18 +88,18 @@ def generate(
         return _score(inner, x), cache
 
     # On the host, in float64: index is the length.
-    penalties = jnp.float32(np.arange(1, max_new + 1, dtype=np.float64) ** length_penalty)
+    penalties = jnp.float32(np.arange(1, max_new_tokens + 1, dtype=np.float64) ** length_penalty)
     # Rows of length 0, which only fill the batch, divide by 1.
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
-    found = jnp.full((len(start), max_new), pad, jnp.int32)
-    if beams == 1:
+    found = jnp.full((len(start), max_new_tokens), pad, jnp.int32)
+    if num_beams == 1:
         return _greedy(read, _score(backbone, state), cache, found, idle, ends, penalties)
     longest = early_stopping == "never" and length_penalty > 0
     # None: an open continuation is not compared; 0: by its own length.
-    reach = None if early_stopping is True else max_new if longest else 0
+    reach = None if early_stopping is True else max_new_tokens if longest else 0
     return _beam_search(
-        read, _score(backbone, state), cache, found, idle, ends, penalties, beams, reach
+        read, _score(backbone, state), cache, found, idle, ends, penalties, num_beams, reach
     )
 
 
@@ -118,7 +119,7 @@ def read_input(
 
 class _Row(NamedTuple):
     count: Array  # tokens chosen so far
-    ids: Array  # [B, max_new]
+    ids: Array  # [B, max_new_tokens]
     lengths: Array  # [B]
     sums: Array  # [B] of log-probabilities
     done: Array  # bool [B]
@@ -150,17 +151,17 @@ def _greedy(read, scores, cache, ids, idle, ends, penalties) -> Generated:
 
 class _Beams(NamedTuple):
     count: Array  # tokens chosen so far
-    ids: Array  # [B, K, max_new] of the open continuations, best first
+    ids: Array  # [B, K, max_new_tokens] of the open continuations, best first
     sums: Array  # [B, K] of their log-probabilities
     parents: Array  # [B, K] which open one each was before its last token
-    ended: Array  # [B, K, max_new] the best that ended
+    ended: Array  # [B, K, max_new_tokens] the best that ended
     scores: Array  # [B, K] theirs, -inf = none yet
     done: Array  # bool [B]
 
 
-def _beam_search(read, scores, cache, ids, idle, ends, penalties, beams, reach) -> Generated:
-    rows, max_new = ids.shape
-    ranked = _ranked(beams, ends)
+def _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, reach) -> Generated:
+    rows, max_new_tokens = ids.shape
+    ranked = _ranked(num_beams, ends)
     pick = lambda x, index: jnp.take_along_axis(x, index[:, :, None], axis=1)
 
     def choose(beam: _Beams, scores) -> _Beams:
@@ -174,12 +175,12 @@ def _beam_search(read, scores, cache, ids, idle, ends, penalties, beams, reach) 
         sums, index = jax.lax.top_k(total, ranked)
         parents, tokens = index // vocab, index % vocab  # [B, ranked]
         ids, count = pick(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
-        over = _is_end(tokens, ends) | (count == max_new)
-        open_sums, kept = jax.lax.top_k(jnp.where(over, -jnp.inf, sums), beams)
+        over = _is_end(tokens, ends) | (count == max_new_tokens)
+        open_sums, kept = jax.lax.top_k(jnp.where(over, -jnp.inf, sums), num_beams)
         # An end counts among the best K alone; the others stand by for those that end.
-        new = over & (jnp.arange(ranked) < beams) & ~beam.done[:, None]
+        new = over & (jnp.arange(ranked) < num_beams) & ~beam.done[:, None]
         merged = [beam.scores, jnp.where(new, sums / penalties[count], -jnp.inf)]
-        best, chosen = jax.lax.top_k(jnp.concatenate(merged, axis=1), beams)
+        best, chosen = jax.lax.top_k(jnp.concatenate(merged, axis=1), num_beams)
         done = (best > -jnp.inf).all(1)
         if reach is not None:
             done &= open_sums[:, 0] / penalties[reach or count] <= best[:, -1]
@@ -195,15 +196,15 @@ def _beam_search(read, scores, cache, ids, idle, ends, penalties, beams, reach) 
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
 
-    ids = jnp.repeat(ids[:, None], beams, axis=1)
-    none = jnp.zeros((rows, beams))
+    ids = jnp.repeat(ids[:, None], num_beams, axis=1)
+    none = jnp.zeros((rows, num_beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    cache = repeat_rows(cache, beams)
+    cache = repeat_rows(cache, num_beams)
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     # The first end id is meant, since the pad id may be the same.
     over = _is_end(ids, ends)
-    lengths = jnp.where(over.any(1), jnp.argmax(over, axis=1) + 1, max_new)
+    lengths = jnp.where(over.any(1), jnp.argmax(over, axis=1) + 1, max_new_tokens)
     lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
     return Generated(ids, lengths, jnp.where(idle, 0.0, beam.scores[:, 0]))
 
@@ -212,9 +213,9 @@ def _is_end(tokens: Array, ends: Sequence[int]) -> Array:
     return jnp.isin(tokens, jnp.array(ends, jnp.int32))
 
 
-def _ranked(beams: int, ends: Sequence[int]) -> int:
+def _ranked(num_beams: int, ends: Sequence[int]) -> int:
     """Counts the continuations that are compared: each beam has one for each end id."""
-    return (1 + max(1, len(ends))) * beams
+    return (1 + max(1, len(ends))) * num_beams
 
 
 def _goes_on(carry):
@@ -234,26 +235,30 @@ def _score(backbone, x):
 
 
 def check_writing(
-    model: Model, batch: Batch, max_new: int, beams: int, ends: Sequence[int] = ()
+    model: Model, batch: Batch, max_new_tokens: int, num_beams: int, ends: Sequence[int] = ()
 ) -> None:
     """Raises InputError like `check_search` and `check_room`."""
-    check_search(model, batch, max_new, beams, ends=ends)
-    check_room(model, batch, max_new)
+    check_search(model, batch, max_new_tokens, num_beams, ends=ends)
+    check_room(model, batch, max_new_tokens)
 
 
 def check_search(
-    model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False,
+    model: Model,
+    batch: Batch,
+    max_new_tokens: int,
+    num_beams: int,
+    early_stopping: bool | str = False,
     ends: Sequence[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Raises InputError if numbers are out of range or rows have several documents."""
-    at_least("max_new", max_new, 1)
-    at_least("beams", beams, 1)
+    at_least("max_new_tokens", max_new_tokens, 1)
+    at_least("num_beams", num_beams, 1)
     vocab = model.backbone.dims.vocab
-    if beams > 1 and (ranked := _ranked(beams, ends)) > vocab:
-        each = ranked // beams
+    if num_beams > 1 and (ranked := _ranked(num_beams, ends)) > vocab:
+        each = ranked // num_beams
         raise InputError(
-            f"beams={beams} exceeds {vocab // each}: the search ranks {each} tokens per beam, from "
-            f"a vocabulary of {vocab}; use at most {vocab // each}"
+            f"num_beams={num_beams} exceeds {vocab // each}: the search ranks {each} tokens per "
+            f"beam, from a vocabulary of {vocab}; use at most {vocab // each}"
         )
     if batch.encoder.segments is not None:
         raise InputError(
@@ -264,7 +269,7 @@ def check_search(
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
 
 
-def check_room(model: Model, batch: Batch, max_new: int) -> None:
+def check_room(model: Model, batch: Batch, max_new_tokens: int) -> None:
     """Raises InputError if the texts would not fit the model after the longest row.
 
     Padding takes no positions; under jit, where lengths are unknown, it counts.
@@ -276,9 +281,13 @@ def check_room(model: Model, batch: Batch, max_new: int) -> None:
     longest = mask.shape[1] if unknown else int(np.asarray(mask).sum(1).max())
     front = len(model.front.ids) if model.front else 0  # which rows are without
     read, shift = front + longest, model.prompt.position_shift()
-    if (free := limit - read - shift) < max_new:
-        cure = f"reduce max_new to {free} or shorten the input" if free > 0 else "shorten the input"
+    if (free := limit - read - shift) < max_new_tokens:
+        advice = (
+            f"reduce max_new_tokens to {free} or shorten the input"
+            if free > 0
+            else "shorten the input"
+        )
         raise InputError(
-            f"{read} tokens of input + {shift} positions of the prompt + max_new={max_new} exceed "
-            f"the model's {limit} positions; {cure}"
+            f"{read} tokens of input + {shift} positions of the prompt + "
+            f"max_new_tokens={max_new_tokens} exceed the model's {limit} positions; {advice}"
         )

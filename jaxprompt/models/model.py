@@ -21,7 +21,7 @@ from jaxprompt.tree import Params, flatten
 from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
 
 KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
-READS = ("asked", "all")
+LAST_LAYER = ("needed", "all")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Model:
     prompt: Method
     heads: Mapping[str, nn.Module]
     is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
-    reads: str = "asked"  # positions of the last layer that run: asked for by a head | all
+    last_layer: str = "needed"  # positions computed in the last layer: those of the heads | all
     front: Front | None = None  # what every row begins with; rows of batches are without it
     varies: bool = True  # batches differ in length
 
@@ -63,7 +63,7 @@ class Model:
 
     def _key(self) -> tuple[Any, ...]:
         heads = frozenset((name, *without_arrays(head)) for name, head in self.heads.items())
-        own = self.is_kept, self.reads, self.front, self.varies
+        own = self.is_kept, self.last_layer, self.front, self.varies
         return (self.backbone, self.prompt, heads, *own)
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Model:
         front_kv: KeyValues | None = None,
     ):  # fmt: skip
         """Scores the classes. -> [B, C]"""
-        reads_all = self.reads == "all" or self.heads[head].reads_all
+        reads_all = self.last_layer == "all" or self.heads[head].reads_all
         hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all, front_kv)
         return self.heads[head].apply(
             {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,

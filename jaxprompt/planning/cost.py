@@ -228,7 +228,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 
     def start(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
         _, states, cache = read_input(
-            model, tree.merge(trainable, frozen), batch, generation.max_new - 1
+            model, tree.merge(trainable, frozen), batch, generation.max_new_tokens - 1
         )
         return states[:, -1], cache
 
@@ -242,10 +242,10 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     # The copies of the layers are sharded like the layers.
     copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
     # Each beam has its cache, and the scores of the whole vocabulary.
-    beams = (generation.beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
-    rows = placement.batch.shard_shape(state.shape)[0] * generation.beams
+    num_beams = (generation.num_beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
+    rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
-    return copies + kept + max(reading, beams + scores)
+    return copies + kept + max(reading, num_beams + scores)
 
 
 def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:

@@ -79,7 +79,8 @@ def check_objective(config: RunConfig) -> None:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(config)
     idle = {
-        "optim.smoothing": config.optim.smoothing, "cache.where": config.cache.where,
+        "optim.label_smoothing": config.optim.label_smoothing,
+        "cache.location": config.cache.location,
         "train.init_head": config.train.init_head, "data.protocol": config.data.protocol.name,
     }  # fmt: skip
     for field, value in idle.items():
@@ -125,15 +126,16 @@ def make_denoiser(config: RunConfig, tokenizer: Tokenizer, backbone: Backbone) -
     """Returns the denoiser of an objective. Raises InputError if the tokenizer lacks a token."""
     objective, length = objective_of(config), config.data.max_len
     if isinstance(objective, CausalLM):
-        return clm.make(tokenizer, length, apart=objective.apart)
+        return clm.make(tokenizer, length, apart=objective.separate_documents)
     if isinstance(objective, MaskedLM):
         make = rtd.make if isinstance(objective, ReplacedTokens) else mlm.make
         return make(
             tokenizer, length, rate=objective.rate, whole_words=objective.whole_words,
-            apart=objective.apart,
+            apart=objective.separate_documents,
         )  # fmt: skip
     of_t5 = dict(
-        start=backbone.module.cfg.start, pattern=config.backbone.sentinel, apart=objective.apart
+        start=backbone.module.cfg.start, pattern=config.backbone.sentinel,
+        apart=objective.separate_documents,
     )  # fmt: skip
     if isinstance(objective, PrefixLM):
         return prefix_lm.make(tokenizer, length, share=objective.share, **of_t5)
@@ -205,7 +207,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     else:
         module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
-        model = Model(module, method, heads, reads=config.backbone.reads, varies=False)
+        model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)

@@ -267,9 +267,9 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             raise InputError(
                 "prompt.start=labels uses the label words of one task; use vocab or text"
             )
-        if config.cache.where:
+        if config.cache.location:
             raise InputError(
-                f"cache.where={config.cache.where} caches states of one task; empty it for "
+                f"cache.location={config.cache.location} caches states of one task; empty it for "
                 "shared.tasks"
             )
 

@@ -118,7 +118,7 @@ def _check_idle(config: RunConfig) -> None:
 def tell_idle(config: RunConfig) -> list[str]:
     """Returns log lines for fields of the block `ppt` that have no effect on its task."""
     read = {
-        "least": ("unified",), "most": ("unified",), "annotations": ("cls",),
+        "min_options": ("unified",), "max_options": ("unified",), "annotations": ("cls",),
         "thresholds": ("cls",), "matched": ("nsp", "nss", "unified"),
     }  # fmt: skip
     return [
@@ -154,9 +154,9 @@ def check_learner(config: RunConfig) -> None:
         raise InputError(
             f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
         )
-    if config.cache.where:
+    if config.cache.location:
         raise InputError(
-            f"cache.where={config.cache.where} caches states of sequences that repeat, but "
+            f"cache.location={config.cache.location} caches states of sequences that repeat, but "
             "in pretrain none does; set it to ''"
         )
     options_of(config)
@@ -166,7 +166,7 @@ def options_of(config: RunConfig) -> tuple[int, ...]:
     """Returns the possible numbers of options of an example, (0,) if it has none."""
     if config.ppt.task not in ("nss", "unified"):
         return (0,)
-    return numbers_of_options(config.ppt.task, config.ppt.least, config.ppt.most)
+    return numbers_of_options(config.ppt.task, config.ppt.min_options, config.ppt.max_options)
 
 
 def open_annotations(config: RunConfig) -> Annotations | None:
@@ -369,7 +369,7 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     heads = {name: head for name, head in model.heads.items() if name not in method_modules}
     kind = head_of(config)
     assert isinstance(kind, verbalizer.Head)  # by `check_learner`
-    heads, objective = kind.counted(heads, config.optim.smoothing)
+    heads, objective = kind.counted(heads, config.optim.label_smoothing)
     model = dataclasses.replace(model, heads=method_modules | heads)
     return model, [objective, *model.prompt.objectives()]
 

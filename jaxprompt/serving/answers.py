@@ -61,7 +61,10 @@ def mark_errors(
                 split = scorer.encode([record.example])
                 batches = EvalBatches(split.rows, split.labels, scorer.layout)
                 if generation is not None and scorer.head.WRITES:
-                    size, ends = (generation.max_new, generation.beams), scorer.layout.ends
+                    size, ends = (
+                        (generation.max_new_tokens, generation.num_beams),
+                        scorer.layout.ends,
+                    )
                     check_writing(scorer.model, next(iter(batches)), *size, ends=ends)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")

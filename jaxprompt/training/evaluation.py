@@ -154,7 +154,7 @@ def make_answering(
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
         step = make_writer(placement, generation, model, layout)
-        fits = partial(check_room, model, max_new=generation.max_new)
+        fits = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
         return partial(write_texts, step, tokenizer, layout.ends, check=fits)
     return partial(predict_scores, scoring_step(placement, model))
 
@@ -162,7 +162,7 @@ def make_answering(
 def make_writer(
     placement: Placement, generation: GenerateConfig, model: Model, layout: Layout
 ) -> Step:
-    """Compiles text generation, ids [B, max_new]."""
+    """Compiles text generation, ids [B, max_new_tokens]."""
     return place_step(placement, make_writing(generation, model, layout), begin_pass(model))
 
 

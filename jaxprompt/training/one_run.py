@@ -111,7 +111,10 @@ class OneRun:
         self._job, self._checkpoints, self._log, self._profiler = job, checkpoints, log, profiler
         self._stop_signal = stop_signal
         self._place = prepared.placement
-        self._patience, self._max_streak = prepared.settings.patience, prepared.settings.max_streak
+        self._patience, self._max_nonfinite_steps = (
+            prepared.settings.patience,
+            prepared.settings.max_nonfinite_steps,
+        )
         where = jax.tree.map(lambda x: x.sharding, self.state)
         self._train_step = jit(
             sharding.within(self._place, with_flags(job.step)),
@@ -227,7 +230,7 @@ class OneRun:
         return Ended(progress, Evaluation(**best), numbers, time)
 
     def _is_broken(self, counts: list[tuple[int, int, int]]) -> bool:
-        return max((streak for _, streak, _ in counts), default=0) >= self._max_streak
+        return max((streak for _, streak, _ in counts), default=0) >= self._max_nonfinite_steps
 
     def _raise_broken(self, counts: list[tuple[int, int, int]]) -> None:
         step, streak, skipped = max(counts, key=lambda one: one[1])

@@ -201,7 +201,7 @@ def with_flags(step):
 
 
 def make_generate_step(model: Model, **settings: Any):
-    """Returns (trainable, frozen, batch) -> generated ids [B, max_new].
+    """Returns (trainable, frozen, batch) -> generated ids [B, max_new_tokens].
 
     The optional last argument is that of `make_eval_step`. Call `check_room` on a batch first: a
     compiled step does not know the lengths of its rows.

@@ -61,7 +61,7 @@ def make_config(args: argparse.Namespace):
     else:
         methods.head_only(c)
     c.data.source, c.backbone.dropout = str(Path(args.data) / "sst2"), 0.0
-    c.cache.where = "" if args.cache == "off" else args.cache
+    c.cache.location = "" if args.cache == "off" else args.cache
     return to_run(c)
 
 

@@ -259,7 +259,7 @@ def time_writing(args: argparse.Namespace) -> None:
     params, batch = jax.device_put((draw_params(model, batch), batch))
     never = CONFIGS[args.model]["vocab_size"]  # no token ends a text: all rows write all tokens
     write = jax.jit(
-        lambda p, b, count: generate(model, p, b, max_new=count, eos=never, pad=0).ids,
+        lambda p, b, count: generate(model, p, b, max_new_tokens=count, eos=never, pad=0).ids,
         static_argnums=2,
     )
     serve(lambda count: write(params, batch, count).block_until_ready())

@@ -32,7 +32,7 @@ from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.types import Batch, Objective, Tokens
 
-WRITES = dict(max_new=32, eos=1, pad=0, beams=4)
+WRITES = dict(max_new_tokens=32, eos=1, pad=0, num_beams=4)
 
 
 def make_place(device: str, data: int, model: int, fsdp: bool) -> Placement:

@@ -336,7 +336,7 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
         "soft.npy has no parameters of a head, but head linear must be trained; use head="
     ):
         jp.attach(backbone, bare, task=task, max_len=24)
-    with refused("max_new|generate|writes|T5"):
+    with refused("max_new_tokens|generate|writes|T5"):
         jp.generate(model, ["a text"])
     with refused("2 fields|cannot tell|text"):
         jp.predict(model, [{"other": "a text"}])

@@ -138,15 +138,15 @@ def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
     titles = [{"text": row["text"], "title": row["label"]} for row in rows[0][:16]]
     task = jp.task("text", target="title", metric="rouge_l")
     run = jp.train(
-        t5, titles, titles, task=task, method=jp.soft(4), head=jp.text(), max_new=4, **small
+        t5, titles, titles, task=task, method=jp.soft(4), head=jp.text(), max_new_tokens=4, **small
     )
     model = jp.attach(t5, run.prompt)
     found = jp.predict(model, titles[:3])
     assert [list(row) for row in found] == [["generated"]] * 3
     assert jp.generate(model, titles[:3]) == [row["generated"] for row in found]
-    longer = jp.generate(model, titles[:3], max_new=8, beams=2)
+    longer = jp.generate(model, titles[:3], max_new_tokens=8, num_beams=2)
     assert len(longer) == 3
-    early = [jp.generate(model, titles[:3], beams=2, early_stopping=x) for x in (True, "true")]
+    early = [jp.generate(model, titles[:3], num_beams=2, early_stopping=x) for x in (True, "true")]
     assert early[0] == early[1]
     assert set(jp.evaluate(model, titles)) >= {"rouge_l"}
 

@@ -20,7 +20,9 @@ def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     laid = SimpleNamespace(
         specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
     )
-    settings = SimpleNamespace(per_class=0, total=0, exact=2, limit=0, own_limit=0)
+    settings = SimpleNamespace(
+        per_class=0, total=0, exact=2, max_demo_tokens=0, max_example_tokens=0
+    )
     beside = how_beside(SimpleNamespace(settings=settings), laid, tokenizer)
     assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
     assert beside.words == [[7], [8, 9]] and beside.first and beside.whole

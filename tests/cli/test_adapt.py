@@ -267,7 +267,7 @@ def test_a_config_and_a_tokenizer_are_enough(tmp_path_factory, tmp_path, capsys)
 def test_apart_a_document_is_read_alone(tmp_path_factory, run):
     """Weights and text are the same: the first loss tells."""
     mixed = losses(adapted(tmp_path_factory, "mlm-bert"))[0]
-    apart = losses(run("mlm-bert", objective__apart=True, train__total_steps=1))[0]
+    apart = losses(run("mlm-bert", objective__separate_documents=True, train__total_steps=1))[0]
     assert abs(apart - mixed) > 1e-3
 
 

@@ -57,9 +57,11 @@ def test_what_must_be_given(adapt):
     line = adapt(corpus__held_out=0)
     assert line == "corpus.held_out=0 leaves no document to evaluate on; use a share above 0"
     assert "unknown option objective.name='mln'; nearest: mlm" in adapt(objective__name="mln")
-    line = adapt(optim__smoothing=0.1)
-    assert line.startswith("optim.smoothing=0.1 has no effect in adapt, which trains on running")
-    assert "cache.where=host has no effect in adapt" in adapt(cache__where="host")
+    line = adapt(optim__label_smoothing=0.1)
+    assert line.startswith(
+        "optim.label_smoothing=0.1 has no effect in adapt, which trains on running"
+    )
+    assert "cache.location=host has no effect in adapt" in adapt(cache__location="host")
     assert "corpus.on_error='ignore' is unknown" in adapt(corpus__on_error="ignore")
 
 

@@ -168,6 +168,8 @@ def test_reading_a_config_starts_no_devices():
         ("data.max_length", "data.max_len"),
         ("random_seed", "seed"),
         ("train.lr", "optim.lr, runs.lr"),
+        ("backbone.once", "backbone.cache_shared_prefix"),
+        ("data.protocol.scarce", "data.protocol.on_shortage"),
     ],
 )
 def test_usual_names_suggest_ours(field, meant):

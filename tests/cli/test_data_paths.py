@@ -135,7 +135,11 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
     rows = [{"text": f"a cat {n}", "label": "ab"[n % 2]} for n in range(8)]
     for name in ("train", "dev"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
-    fields = {"data.protocol": "kshot", "data.protocol.k": 4, "data.protocol.scarce": "take"}
+    fields = {
+        "data.protocol": "kshot",
+        "data.protocol.k": 4,
+        "data.protocol.on_shortage": "use_fewer",
+    }
     told = (
         "all 8 examples for train and leaves none for dev; .*data.protocol.k, data.protocol.dev_k"
     )

@@ -41,7 +41,7 @@ CASES = {
     "llama_prefix_words": ("llama", "prefix", GPT2 | dict(prompt__dropout=0), 3e-2),
     "llama_chat": ("llama", "full", GPT2 | {"task.chat": True}, 1e-2),
     "llama_soft_linear": ("llama", "soft", MEAN, 3e-2),
-    "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__side="left"), 3e-2),
+    "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__padding_side="left"), 3e-2),
 }
 
 
@@ -85,16 +85,21 @@ def text_data(folder):
     return folder
 
 
-TEXT = {"head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5}
+TEXT = {
+    "head.name": "text",
+    "task.target": "answer",
+    "data.max_target": 6,
+    "generate.max_new_tokens": 5,
+}
 
 
 @pytest.mark.default_cases("t5-1")
 @pytest.mark.parametrize(
-    "family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2), ("llama", 2)]
+    "family, num_beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2), ("llama", 2)]
 )
-def test_learns_to_write(family, beams, folders, tmp_path, capsys):
+def test_learns_to_write(family, num_beams, folders, tmp_path, capsys):
     data = text_data(tmp_path / "data")
-    fields = TEXT | {"generate.beams": beams}
+    fields = TEXT | {"generate.num_beams": num_beams}
     c = make_config(
         folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30,
         data__multiple=30,
@@ -120,7 +125,7 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
 
 @pytest.mark.long
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, refused):
-    fields = T5 | {"generate.max_new": 3}
+    fields = T5 | {"generate.max_new_tokens": 3}
     c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
     run(c, str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
@@ -133,18 +138,20 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys, 
     assert [row["text"] for row in rows] == ["the cat", "a"]
     assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
     words = ("predict", f"--workdir={tmp_path}", "--text=the cat")
-    code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new=1")
+    code, out, _ = jaxprompt(capsys, *words, "--generate", "--max-new-tokens=1")
     assert code == 0 and len(json.loads(out)["generated"].split()) <= 1
-    line = refused(*words, "--max-new=1")
-    assert "--max-new=1" in line and f"{tmp_path}/export predicts classes" in line
-    assert "--max-new=0 must be at least 1" in refused(*words, "--generate", "--max-new=0")
+    line = refused(*words, "--max-new-tokens=1")
+    assert "--max-new-tokens=1" in line and f"{tmp_path}/export predicts classes" in line
+    assert "--max-new-tokens=0 must be at least 1" in refused(
+        *words, "--generate", "--max-new-tokens=0"
+    )
 
 
 def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     folders, tmp_path, capsys, refused
 ):
     data = text_data(tmp_path / "data")
-    fields = TEXT | {"generate.max_new": 20}
+    fields = TEXT | {"generate.max_new_tokens": 20}
     c = make_config(folders["gpt2"], data, "full", **LONG, **fields, data__max_len=60)
     c = c.replace({"train.total_steps": 1, "train.eval_steps": 1})
     run(c, str(tmp_path / "run"))
@@ -155,7 +162,11 @@ def test_a_text_that_leaves_no_room_is_the_only_one_that_is_not_answered(
     rows = write_rows(tmp_path / "rows.jsonl", [row, {column: "the cat " * 40}, row])
     words = ("predict", f"--workdir={tmp_path / 'run'}", f"--input={rows}")
     line = refused(*words, started=True)
-    assert "rows.jsonl:2: " in line and "max_new=20 exceed" in line and "--on-error=skip" in line
+    assert (
+        "rows.jsonl:2: " in line
+        and "max_new_tokens=20 exceed" in line
+        and "--on-error=skip" in line
+    )
     code, out, err = jaxprompt(capsys, *words, "--on-error=skip")
     assert code == 0, err
     found = [json.loads(line) for line in out.splitlines()]
@@ -206,7 +217,7 @@ def test_a_bert_writes_nothing(run, refused):
 REFUSED = {
     "no_sentinel": ("t5", T5 | {"backbone.sentinel": "<s_{}>"}, "has no sentinel '<s_0>'"),
     "no_start": ("no_start", T5, "lacks decoder_start_token_id"),
-    "beams": ("t5", TEXT | {"generate.beams": 400}, "beams=400"),
+    "beams": ("t5", TEXT | {"generate.num_beams": 400}, "num_beams=400"),
     "target_too_long": ("t5", TEXT | {"data.max_target": 1}, "over data.max_target=1; raise"),
     "no_decoder": ("bert", {"prompt.decoder": 2}, "prompt.decoder=2 needs an encoder-decoder"),
     "no_cross": ("gpt2", {"prompt.cross": 2}, "prompt.cross=2 needs an encoder-decoder"),
@@ -243,11 +254,11 @@ REFUSED = {
 
 def test_room_for_texts_is_told_before_the_first_step(folders, tmp_path, refused):
     """The first text is written after an epoch, and a folder that has begun takes no other."""
-    fields = TEXT | {"generate.max_new": 60}
+    fields = TEXT | {"generate.max_new_tokens": 60}
     words = flags(tiny_fields(folders["gpt2"], text_data(tmp_path / "data")) | fields)
     for command in ("validate", "train"):
         given = ["--config=configs/base.py", f"--workdir={tmp_path / 'run'}", *words]
-        assert "max_new=60 exceed the model's 66" in refused(command, *given)
+        assert "max_new_tokens=60 exceed the model's 66" in refused(command, *given)
     assert not (tmp_path / "run").exists()
 
 
@@ -256,7 +267,7 @@ def test_padding_takes_no_room_of_texts(folders, tmp_path):
     data = text_data(tmp_path / "data")
     rows = read_lines(data / "dev.jsonl")
     write_rows(data / "dev.jsonl", [row | {"text": 80 * "cat "} for row in rows])
-    own = {"data.max_len": 60, "data.multiple": 8, "generate.max_new": 6, "prompt.length": 3}
+    own = {"data.max_len": 60, "data.multiple": 8, "generate.max_new_tokens": 6, "prompt.length": 3}
     short = dict(train__total_steps=1, train__eval_steps=1, train__test=False)
     result = run(
         make_config(folders["gpt2"], data, "soft", **TEXT | own, **STILL | short),

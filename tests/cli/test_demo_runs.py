@@ -490,7 +490,7 @@ def test_a_decoder_that_shows_them_writes_too(data, tmp_path, capsys):
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
     fields = dict(
         task__template="{text} about [mask]", demos__per_class=1, demos__samples=2,
-        train__total_steps=1, train__eval_steps=1, generate__max_new=3, data__max_len=60,
+        train__total_steps=1, train__eval_steps=1, generate__max_new_tokens=3, data__max_len=60,
     )  # fmt: skip
     c = prepare(folder, data, "prefix", **fields)
     flag, workdir = write(c, tmp_path), tmp_path / "run"

@@ -90,7 +90,7 @@ CONFIG = [
     ("data.batch", "-4", ["data.batch=-4 must be at least 1"]),
     ("data.eval_batch", "0", ["data.eval_batch=0 must be at least 1"]),
     ("data.max_len", "0", ["data.max_len=0 must be at least 1"]),
-    ("data.side", "middle", ["data.side='middle' is unknown", "left, right"]),
+    ("data.padding_side", "middle", ["data.padding_side='middle' is unknown", "left, right"]),
     ("train.test", "maybe", ["train.test='maybe' must be true or false"]),
     ("optim.accumulate", "3", ["data.batch=16 must be divisible by optim.accumulate=3"]),
     ("optim.name", "adam", ["optim.name='adam' is unknown", "nearest: adamw"]),

@@ -68,7 +68,7 @@ def test_texts_have_no_classes(tmp_path):
     write_splits(tmp_path, make)
     fields = KEPT | {
         "head.name": "text", "task.target": "answer", "data.max_target": 6,
-        "generate.max_new": 3, "prompt.length": 4,
+        "generate.max_new_tokens": 3, "prompt.length": 4,
     }  # fmt: skip
     run(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run")
@@ -112,7 +112,7 @@ def test_rows_of_a_class_are_told_apart(each, tmp_path):
     scorer = build_scorer(
         opened, custom_task(fields=("text",), labels=("beast", "food"), words=words),
         ExampleLayout(
-            max_len=24, max_target=8, multiple=8, side="right", choices=1, form="cloze",
+            max_len=24, max_target=8, multiple=8, padding_side="right", choices=1, form="cloze",
             answer="", eos=True,
         ), prompt=OpenBlock.from_dict(prompt),
         head=OpenBlock(head, {"copies": True} if head == "discriminator" else {}),

@@ -33,7 +33,11 @@ MLM = {"head.name": "verbalizer", "task.words": "beast,food,tool", "trainable": 
 MLM |= {"task.template": "{text} about [mask] ."}
 DECODER = dict(prompt__length=0, prompt__decoder=2, prompt__cross=3, prompt__dropout=0.1)
 CASES = {
-    "bert_left": ("bert", "prefix", UPPER | LENGTHS | dict(data__side="left", optim__accumulate=2)),
+    "bert_left": (
+        "bert",
+        "prefix",
+        UPPER | LENGTHS | dict(data__padding_side="left", optim__accumulate=2),
+    ),
     "bert_head": ("bert", "head_only", {}),
     "bert_mlm": ("bert", "head_only", MLM),
     "bert_mesh": ("bert", "prefix", UPPER | dict(mesh__data=4, mesh__model=2, mesh__fsdp=True)),
@@ -64,7 +68,7 @@ def start(folder, *args, **fields):
 
 def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.pace.PAUSE", -1.0)
-    start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__where="host")
+    start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
     found = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
     counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in found]
     done = [int(number) for number, _ in counts]
@@ -80,7 +84,7 @@ def test_a_run_that_keeps_is_the_same_run(case, folders, data, tmp_path, capsys)
     args = (folders[family], data, method)
     expected, losses = start(tmp_path / "off", *args, **COMMON, **fields)
     capsys.readouterr()
-    found, kept = start(tmp_path / "host", *args, **COMMON, **fields, cache__where="host")
+    found, kept = start(tmp_path / "host", *args, **COMMON, **fields, cache__location="host")
     err = capsys.readouterr().err
     np.testing.assert_allclose(kept, losses, rtol=1e-5)
     assert found == expected
@@ -96,10 +100,10 @@ def test_texts_are_learned_from_what_is_kept_and_written_in_full(folders, tmp_pa
         rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
         write_rows(tmp_path / f"{name}.jsonl", rows)
     fields = {"head.name": "text", "task.target": "answer", "data.max_target": 6}
-    fields |= {"generate.max_new": 3} | COMMON | DECODER | dict(train__eval_steps=4)
+    fields |= {"generate.max_new_tokens": 3} | COMMON | DECODER | dict(train__eval_steps=4)
     args = (folders["t5"], tmp_path, "prefix")
     expected, losses = start(tmp_path / "off", *args, **fields)
-    found, kept = start(tmp_path / "disk", *args, **fields, cache__where="disk")
+    found, kept = start(tmp_path / "disk", *args, **fields, cache__location="disk")
     np.testing.assert_allclose(kept, losses, rtol=1e-5)
     assert found == expected
     assert not (tmp_path / "disk/kept/dev.states").exists()
@@ -120,7 +124,9 @@ def test_choices_are_kept_row_by_row(folders, tmp_path):
     for method, own in (("prefix", UPPER), ("head_only", {})):
         args = (folders["bert"], tmp_path, method)
         expected, losses = start(tmp_path / method / "off", *args, **fields | own)
-        found, kept = start(tmp_path / method / "host", *args, **fields | own, cache__where="host")
+        found, kept = start(
+            tmp_path / method / "host", *args, **fields | own, cache__location="host"
+        )
         np.testing.assert_allclose(kept, losses, rtol=1e-5)
         assert found == expected
 
@@ -129,11 +135,11 @@ def test_choices_are_kept_row_by_row(folders, tmp_path):
 def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
     args = (folders["bert"], data, "prefix")
     _, losses = start(tmp_path / "off", *args, **COMMON, **UPPER)
-    wide = dict(cache__where="disk", cache__dtype="bfloat16")
+    wide = dict(cache__location="disk", cache__dtype="bfloat16")
     _, kept = start(tmp_path / "half", *args, **COMMON, **UPPER, **wide)
     np.testing.assert_allclose(kept, losses, rtol=2e-2)
     assert np.abs(np.array(kept) - losses).max() > 0
-    _, full = start(tmp_path / "full", *args, **COMMON, **UPPER, cache__where="disk")
+    _, full = start(tmp_path / "full", *args, **COMMON, **UPPER, cache__location="disk")
     sizes = [(tmp_path / x / "kept/train.states").stat().st_size for x in ("half", "full")]
     assert sizes[1] == 2 * sizes[0] and sizes[1] % (4 * WIDTH) == 0
 
@@ -146,7 +152,7 @@ def config(folders, data, tmp_path):
     """A run that keeps on disk, as a file. -> write(changes) -> its path"""
 
     def write(**changes):
-        fields = COMMON | UPPER | dict(cache__where="disk", cache__folder=tmp_path / "kept")
+        fields = COMMON | UPPER | dict(cache__location="disk", cache__folder=tmp_path / "kept")
         c = make_config(folders["bert"], data, "prefix", **fields | changes)
         path = tmp_path / "c.json"
         path.write_text(c.to_json())
@@ -172,7 +178,7 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
         assert code == 0, err
         return out, err
 
-    whole = json.loads(train("off", cache__where="", cache__folder="")[0])
+    whole = json.loads(train("off", cache__location="", cache__folder="")[0])
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "progress", progress_then_signal)
         out, err = train("run")
@@ -194,7 +200,7 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
 def test_a_folder_of_something_else_is_refused(config, refused, data, other_backbone, tmp_path):
     where = f"--workdir={tmp_path / 'run'}"
     run_config = json.loads(config().read_text())
-    assert run_config["cache"]["where"] == "disk"
+    assert run_config["cache"]["location"] == "disk"
     from jaxprompt.__main__ import main
 
     assert main(["train", f"--config={config()}", where]) == 0
@@ -232,7 +238,7 @@ REFUSED = {
     "dropout": (
         "prefix", UPPER | dict(backbone__dropout=0.1),
         "the backbone has dropout (dropout 0.1, attention_dropout 0.1), so its states differ in "
-        "every step; set backbone.dropout=0, or set cache.where=''",
+        "every step; set backbone.dropout=0, or set cache.location=''",
     ),
     "config_dropout": (
         "prefix", UPPER | dict(backbone__dropout=None), "(dropout 0.1, attention_dropout 0.1)",
@@ -242,10 +248,10 @@ REFUSED = {
     "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the cached states"),
     "limit": (
         "prefix", UPPER | dict(cache__limit=1e-6),
-        "cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.where=''",
+        "cache.limit=1e-06; raise the limit, set cache.dtype=bfloat16, or set cache.location=''",
     ),
-    "where": ("prefix", UPPER | dict(cache__where="hots"), "cache.where='hots' is unknown"),
-    "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.where=disk"),
+    "where": ("prefix", UPPER | dict(cache__location="hots"), "cache.location='hots' is unknown"),
+    "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.location=disk"),
     "dtype": ("prefix", UPPER | dict(cache__dtype="float16"), "cache.dtype='float16' is unknown"),
     "negative": ("prefix", UPPER | dict(cache__limit=0), "cache.limit=0"),
 }  # fmt: skip
@@ -254,7 +260,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path):
     method, fields, said = REFUSED[case]
-    c = make_config(folders["bert"], data, method, **COMMON | dict(cache__where="host"))
+    c = make_config(folders["bert"], data, method, **COMMON | dict(cache__location="host"))
     path = tmp_path / "c.json"
     path.write_text(c.to_json())
     edit(path, **{name.replace("__", "."): value for name, value in fields.items()})
@@ -268,13 +274,13 @@ def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
     folder = make_backbone(tmp_path / "gpt2", "gpt2")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"embd_pdrop": 0.1}))
-    fields = COMMON | UPPER | dict(cache__where="host", train__total_steps=1)
+    fields = COMMON | UPPER | dict(cache__location="host", train__total_steps=1)
     start(tmp_path / "run", folder, data, "prefix", **fields)
 
 
 @pytest.mark.long
 def test_flags_reach_the_block(folders, data, tmp_path, capsys):
-    words = flags({"cache.where": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
+    words = flags({"cache.location": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
     c = make_config(folders["bert"], data, "prefix", **COMMON | UPPER | dict(train__total_steps=1))
     path = tmp_path / "c.json"
     path.write_text(c.to_json())

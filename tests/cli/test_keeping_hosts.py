@@ -17,17 +17,18 @@ STILL = COMMON | dict(
 )  # fmt: skip
 UPPER = UPPER | dict(prompt__dropout=0)
 CASES = {  # family, method, fields; processes, devices of each, data x model
-    "data": ("bert", "prefix", UPPER | dict(cache__where="disk"), (2, 2, (2, 2))),
-    "model": ("bert", "prefix", UPPER | dict(cache__where="host"), (2, 1, (1, 2))),
-    "read_alone": ("bert", "head_only", dict(cache__where="host"), (2, 1, (2, 1))),
+    "data": ("bert", "prefix", UPPER | dict(cache__location="disk"), (2, 2, (2, 2))),
+    "model": ("bert", "prefix", UPPER | dict(cache__location="host"), (2, 1, (1, 2))),
+    "read_alone": ("bert", "head_only", dict(cache__location="host"), (2, 1, (2, 1))),
     "left": (
-        "gpt2", "prefix", UPPER | dict(cache__where="host", data__side="left"), (2, 1, (2, 1)),
+        "gpt2", "prefix", UPPER | dict(cache__location="host", data__padding_side="left"),
+        (2, 1, (2, 1)),
     ),
     "t5": (
-        "t5", "prefix", DECODER | dict(prompt__dropout=0, cache__where="disk"), (2, 1, (2, 1)),
+        "t5", "prefix", DECODER | dict(prompt__dropout=0, cache__location="disk"), (2, 1, (2, 1)),
     ),
     "four": (
-        "bert", "prefix", UPPER | dict(cache__where="disk", cache__dtype="bfloat16"),
+        "bert", "prefix", UPPER | dict(cache__location="disk", cache__dtype="bfloat16"),
         (4, 1, (2, 2)),
     ),
 }  # fmt: skip
@@ -68,7 +69,7 @@ def test_several_processes_keep_as_one(case, folders, data, tmp_path):
     expected, one = start(tmp_path / "one", *args, **fields)
     assert found == expected
     np.testing.assert_allclose(kept, one, rtol=1e-6)
-    where = fields.pop("cache__where")
+    where = fields.pop("cache__location")
     if fields.pop("cache__dtype", "float32") == "float32":  # else digits are lost
         expected, off = start(tmp_path / "off", *args, **fields)
         assert found == expected
@@ -90,7 +91,7 @@ def test_several_processes_keep_as_one(case, folders, data, tmp_path):
 
 def test_states_are_read_again_and_those_of_other_processes_are_not(folders, data, tmp_path):
     fields = STILL | UPPER | dict(
-        cache__where="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
+        cache__location="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
         train__total_steps=2, train__eval_steps=2,
     )  # fmt: skip
     args = (folders["bert"], data, "prefix")
@@ -134,7 +135,7 @@ def refuse(folder: Path, c) -> list[str]:
 
 def test_damage_on_one_process_ends_all(folders, data, tmp_path):
     fields = STILL | UPPER | dict(
-        cache__where="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
+        cache__location="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
         train__total_steps=1,
     )  # fmt: skip
     c = make_config(folders["bert"], data, "prefix", **fields)
@@ -146,7 +147,7 @@ def test_damage_on_one_process_ends_all(folders, data, tmp_path):
 
 
 def test_the_limit_is_that_of_each_process(folders, data, tmp_path):
-    fields = STILL | UPPER | dict(cache__where="host", mesh__data=2, mesh__model=1)
+    fields = STILL | UPPER | dict(cache__location="host", mesh__data=2, mesh__model=1)
     c = make_config(folders["bert"], data, "prefix", **fields | dict(cache__limit=1e-9))
     said, other = refuse(tmp_path, c)
     assert (

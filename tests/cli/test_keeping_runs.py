@@ -20,7 +20,7 @@ COMMON = dict(
     runs__size=0,
 )  # fmt: skip
 UPPER = dict(prompt__layers="2-2")
-HOST, DISK = dict(cache__where="host"), dict(cache__where="disk")
+HOST, DISK = dict(cache__location="host"), dict(cache__location="disk")
 MLM = {"head.name": "verbalizer", "task.template": "{text} about [mask] ."}
 MLM |= {"runs.words": "('beast,food,tool', 'cat,bread,saw')", "trainable": "backbone/mlm/.*"}
 MLM |= {"optim.lr": 1e-3}  # of all of a head: larger ones magnify rounding within four steps
@@ -29,7 +29,7 @@ CASES = {  # family, method, fields
     "together": (
         "bert", "prefix", UPPER | dict(runs__seeds="1,2", runs__lr="1e-2,2e-2", runs__size=4),
     ),
-    "left": ("gpt2", "prefix", UPPER | dict(runs__lr="1e-2,2e-2", data__side="left")),
+    "left": ("gpt2", "prefix", UPPER | dict(runs__lr="1e-2,2e-2", data__padding_side="left")),
     "head": ("bert", "head_only", dict(runs__seeds="1,2", runs__lr="1e-2,2e-2")),
     "words": ("bert", "head_only", MLM),
     "t5_decoder": (
@@ -173,7 +173,7 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
     said = line(cache__limit=1e-9)
     assert said.startswith("caching what layers 1-1 give for every token of 5 splits takes ")
     assert said.endswith(
-        "cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.where=''"
+        "cache.limit=1e-09; raise the limit, set cache.dtype=bfloat16, or set cache.location=''"
     )
     room = float(said.split(" takes ")[1].split()[0])
     assert "of 5 splits" in line(cache__limit=0.9 * room)
@@ -225,7 +225,7 @@ def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):
     fields |= {"task.name": "custom", "task.fields": "text", "mesh.data": 1, "head.dropout": 0}
     fields |= {"backbone.path": given["backbone"]["path"], "backbone.dropout": 0}
     outs = []
-    for name, more in (("off", {}), ("on", {"cache.where": "disk"})):
+    for name, more in (("off", {}), ("on", {"cache.location": "disk"})):
         words = (f"--config={file}", f"--workdir={tmp_path / name}", "--run")
         code, out, err = jaxprompt(capsys, "sweep", *words, *flags(fields | more))
         assert code == 0, err

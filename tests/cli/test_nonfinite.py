@@ -18,7 +18,7 @@ STILL = {
     "backbone.dropout": 0, "head.dropout": 0, "prompt.dropout": 0, "train.log_steps": 1,
     "train.total_steps": 6, "train.eval_steps": 2,
 }  # fmt: skip
-STOPPED = STILL | {"train.max_streak": 3, "train.eval_steps": 6, "train.save_steps": 1}
+STOPPED = STILL | {"train.max_nonfinite_steps": 3, "train.eval_steps": 6, "train.save_steps": 1}
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path,
         ({"task.metric": "accuracy"}, {}, "the task predicts numbers; use pearson, spearman"),
         ({"head.name": "linear"}, {}, "head.name=linear does not support a regression task"),
         ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both set"),
-        ({"optim.smoothing": 0.1}, {}, "optim.smoothing=0.1 is only valid with classes"),
+        ({"optim.label_smoothing": 0.1}, {}, "optim.label_smoothing=0.1 is only"),
         ({"data.protocol": "kshot"}, {}, "samples by class, but task custom has numbers"),
     ],
 )  # fmt: skip

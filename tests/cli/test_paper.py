@@ -90,7 +90,8 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
-        "data.protocol.scarce": "take", "demos.total": 2, "data.max_len": 60, "mesh.data": 1,
+        "data.protocol.on_shortage": "use_fewer", "demos.total": 2, "data.max_len": 60,
+        "mesh.data": 1,
         "train.total_steps": 2, "train.eval_steps": 1, "train.tracker": "none",
         "task.words": "bad,good",
     }  # fmt: skip
@@ -115,7 +116,9 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
     head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
     assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3
-    assert "data.batch" not in told.out and "data.protocol.scarce=take (raise)" in told.out
+    assert (
+        "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
+    )
     before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     assert "6 runs, 6 of them have a result" in capsys.readouterr().err

@@ -25,7 +25,9 @@ GRID = dict(
     train__total_steps=STEPS, train__eval_steps=SCORED,
 )  # fmt: skip
 NAMES = [f"task={task},seed={seed}" for task in ("nsp", "nss") for seed in (1, 2)]
-ALONE = {f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "starts")}
+ALONE = {
+    f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "prompt_starts")
+}
 ALONE["runs__size"] = 0
 SAME = ("task", "method", "seed", "trained", "total", "steps", "skipped", "best_step")
 
@@ -135,7 +137,7 @@ def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
     """On a CPU the rates of a task; scores are among the label words. A task may fail alone."""
     two = dict(
         runs__tasks="cls,nss,nsp", runs__seeds="()", runs__lr="0.1,0.3", runs__weight_decay="0.1",
-        runs__starts="normal,uniform", runs__size=0, data__max_len=24, train__total_steps=2,
+        runs__prompt_starts="normal,uniform", runs__size=0, data__max_len=24, train__total_steps=2,
         train__eval_steps=2,
     )  # fmt: skip
     folder = tmp_path / "grid"
@@ -174,11 +176,11 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     "changes, line",
     [
         ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, pre"),
-        ({"runs__starts": "normal,task"}, "prompt.start=task uses words of training examples"),
+        ({"runs__prompt_starts": "normal,task"}, "prompt.start=task uses words of training"),
         ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
         ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
         ({"corpus__path": ""}, "corpus.path is empty"),
-        ({"cache__where": "host"}, "cache.where=host caches states of sequences that"),
+        ({"cache__location": "host"}, "cache.location=host caches states of sequences that"),
     ],
 )  # fmt: skip
 def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):

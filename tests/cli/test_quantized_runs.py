@@ -106,7 +106,7 @@ def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
     fields = dict(backbone__quantize="int4", backbone__dropout=0, train__total_steps=8)
     fields |= dict(train__eval_steps=4)
     alone = run(make_config(whole, data, "head_only", **fields), str(tmp_path / "alone")).to_json()
-    kept = make_config(whole, data, "head_only", cache__where="host", **fields)
+    kept = make_config(whole, data, "head_only", cache__location="host", **fields)
     assert run(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.04)
     grid = make_config(whole, data, "head_only", runs__seeds="0,1", **fields)
     assert train_grid(grid, str(tmp_path / "grid")) == 0
@@ -124,7 +124,7 @@ def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
         train__total_steps=6, train__eval_steps=3, train__log_steps=1, head__name="verbalizer",
         task__words="beast,food,tool", task__template="{text} about [mask]",
     )  # fmt: skip
-    kept = make_config(folder, data, "prefix", cache__where="host", **fields)
+    kept = make_config(folder, data, "prefix", cache__location="host", **fields)
     grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
     run(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
     run(kept, str(tmp_path / "kept"))

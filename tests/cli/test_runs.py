@@ -231,7 +231,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
 def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     c = make_config(
         backbone, data, "prefix", **SHORT | {"train__eval_steps": 4}, runs__lr="1e-2,1e38",
-        train__max_streak=2, optim__clip=0,
+        train__max_nonfinite_steps=2, optim__clip=0,
     )  # fmt: skip
     place = write(c, tmp_path)
     for _ in range(2):  # and again: neither is trained another time
@@ -291,7 +291,7 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
     fields = WORDS | {
         "task.template": "{text} about [mask] .", "prompt.text": "good", "backbone.dropout": 0,
         "runs.words": "('beast,food,tool', 'cat,bread,saw', 'cat|dog,rice|bread,saw|nail')",
-        "runs.starts": "text,vocab",
+        "runs.prompt_starts": "text,vocab",
     }  # fmt: skip
     c = make_config(backbone, data, "soft", **SHORT, **fields)
     assert train_grid(c, str(tmp_path / "grid")) == 0
@@ -339,8 +339,9 @@ def test_free_texts(method, own, data, tmp_path):
         rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
         write_rows(texts / f"{name}.jsonl", rows)
     fields = {
-        "head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5,
-        "data.max_len": 30, "runs.seeds": "1,2", "task.template": "{text}",
+        "head.name": "text", "task.target": "answer", "data.max_target": 6,
+        "generate.max_new_tokens": 5, "data.max_len": 30, "runs.seeds": "1,2",
+        "task.template": "{text}",
     }  # fmt: skip
     c = make_config(make_backbone(tmp_path / "t5", "t5"), texts, method, **SHORT, **fields, **own)
     assert train_grid(c, str(tmp_path / "grid")) == 0
@@ -402,7 +403,7 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.seeds": "1,x"}, "runs.seeds='1,x' must be a list"),
         ({"runs.seeds": "-1"}, "runs.seeds=-1 must be in [0, 2**32)"),
         ({"runs.lr": "-0.1,1"}, "runs.lr=-0.1 must be at least 0"),
-        ({"runs.starts": "vocab"}, "prompt.start='vocab' is unknown; known: normal, text, zero"),
+        ({"runs.prompt_starts": "vocab"}, "prompt.start='vocab' is unknown; known: normal,"),
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
         (
             {"runs.words": "cat,rice,saw;dog,soup,axe"},
@@ -444,8 +445,10 @@ def test_a_grid_that_is_refused_leaves_no_folder(changes, words, train, tmp_path
 
 
 def test_starts_are_for_a_method_that_has_some(tmp_path):
-    c = load_config("base", [("prompt.name", "none"), ("runs.starts", "zero")])
-    with pytest.raises(InputError, match=r"config.runs.starts needs a method with prompt.start"):
+    c = load_config("base", [("prompt.name", "none"), ("runs.prompt_starts", "zero")])
+    with pytest.raises(
+        InputError, match=r"config.runs.prompt_starts needs a method with prompt.start"
+    ):
         list_runs(c, str(tmp_path))
 
 

@@ -18,7 +18,7 @@ SAME = {
     "unroll": dict(backbone__stack="unroll"),
     "remat_full": dict(backbone__remat="full"),
     "remat_dots_unrolled": dict(backbone__remat="dots", backbone__stack="unroll"),
-    "left_padding": dict(data__side="left"),
+    "left_padding": dict(data__padding_side="left"),
     "accumulate": dict(optim__accumulate=4),
     "one_length": dict(data__multiple=24),
     "small_eval_batches": dict(data__eval_batch=7),
@@ -26,7 +26,9 @@ SAME = {
 OTHER = {
     "group": dict(data__group=3),
     "bfloat16": dict(backbone__dtype="bfloat16"),
-    "adafactor": dict(optim__name="adafactor", optim__schedule="constant", optim__smoothing=0.1),
+    "adafactor": dict(
+        optim__name="adafactor", optim__schedule="constant", optim__label_smoothing=0.1
+    ),
 }
 
 

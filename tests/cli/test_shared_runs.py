@@ -203,7 +203,7 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, why",
     [
-        ({"cache.where": "host"}, "cache.where=host caches states of one task"),
+        ({"cache.location": "host"}, "cache.location=host caches states of one task"),
         ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both set"),
         ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
         ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),

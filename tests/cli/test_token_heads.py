@@ -282,7 +282,7 @@ def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
     plain = make_config(backbone, folder, "head_only", **fields)
     alone = run(plain, str(tmp_path / "alone")).to_json()
-    kept = make_config(backbone, folder, "head_only", **fields | {"cache.where": "host"})
+    kept = make_config(backbone, folder, "head_only", **fields | {"cache.location": "host"})
     assert run(kept, str(tmp_path / "kept")).dev == pytest.approx(alone["dev"], abs=0.02)
     grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
     assert train_grid(grid, str(tmp_path / "grid")) == 0

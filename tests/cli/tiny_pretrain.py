@@ -42,7 +42,7 @@ CASES = {
     "nsp-glm": Case("nsp", "glm", "infilling", {"data.max_len": 48}),
     "nsp-t5": Case("nsp", "t5", "t5", {"data.max_len": 48, "prompt.decoder": 1}),
     "nss-bert": Case("nss", "bert", "masked", {"data.max_len": 64}),
-    "unified-t5": Case("unified", "t5", "t5", {"data.max_len": 100, "ppt.most": 4}),
+    "unified-t5": Case("unified", "t5", "t5", {"data.max_len": 100, "ppt.max_options": 4}),
 }
 
 

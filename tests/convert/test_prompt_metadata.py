@@ -16,7 +16,7 @@ ORIGIN = {
 }  # fmt: skip
 DEMOS = {
     "per_class": 1, "total": 0, "exact": 0, "samples": 2, "similar": 1.0, "encoder": "",
-    "limit": 0, "own_limit": 0, "seed": 5, "fingerprint": "",
+    "max_demo_tokens": 0, "max_example_tokens": 0, "seed": 5, "fingerprint": "",
     "examples": [{"fields": {"text": "a"}, "label": 1}],
 }  # fmt: skip
 OPTIONAL = {
@@ -46,8 +46,8 @@ def test_a_task_of_every_kind_of_field_is_the_same_again():
 
 
 def test_blocks_are_typed_and_absent_fields_have_their_defaults():
-    metadata = make_metadata(generate={"max_new": 5})
-    assert metadata.generate == GenerateConfig(max_new=5)
+    metadata = make_metadata(generate={"max_new_tokens": 5})
+    assert metadata.generate == GenerateConfig(max_new_tokens=5)
     assert metadata.prompt.name == "constant" and metadata.hyper.get("length") == 4
     assert metadata.label_words == (("bad", "awful"), ("good",))
     read = PromptMetadata.from_json(metadata_json(unknown=1), "export")
@@ -63,7 +63,7 @@ def test_blocks_are_typed_and_absent_fields_have_their_defaults():
         ("backbone.dims.width", "16"), ("task.fields", "text"), ("task.labels", [1]),
         ("task.derive", {"a": ["b"]}), ("task.spaced", 1), ("template", None),
         ("label_words", [["a"], "b"]), ("layout.max_len", 0), ("layout.side", "top"),
-        ("layout.max_length", 5), ("generate.beams", 0), ("metrics.dev", 0.5), ("versions", []),
+        ("layout.max_length", 5), ("generate.num_beams", 0), ("metrics.dev", 0.5), ("versions", []),
         ("created", 5), ("step", "7"), ("pretrained", []), ("sha256", 1), ("init", {}),
         ("init.more", [{}]), ("init.init.seed", "1"), ("demos", {}), ("demos.samples", 0),
         ("demos.total", 1), ("demos.examples", []), ("demos.examples", [{"fields": {}}]),

@@ -84,7 +84,7 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
         if sample.decoder is not None:
             assert len(sample.decoder.ids) <= objective.lengths[1]
         segments = sample.encoder.segments
-        assert segments.max() == len(row) if objective.apart else segments is None
+        assert segments.max() == len(row) if objective.separate_documents else segments is None
         if not packed:
             assert len(row) == 1
         elif index + 1 < len(plan):

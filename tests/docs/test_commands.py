@@ -119,7 +119,7 @@ SHORT = {
     "train.total_epochs": 0, "train.total_steps": STEPS, "train.total_examples": 0,
     "train.eval_epochs": 0, "train.eval_steps": 1, "train.save_steps": 0,
     "train.tracker": "none", "train.plot": False, "mesh.data": 1,
-    "data.batch": 4, "data.eval_batch": 32, "generate.max_new": 4,
+    "data.batch": 4, "data.eval_batch": 32, "generate.max_new_tokens": 4,
     "corpus.processes": 1, "corpus.held_out": 0.2, "corpus.dev_rows": 16,
 }  # fmt: skip
 

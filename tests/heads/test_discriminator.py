@@ -58,7 +58,8 @@ def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head
     opened, loaded = backbone
     scorer = build_scorer(
         opened, task, ExampleLayout(
-            max_len=max_len, max_target=8, multiple=8, side="right", choices=1, form="cloze",
+            max_len=max_len, max_target=8, multiple=8, padding_side="right", choices=1,
+            form="cloze",
             answer="", eos=True,
         ),
         prompt=OpenBlock.from_dict(prompt or {"name": "none"}),

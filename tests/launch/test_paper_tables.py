@@ -248,7 +248,7 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         assert len(own) >= 6
         if "K=" in cell.row:
             k = int(cell.row.rpartition("=")[2])
-            assert c.data.protocol == KShot(k=k, scarce=c.data.protocol.scarce)
+            assert c.data.protocol == KShot(k=k, on_shortage=c.data.protocol.on_shortage)
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
             assert c.data.protocol.name == ("fraction" if every else "kshot")
@@ -624,10 +624,10 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     assert len(folds) == 4 * len(runs) == 4 * 6
     assert len({fold.workdir for fold, _ in folds}) == len(folds)
     last = paper.sweep.load(runs[0], ()).data
-    assert (last.protocol, last.seed) == (KShot(k=32, dev_k=0, scarce="take"), 1)
+    assert (last.protocol, last.seed) == (KShot(k=32, dev_k=0, on_shortage="use_fewer"), 1)
     for number, (fold, run) in enumerate(folds):
         c = paper.sweep.load(fold, ())
-        assert c.data.protocol == KFold(k=64, folds=4, fold=number % 4, scarce="take")
+        assert c.data.protocol == KFold(k=64, folds=4, fold=number % 4, on_shortage="use_fewer")
         assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
         assert not c.train.test  # the test split is for the run that counts
     lines = paper.estimate([(cell, runs)], ()).splitlines()[::2]

@@ -264,7 +264,9 @@ def test_texts_are_written_through_codes(family):
         rows=4, slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
         decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
     )  # fmt: skip
-    write = jax.jit(lambda p: generate(model, p, batch, max_new=6, eos=1, pad=0, beams=2))
+    write = jax.jit(
+        lambda p: generate(model, p, batch, max_new_tokens=6, eos=1, pad=0, num_beams=2)
+    )
     found, expected = write(codes), write(numbers)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)

@@ -78,7 +78,9 @@ def test_a_front_takes_its_positions_of_what_is_written():
     assert len(model.front.ids) + batch.read.ids.shape[1] > taken
     room = model.backbone.dims.max_len - taken
     check_writing(model, batch, room, 1)
-    with pytest.raises(InputError, match=f"^{taken} tokens of input .*reduce max_new to {room} or"):
+    with pytest.raises(
+        InputError, match=f"^{taken} tokens of input .*reduce max_new_tokens to {room} or"
+    ):
         check_writing(model, batch, room + 1, 1)
 
 
@@ -111,7 +113,7 @@ def test_texts_are_those_behind_whole_rows(family):
     model, (trainable, frozen) = make_model(family, "compose")
     models, batches = lay(model, "right")
     write = lambda model, batch: generate(
-        model, merge(trainable, frozen), batch, max_new=4, eos=1, pad=0, beams=2
+        model, merge(trainable, frozen), batch, max_new_tokens=4, eos=1, pad=0, num_beams=2
     )
     whole, shared = (
         jit(write, static_argnums=0)(*pair) for pair in zip(models, batches, strict=True)
@@ -166,9 +168,9 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
 def test_texts_of_a_pass_are_those_of_one_program():
     model, (trainable, frozen) = make_model("gpt2", "compose")
     (_, shared), (_, batch) = lay(model, "left")
-    how = dict(max_new=4, eos=1, pad=0, beams=2)
+    how = dict(max_new_tokens=4, eos=1, pad=0, num_beams=2)
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
-    generation, layout = GenerateConfig(max_new=4, beams=2), Layout(5, 24, 0, ends=(1,))
+    generation, layout = GenerateConfig(max_new_tokens=4, num_beams=2), Layout(5, 24, 0, ends=(1,))
     step = make_writer(make_placement(1, 1), generation, shared, layout)
     index, found = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
@@ -186,7 +188,7 @@ def test_work_is_that_of_one_row():
     flops = []
     for own in (None, front):
         batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, front=own))
-        shared = dataclasses.replace(model, front=own, reads="all")
+        shared = dataclasses.replace(model, front=own, last_layer="all")
         flops.append(count_flops(lambda p, m=shared, b=batch: m.forward(p, b), params))
         length = batch.encoder.ids.shape[1]
     assert (length, 16 + len(WORDS) + 7) == (16, 25)

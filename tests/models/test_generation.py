@@ -150,8 +150,8 @@ def make_batch(kind, side="right", *, stems=None, seed=0, **prompt) -> Batch:
     return Batch(tokens, index[:, None], index, np.ones(rows, np.float32), index, decoder)
 
 
-def torch_generate(model, batch: Batch, eos, max_new=NEW, **how):
-    """Runs torch's own loop. -> its output with scores, ids tidied to [B, max_new]"""
+def torch_generate(model, batch: Batch, eos, max_new_tokens=NEW, **how):
+    """Runs torch's own loop. -> its output with scores, ids tidied to [B, max_new_tokens]"""
     inputs = dict(
         input_ids=torch.tensor(batch.encoder.ids).long(),
         attention_mask=torch.tensor(batch.encoder.mask).long(),
@@ -162,11 +162,12 @@ def torch_generate(model, batch: Batch, eos, max_new=NEW, **how):
     cached = getattr(model.config, "num_decoder_layers", 0) <= model.config.num_hidden_layers
     with torch.no_grad():
         found = model.generate(
-            **inputs, use_cache=cached, max_new_tokens=max_new, do_sample=False, eos_token_id=eos,
+            **inputs, use_cache=cached, max_new_tokens=max_new_tokens, do_sample=False,
+            eos_token_id=eos,
             pad_token_id=PAD, return_dict_in_generate=True, output_scores=True, **how,
         )  # fmt: skip
     new = found.sequences.numpy()[:, batch.read.ids.shape[1] :]
-    ids = np.full((len(new), max_new), PAD)
+    ids = np.full((len(new), max_new_tokens), PAD)
     ids[:, : new.shape[1]] = new
     ends = np.isin(ids, [] if eos is None else eos)
     ended = ends.cumsum(1) - ends > 0  # torch may fill with the end id
@@ -179,7 +180,7 @@ def torch_ids(pair, batch, **how):
 
 def run(pair: Pair, batch, model=None, prompt=None, **how) -> Generated:
     """Runs ours, compiled."""
-    how = dict(max_new=NEW, eos=pair.eos, pad=PAD) | how
+    how = dict(max_new_tokens=NEW, eos=pair.eos, pad=PAD) | how
     step = jit(functools.partial(generate, model or pair.model(), **how))
     found = step({"backbone": pair.params, "prompt": prompt or {}}, batch)
     return Generated(*(np.asarray(part) for part in found))
@@ -207,10 +208,10 @@ def test_greedy(pairs, kind):
 
 
 RULES = [
-    (beams, penalty, stop)
+    (num_beams, penalty, stop)
     for i, penalty in enumerate((0.6, 1.0, 2.0))
     for j, stop in enumerate((False, True, "never"))
-    for beams in [3 + (i + j) % 2]
+    for num_beams in [3 + (i + j) % 2]
     if (i, j) not in ((0, 2), (2, 0))
 ]
 CASES = [("t5", *rule) for rule in RULES] + [
@@ -220,33 +221,33 @@ CASES += [(kind, *RULES[1]) for kind in ("mistral", "qwen3", "gemma3")]
 
 
 @pytest.mark.default_cases("gpt2-4-0.6-True", "gemma3-4-0.6-True")
-@pytest.mark.parametrize(("kind", "beams", "penalty", "stop"), CASES)
-def test_beam_search(pairs, kind, beams, penalty, stop):
+@pytest.mark.parametrize(("kind", "num_beams", "penalty", "stop"), CASES)
+def test_beam_search(pairs, kind, num_beams, penalty, stop):
     pair = pairs(kind)
     batch = make_batch(kind, "left")
     how = dict(length_penalty=penalty, early_stopping=stop)
-    expected, ids = torch_generate(pair.torch, batch, pair.eos, num_beams=beams, **how)
-    found = run(pair, make_batch(kind) if kind in FED else batch, beams=beams, **how)
+    expected, ids = torch_generate(pair.torch, batch, pair.eos, num_beams=num_beams, **how)
+    found = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, **how)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.lengths, lengths_of(ids, pair.eos))
     assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 @pytest.mark.long_cases("t5-3", "gpt2-1", "qwen3-1")
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "qwen3"])
-def test_any_of_several_ends_is_one(pairs, kind, beams):
+def test_any_of_several_ends_is_one(pairs, kind, num_beams):
     pair, batch = pairs(kind), make_batch(kind, "left")
     # The one that most rows write, of those that the first leaves unfinished too.
     first = lengths_of(torch_ids(pair, batch), pair.eos)
     ids = torch_ids(pair._replace(eos=-1), batch)
     shorter = [(lengths_of(ids, (pair.eos, x)) < first).sum() for x in range(V)]
     ends = (pair.eos, int(np.argmax(shorter)))
-    expected, ids = torch_generate(pair.torch, batch, list(ends), num_beams=beams)
-    found = run(pair, make_batch(kind) if kind in FED else batch, beams=beams, eos=ends)
+    expected, ids = torch_generate(pair.torch, batch, list(ends), num_beams=num_beams)
+    found = run(pair, make_batch(kind) if kind in FED else batch, num_beams=num_beams, eos=ends)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.lengths, lengths_of(ids, ends))
-    if beams == 1:
+    if num_beams == 1:
         last = np.take_along_axis(found.ids, found.lengths[:, None] - 1, axis=1)
         assert set(ends) <= set(last.ravel().tolist())  # each ends a row
     else:
@@ -272,13 +273,13 @@ def test_a_forced_stem_and_one_token(pairs):
     pair, stems = pairs("t5"), [3, 1, 2, 3]
     batch = make_batch("t5", stems=stems)
     how = dict(num_beams=3)
-    found, one = run(pair, batch, beams=3), run(pair, batch, max_new=1)
+    found, one = run(pair, batch, num_beams=3), run(pair, batch, max_new_tokens=1)
     for row, stem in enumerate(stems):
         take = lambda x, row=row: x[row : row + 1]
         alone = jax.tree.map(take, batch)
         alone = alone._replace(decoder=jax.tree.map(lambda x, n=stem: x[:, :n], alone.decoder))
         np.testing.assert_array_equal(take(found.ids), torch_ids(pair, alone, **how))
-        np.testing.assert_array_equal(take(one.ids), torch_ids(pair, alone, max_new=1))
+        np.testing.assert_array_equal(take(one.ids), torch_ids(pair, alone, max_new_tokens=1))
 
 
 def grow(batch: Batch, found) -> Batch:
@@ -355,10 +356,10 @@ def test_a_prompt_is_read_once(pairs, name):
     assert_close(found.scores, score(ids)[rows, columns, ids].sum(1) / NEW, MODEL)
     bare = run(pair, make_batch(kind), eos=-1)
     assert (bare.ids != found.ids).any(), "the prompt has no effect"
-    beams = run(pair, batch, model, prompt, beams=3, length_penalty=0.6)
-    kept = columns < beams.lengths[:, None]
-    logp = score(beams.ids)[rows, columns, beams.ids]
-    assert_close(beams.scores, np.where(kept, logp, 0).sum(1) / beams.lengths**0.6, MODEL)
+    num_beams = run(pair, batch, model, prompt, num_beams=3, length_penalty=0.6)
+    kept = columns < num_beams.lengths[:, None]
+    logp = score(num_beams.ids)[rows, columns, num_beams.ids]
+    assert_close(num_beams.scores, np.where(kept, logp, 0).sum(1) / num_beams.lengths**0.6, MODEL)
 
 
 @pytest.mark.long_cases("llama-prompt", "gemma2-prompt")
@@ -395,7 +396,7 @@ def test_stacks_agree(pairs, kind):
     pair, batch = pairs(kind), make_batch(kind)
     cfg = pair.module.cfg.__class__(**(vars(pair.module.cfg) | {"stack": "scan"}))
     scanned = pair._replace(module=pair.module.clone(cfg=cfg))
-    one, other = run(pair, batch, beams=2), run(scanned, batch, beams=2)
+    one, other = run(pair, batch, num_beams=2), run(scanned, batch, num_beams=2)
     assert_equal(one.ids, other.ids)
     assert_close(one.scores, other.scores)
 
@@ -404,10 +405,10 @@ def test_stacks_agree(pairs, kind):
 def test_layers_that_are_read_where_they_lie_write_the_same(pairs, kind, monkeypatch):
     """As on TPUs, whose compiler slices a stack inside the product."""
     pair, batch = pairs(kind), make_batch(kind)
-    copied, asked = run(pair, batch, beams=2), []
+    copied, asked = run(pair, batch, num_beams=2), []
     with monkeypatch.context() as patch:
         patch.setattr(cache, "copies_layers", lambda platform: bool(asked.append(platform)))
-        found = run(pair, batch, beams=2)
+        found = run(pair, batch, num_beams=2)
     assert asked
     assert_equal(found.ids, copied.ids)
     assert_close(found.scores, copied.scores)
@@ -424,8 +425,8 @@ def test_bfloat16(pairs, kind):
     exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
     score = plain_scores(pair, pair.model(), {"backbone": exact, "prompt": {}}, batch)
     rows, columns = np.arange(len(LENGTHS))[:, None], np.arange(NEW)
-    for beams in (1, 2):
-        found = run(half, batch, beams=beams, eos=-1)
+    for num_beams in (1, 2):
+        found = run(half, batch, num_beams=num_beams, eos=-1)
         assert found.scores.dtype == np.float32
         plain = score(found.ids)[rows, columns, found.ids].mean(1)
         assert np.abs(found.scores - plain).max() < 0.3  # large weights amplify rounding
@@ -435,8 +436,8 @@ def test_one_compile_and_rows_that_fill(pairs):
     """A row of weight 0 writes nothing and is not waited for; batches of one shape share a run."""
     pair, batch = pairs("gpt2"), make_batch("gpt2")
     batch = batch._replace(weights=np.array([1, 0, 1, 1], np.float32))
-    for beams in (1, 3):
-        how = dict(max_new=NEW, eos=pair.eos, pad=PAD, beams=beams)
+    for num_beams in (1, 3):
+        how = dict(max_new_tokens=NEW, eos=pair.eos, pad=PAD, num_beams=num_beams)
         step = jit(functools.partial(generate, pair.model(), **how))
         params = {"backbone": pair.params}
         found = step(params, batch)
@@ -451,13 +452,14 @@ def test_one_compile_and_rows_that_fill(pairs):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (dict(max_new=0), "max_new=0 must be at least 1"),
-        (dict(beams=0), "beams=0 must be at least 1"),
-        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, "
+        (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
+        (dict(num_beams=0), "num_beams=0 must be at least 1"),
+        (dict(num_beams=16), "num_beams=16 exceeds 15: the search ranks 2 tokens per beam, "
          "from a vocabulary of 31; use at most 15"),
-        (dict(beams=11, eos=(1, 2)), "beams=11 exceeds 10: the search ranks 3 tokens per beam"),
-        (dict(max_new=23), "8 tokens of input + 2 positions of the prompt + max_new=23 exceed the "
-         "model's 32 positions; reduce max_new to 22"),
+        (dict(num_beams=11, eos=(1, 2)), "num_beams=11 exceeds 10: the search ranks 3 tokens"),
+        (dict(max_new_tokens=23), "8 tokens of input + 2 positions of the prompt + "
+         "max_new_tokens=23 exceed the "
+         "model's 32 positions; reduce max_new_tokens to 22"),
         (dict(early_stopping="soon"), "early_stopping='soon' is unknown"),
     ],
 )  # fmt: skip

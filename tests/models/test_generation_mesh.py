@@ -21,7 +21,7 @@ def test_beams_are_not_sent_around(family):
     backbone, params = make_tiny(family)
     model = Model(backbone, make_prompt("none", backbone.dims), {})
     place = make_placement(4, 1, devices=jax.devices()[:4])
-    write = functools.partial(generate, max_new=4, eos=1, pad=0, beams=2)
+    write = functools.partial(generate, max_new_tokens=4, eos=1, pad=0, num_beams=2)
     step = within(place, lambda params, batch: write(model, params, batch).ids)
     batch = put_batch(place, make_batch(rows=8, family=family))
     given = jax.device_put({"backbone": params}, place.replicated)

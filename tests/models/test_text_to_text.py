@@ -36,7 +36,14 @@ WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
 TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
 STYLES = ("seq2seq", "causal")
 SETTINGS = dict(
-    max_len=40, max_target=8, multiple=8, side="right", choices=1, form="cloze", answer="", eos=True
+    max_len=40,
+    max_target=8,
+    multiple=8,
+    padding_side="right",
+    choices=1,
+    form="cloze",
+    answer="",
+    eos=True,
 )
 
 
@@ -270,9 +277,9 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
 
 
 @pytest.mark.default_cases("seq2seq-1")
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("style", STYLES)
-def test_written_texts_are_those_of_torch(style, beams, pairs):
+def test_written_texts_are_those_of_torch(style, num_beams, pairs):
     torch = pytest.importorskip("torch")
 
     pair = pairs[style]
@@ -280,7 +287,9 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
     tokenizer = scorer.tokenizer
     split = scorer.encode([Example({"text": text}) for text in TEXTS])
     batch = scorer.one_batch(split.rows)
-    how = dict(max_new=6, beams=beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id)
+    how = dict(
+        max_new_tokens=6, num_beams=num_beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id
+    )
     step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
     found = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
@@ -289,7 +298,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
         ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
         with torch.no_grad():
             out = pair.torch.generate(
-                torch.tensor([ids]), max_new_tokens=6, num_beams=beams, do_sample=False,
+                torch.tensor([ids]), max_new_tokens=6, num_beams=num_beams, do_sample=False,
                 use_cache=False,  # transformers sizes its own by the encoder's depth
             )[0]  # fmt: skip
         new = out[1:] if style == "seq2seq" else out[len(ids) :]
@@ -300,7 +309,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
     """Chat models have an end of a turn beside the tokenizer's end of text."""
-    pair, how = pairs["causal"], GenerateConfig(max_new=8)
+    pair, how = pairs["causal"], GenerateConfig(max_new_tokens=8)
 
     def write(backbone):
         scorer = make_scorer(

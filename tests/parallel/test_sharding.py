@@ -269,13 +269,13 @@ def test_padding_of_the_vocabulary_is_never_predicted():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "writer, beams, mesh", [("t5", 3, (2, 4, False)), ("gpt2", 1, (4, 2, True)),
+    "writer, num_beams, mesh", [("t5", 3, (2, 4, False)), ("gpt2", 1, (4, 2, True)),
                             ("gpt2", 3, (2, 4, False))]
 )  # fmt: skip
-def test_texts_are_those_of_one_device(writer, beams, mesh):
+def test_texts_are_those_of_one_device(writer, num_beams, mesh):
     """Beams are folded into rows, caches are written in place, the vocabulary is padded."""
     case = make_case(writer, "prefix")
-    settings = dict(max_new=5, eos=1, pad=0, beams=beams)
+    settings = dict(max_new_tokens=5, eos=1, pad=0, num_beams=num_beams)
     expected = jax.jit(make_generate_step(case.model, **settings))(
         case.trainable, case.frozen, case.batch
     )

@@ -51,8 +51,14 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
     # TPUs read them where they lie.
     assert own(dataclasses.replace(run, copies=False)) < 0.2 * decoder
     four, eight = (
-        make_run(T5, data__eval_batch=8, generate__beams=beams, generate__max_new=16, **WRITES)
-        for beams in (4, 8)
+        make_run(
+            T5,
+            data__eval_batch=8,
+            generate__num_beams=num_beams,
+            generate__max_new_tokens=16,
+            **WRITES,
+        )
+        for num_beams in (4, 8)
     )
     # Of 8 rows by 4 beams more: keys and values of 16 tokens, and two of the scores of all words.
     more = 8 * 4 * 4 * (2 * layers * inner * 16 + 2 * 32128)
@@ -61,7 +67,9 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
 
 def test_what_is_counted_is_what_the_program_takes(make_run):
     """In float32, which XLA's CPU compiler does not widen."""
-    run = make_run(T5, data__eval_batch=16, generate__beams=2, generate__max_new=16, **WRITES)
+    run = make_run(
+        T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
+    )
     found = make_evaluation(run, on())
     step = within(on(), make_writing(run.config.generate, found.model, run.scorer.layout))
     memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()

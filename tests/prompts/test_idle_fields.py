@@ -79,5 +79,5 @@ def test_so_is_one_of_a_head(given, told):
 
 
 def test_a_grid_of_starts_may_read_it():
-    fields = {"prompt.name": "soft", "prompt.top": "9", "runs.starts": "normal,vocab"}
+    fields = {"prompt.name": "soft", "prompt.top": "9", "runs.prompt_starts": "normal,vocab"}
     assert tell_unread(load_config("base", list(fields.items()))) == []

@@ -215,7 +215,7 @@ def test_pre_training(task):
     assert (c.optim.name, c.optim.weight_decay, c.optim.clip) == ("adamw", 1e-2, 1.0)
     assert (c.backbone.rescale, c.backbone.dropout) == (100.0, 0.0)
     assert c.task.answer == "[mask] {label} [mask]" and not c.task.eos
-    assert (c.ppt.least, c.ppt.most) == (2, 16)  # section 3.3
+    assert (c.ppt.min_options, c.ppt.max_options) == (2, 16)  # section 3.3
 
 
 def released_rate(step, lr=0.1, warmup=1):

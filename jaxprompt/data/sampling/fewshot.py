@@ -26,7 +26,7 @@ from jaxprompt.config.run import (
 from jaxprompt.data.sampling.listed_rows import read_listed
 from jaxprompt.errors import InputError, choose
 
-SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
+ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
 
 
 class SplitRows(NamedTuple):
@@ -70,7 +70,9 @@ def split(
         return listed(protocol.rows, seed, total, numbers)
     if isinstance(protocol, KFold):
         k, fold = protocol.k or None, protocol.fold
-        parts = kfold(labels, protocol.folds, seed, k=k, names=names, scarce=protocol.scarce)
+        parts = kfold(
+            labels, protocol.folds, seed, k=k, names=names, on_shortage=protocol.on_shortage
+        )
         if not 0 <= fold < len(parts):
             raise InputError(
                 f"data.protocol.fold={fold} is out of range; folds count from 0 to {len(parts) - 1}"
@@ -78,7 +80,7 @@ def split(
         return parts[fold]
     if isinstance(protocol, KShot):
         k, dev_k = protocol.k, protocol.dev_k or None
-        sampled = kshot(labels, k, seed, dev_k=dev_k, names=names, scarce=protocol.scarce)
+        sampled = kshot(labels, k, seed, dev_k=dev_k, names=names, on_shortage=protocol.on_shortage)
     elif isinstance(protocol, Balanced):
         sampled = balanced(labels, protocol.n, seed, names=names)
     elif isinstance(protocol, Fraction):
@@ -145,21 +147,21 @@ def kshot(
     seed: int,
     dev_k: int | None = None,
     names: Sequence[str] = (),
-    scarce: str = "raise",
+    on_shortage: str = "raise",
 ) -> SplitRows:
     """Samples K rows per class for train, `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
     The rows are shuffled once; classes are in the order of their first row after the shuffle, and
     the rows of a class keep the shuffled order. If a class has fewer rows, or a class of `names`
-    has none, scarce="take" gives train what there is, up to K, and dev the rest, with a warning;
-    "raise" is an error.
+    has none, on_shortage="use_fewer" gives train what there is, up to K, and dev the rest, with a
+    warning; "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
     _at_least("data.protocol.k", k, 1)
     _at_least("data.protocol.dev_k", dev_k, 0)
     groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
-    choose("data.protocol.scarce", scarce, SCARCE)
-    if scarce == "raise":
+    choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
+    if on_shortage == "raise":
         asked = f"data.protocol.k={k} and {dev_k} for dev"
         _enough(groups, dict.fromkeys(groups, k + dev_k), asked, names, take=True)
     for label, rows in groups.items():
@@ -251,21 +253,21 @@ def kfold(
     seed: int,
     k: int | None = None,
     names: Sequence[str] = (),
-    scarce: str = "raise",
+    on_shortage: str = "raise",
 ) -> list[SplitRows]:
     """Divides the rows into `folds` parts, stratified by class; each part is dev once (IPT).
 
     With `k` it divides only K rows per class, those of `kshot`: with 2K, its train and dev
-    together. If a class has fewer rows, or a class of `names` has none, scarce="take" divides what
-    there is; "raise" is an error. Rows are in file order. Raises InputError for a class with fewer
-    rows than folds, unless it has none.
+    together. If a class has fewer rows, or a class of `names` has none, on_shortage="use_fewer"
+    divides what there is; "raise" is an error. Rows are in file order. Raises InputError for a
+    class with fewer rows than folds, unless it has none.
     """
     _at_least("data.protocol.folds", folds, 2)
-    choose("data.protocol.scarce", scarce, SCARCE)
+    choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
         _at_least("data.protocol.k", k, 1)
-        if scarce == "raise":
+        if on_shortage == "raise":
             whole = _with_absent(groups, names)
             _enough(whole, dict.fromkeys(whole, k), f"data.protocol.k={k}", names, take=True)
     # [:None] takes them all.
@@ -361,7 +363,9 @@ def _enough(
     groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
     take: bool = False,
 ) -> None:  # fmt: skip
-    cure = "reduce the number, or add examples" + ", or set data.protocol.scarce=take" * take
+    cure = (
+        "reduce the number, or add examples" + ", or set data.protocol.on_shortage=use_fewer" * take
+    )
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(

@@ -35,8 +35,8 @@ class DemoSettings(NamedTuple):
     samples: int
     similar: float
     encoder: str
-    limit: int
-    own_limit: int
+    max_demo_tokens: int
+    max_example_tokens: int
     seed: int  # data.seed
 
     @property
@@ -173,8 +173,8 @@ class Beside(NamedTuple):
     first: bool  # in front of the example
     drops: bool  # those that do not fit whole are left out; else the texts of all are cut
     whole: bool  # no text is cut: where one does not fit, that is an error
-    limit: int = 0  # tokens of each of their texts; 0 = what fits
-    own_limit: int = 0  # of each of the example's own
+    max_demo_tokens: int = 0  # of each of their texts; 0 = what fits
+    max_example_tokens: int = 0  # of each of the example's own
 
 
 def lay(
@@ -204,8 +204,8 @@ def lay(
     Raises:
       InputError: if the tokens that must stay do not fit.
     """
-    own = _limit(own, how.own_limit)
-    demos = [_limit(demo, how.limit) for demo in demos]
+    own = _limit(own, how.max_example_tokens)
+    demos = [_limit(demo, how.max_demo_tokens) for demo in demos]
     separator = [run._replace(segment=own[-1].segment) for run in how.separator]
     between = _length(separator)
     if how.drops:
@@ -223,7 +223,9 @@ def lay(
     if needed > room:
         held = "in full" if how.whole else "with one token of each text"
         cure = "use fewer demonstrations"
-        cure += ", or truncate texts by demos.limit and demos.own_limit" * how.whole
+        cure += (
+            ", or truncate texts by demos.max_demo_tokens and demos.max_example_tokens" * how.whole
+        )
         raise InputError(
             f"{where} with {len(demos)} demonstrations takes {needed} tokens {held}, over the "
             f"{room} that data.max_len leaves; raise data.max_len by {needed - room} or more, or "

@@ -218,7 +218,7 @@ class BatchedRuns:
                 ((step, int(streaks[row]), int(skipped[row])) for step, streaks, skipped in counts),
                 key=lambda one: one[1],
             )
-            if streak >= self.settings.max_streak:
+            if streak >= self.settings.max_nonfinite_steps:
                 name = self.members[self.rows[row]].run.name
                 error = tell_broken(streak, step, skipped)
                 self._end_run(row, error)

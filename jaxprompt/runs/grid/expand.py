@@ -22,7 +22,7 @@ from jaxprompt.training.run_result import RunResult
 AXES = {
     "tasks": "ppt.task",
     "seeds": "seed", "data_seeds": "data.seed", "folds": "data.protocol.fold", "lr": "optim.lr",
-    "weight_decay": "optim.weight_decay", "starts": "prompt.start", "texts": "prompt.text",
+    "weight_decay": "optim.weight_decay", "prompt_starts": "prompt.start", "texts": "prompt.text",
     "words": "task.words",
 }  # fmt: skip
 SEEDS, FOLD = ("seed", "data.seed"), "data.protocol.fold"
@@ -79,7 +79,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
             for axis, value in zip(axes, values, strict=True)
         )
         own = alone(config).replace({field: _value(field, x) for field, x in changes.items()})
-        if "starts" in axes:  # what is given for one of them is not for the others
+        if "prompt_starts" in axes:  # what is given for one of them is not for the others
             own = drop_unread(own)
         check_config(own)
         # By the whole config: different values on the axes may still make the same run.
@@ -164,7 +164,7 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
     head = head_of(config)
     if "texts" in axes and config.prompt.get("text") == "":
         config = config.replace({"prompt.text": axes["texts"][0]})  # the runs give it
-    starts = axes.get("starts", starts_of(config))
+    starts = axes.get("prompt_starts", starts_of(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
             f"config.runs.words has no effect with head.name={head.name}; use "
@@ -182,14 +182,16 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
             "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
             f"set it in place of {config.data.protocol.name!r}, or empty the list"
         )
-    for axis in ("starts", "texts"):
+    for axis in ("prompt_starts", "texts"):
         field = AXES[axis].partition(".")[2]
         if axis in axes and field not in config.prompt.fields:
             raise InputError(
                 f"config.runs.{axis} needs a method with prompt.{field}, which "
                 f"{config.prompt.name} does not have; use prompt.name=soft"
             )
-    if "texts" in axes and set(axes.get("starts", (config.prompt.get("start"),))) != {"text"}:
+    if "texts" in axes and set(axes.get("prompt_starts", (config.prompt.get("start"),))) != {
+        "text"
+    }:
         raise InputError("config.runs.texts needs prompt.start=text; set it, and no other start")
 
 

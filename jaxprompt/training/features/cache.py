@@ -128,7 +128,7 @@ class KeepingPlan:
     ):
         self._config, self._placement, self._several = config, placement, several
         self._folder = Path(config.cache.folder or Path(workdir) / "kept")
-        self.keeps, self._on_disk = bool(config.cache.where), config.cache.where == "disk"
+        self.keeps, self._on_disk = bool(config.cache.location), config.cache.location == "disk"
         self._parts: dict[tuple, KeptSplit] = {}
         is_one = jax.process_count() == 1
         self._exchange = RowExchange(placement) if self.keeps and not is_one else None

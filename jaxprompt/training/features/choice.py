@@ -14,7 +14,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.types import Batch
 
-OFF = "or set cache.where=''"
+OFF = "or set cache.location=''"
 # Parts of a backbone that stand above all its layers, by what is kept: their numbers may train.
 _HEADS = ("pooler", "mlm", "rtd", "lm")
 _BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
@@ -38,7 +38,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
 
     Raises InputError if there are none.
     """
-    where = f"cache.where={config.cache.where}"
+    where = f"cache.location={config.cache.location}"
     model = scorer.model
     cfg = model.backbone.cfg
     rates = ("dropout", "attention_dropout", "embed_dropout")
@@ -59,7 +59,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     if layer is not None and not hasattr(model.backbone, "enter"):
         raise InputError(
             f"{where}: the text that a GLM generates attends to its input in every layer, so "
-            "no layer can be skipped; set cache.where=''"
+            "no layer can be skipped; set cache.location=''"
         )
     what = What(layer, layer is not None or model.heads["main"].reads_all)
     below = lambda part: part in _BELOW if layer is not None else part not in _HEADS

@@ -66,11 +66,12 @@ def test_class_with_too_few_examples():
         fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
     names = ("bad", "good", "ugly")
     with pytest.raises(
-        InputError, match=r"'ugly' has 0 .* needs 2; .* or set data.protocol.scarce=take"
+        InputError, match=r"'ugly' has 0 .* needs 2; .* or set data.protocol.on_shortage=use_fewer"
     ):
         fewshot.kshot([0, 0, 1, 1], 1, seed=0, names=names)
     with pytest.raises(
-        InputError, match=r"'ugly' has 0 .* but data.protocol.k=2 needs 2; .* data.protocol.scarce"
+        InputError,
+        match=r"'ugly' has 0 .* but data.protocol.k=2 needs 2; .* data.protocol.on_shortage",
     ):
         fewshot.kfold([0, 0, 1, 1], 2, seed=0, k=2, names=names)
     with pytest.raises(InputError, match=r"class 1 has 1 examples, but one .* needs 2"):
@@ -227,12 +228,12 @@ def test_kfold_of_a_scarce_class():
         InputError, match="class 'neutral' has 16 examples, but data.protocol.k=64 needs 64"
     ):
         fewshot.kfold(labels, 4, seed=0, k=64, names=("yes", "no", "neutral"))
-    folds = fewshot.kfold(labels, 4, seed=0, k=64, scarce="take")
+    folds = fewshot.kfold(labels, 4, seed=0, k=64, on_shortage="use_fewer")
     for fold in folds:
         assert collections.Counter(labels[fold.dev]) == {0: 16, 1: 16, 2: 4}
         assert collections.Counter(labels[fold.train]) == {0: 48, 1: 48, 2: 12}
-    with pytest.raises(InputError, match="data.protocol.scarce='some' is unknown"):
-        fewshot.kfold(labels, 4, seed=0, scarce="some")
+    with pytest.raises(InputError, match="data.protocol.on_shortage='some' is unknown"):
+        fewshot.kfold(labels, 4, seed=0, on_shortage="some")
 
 
 def test_holdout_golden():
@@ -443,5 +444,5 @@ def test_too_few_questions(protocol, message):
 def test_questions_that_train_takes_all_of():
     with pytest.raises(InputError, match="which leaves none for dev; .* data.files.dev"):
         fewshot.split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
-    everything = KShot(k=20, dev_k=1, scarce="take")
+    everything = KShot(k=20, dev_k=1, on_shortage="use_fewer")
     assert not len(fewshot.split(everything, RIGHT, 0, groups=GROUPS).dev)

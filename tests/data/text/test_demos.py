@@ -26,7 +26,7 @@ FILM = Example({"s": "A fine film"})
 
 def make_encoder(
     tokenizer, template, style="masked", *, slots=0, max_len=64, types=2, first=False, drops=False,
-    limit=0, own_limit=0, whole=False,
+    max_demo_tokens=0, max_example_tokens=0, whole=False,
 ):  # fmt: skip
     """Makes an encoder whose classes are terrible and great, as build_scorer does."""
     parsed = parse(template)
@@ -36,7 +36,15 @@ def make_encoder(
     if style == "causal":
         between, role = encode_exact(tokenizer, "\n"), Role.HARD
     separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
-    beside = Beside(words, separator, first or style == "causal", drops, whole, limit, own_limit)
+    beside = Beside(
+        words,
+        separator,
+        first or style == "causal",
+        drops,
+        whole,
+        max_demo_tokens,
+        max_example_tokens,
+    )
     return ExampleEncoder(
         tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
         needs_mask=True, num_types=types, beside=beside,
@@ -162,7 +170,7 @@ def test_not_even_the_labels_fit(bert):
 
 def test_limits(bert):
     own, demo = Example({"s": words(8)}), Example({"s": words(7, "bad")}, label=0)
-    row = encode(make_encoder(bert, IT_WAS, limit=3, own_limit=5), own, demo)
+    row = encode(make_encoder(bert, IT_WAS, max_demo_tokens=3, max_example_tokens=5), own, demo)
     text = shown(bert, row)
     assert (text.count("film"), text.count("bad"), row.cut) == (5, 3, False)
 
@@ -195,9 +203,9 @@ def test_exactly_so_many_are_whole_or_named(bert):
         "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens in full, over the 29 "
         "that data.max_len leaves; raise data.max_len by 1 or more, or "
         "use fewer demonstrations, or truncate "
-        "texts by demos.limit and demos.own_limit"
+        "texts by demos.max_demo_tokens and demos.max_example_tokens"
     )
-    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True, limit=2)
+    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True, max_demo_tokens=2)
     assert not encode(encoder, FILM, *demos).cut
 
 
@@ -212,8 +220,8 @@ def settings(**changes):
         samples=4,
         similar=1.0,
         encoder="",
-        limit=0,
-        own_limit=0,
+        max_demo_tokens=0,
+        max_example_tokens=0,
         seed=3,
     )
     return DemoSettings(**given | changes)
