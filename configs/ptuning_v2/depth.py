@@ -4,7 +4,7 @@ The argument is TASK,ORDER,COUNT: `--config=configs/ptuning_v2/depth.py:rte,desc
 prompts in layers 17 to 24 of BERT-large.
 """
 
-from configs.ptuning_v2 import tune
+from configs.ptuning_v2.superglue import tune
 from jaxprompt.errors import InputError, choose
 
 TASKS, ORDERS = ("rte", "boolq"), ("ascending", "descending")

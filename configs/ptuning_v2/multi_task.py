@@ -9,10 +9,10 @@ roles: give it as a file more in `shared.tasks`.
 
 from pathlib import Path
 
-from configs.ptuning_v2 import MODELS, NER, QA, SHARED, SRL, tune
+from configs.ptuning_v2 import MODELS, qa, tagging
 from jaxprompt.errors import choose
 
-KINDS = {"ner": NER, "srl": SRL, "qa": QA}
+KINDS = {"ner": tagging.NER, "srl": tagging.SRL, "qa": qa.TASKS}
 TASKS = Path(__file__).parent / "tasks"
 
 
@@ -21,6 +21,7 @@ def get_config(cell="ner,roberta-large"):
     kind, _, model = cell.partition(",")
     names = KINDS[choose("the kind", kind, KINDS)]
     model = choose("the model", model or "roberta-large", MODELS)
-    c = tune(names[0], "prefix", model, length=SHARED[names[0]], epochs=10.0)
+    recipe = qa if kind == "qa" else tagging
+    c = recipe.tune(names[0], "prefix", model, length=recipe.SHARED, epochs=10.0)  # epochs: ours
     c.shared.tasks = tuple(str(TASKS / f"{name}.json") for name in names)
     return c

@@ -3,16 +3,22 @@
 The argument is TASK,FORM,LENGTH: `--config=configs/ptuning_v2/prompt_length.py:rte,mlp,32`.
 """
 
-from configs.ptuning_v2 import LENGTHS, MLP, MLP_RATES, RELEASED, tune
+from configs.ptuning_v2 import LENGTHS, superglue, tagging
 from jaxprompt.errors import InputError, choose
 
 TASKS = ("rte", "conll04", "boolq", "conll12")
 FORMS = ("embedding", "mlp")
+MLP_RATES = (1e-4, 5e-4)  # the one released run with an MLP has 1e-4
+
+
+def kind_of(task):
+    """Returns the module with the recipe of a task."""
+    return tagging if task in tagging.TASKS else superglue
 
 
 def rates_of(task, form):
     """Lists the learning rates: the released one, or those of an MLP, which are far smaller."""
-    return MLP_RATES if form == "mlp" else (RELEASED[task, "roberta-large"].lr,)
+    return MLP_RATES if form == "mlp" else (kind_of(task).RELEASED[task, "roberta-large"].lr,)
 
 
 def get_config(cell="rte,embedding,32"):
@@ -23,8 +29,8 @@ def get_config(cell="rte,embedding,32"):
     choose("the task", task, TASKS)
     choose("the form", form, FORMS)
     length = int(choose("the length", length, list(map(str, LENGTHS))))
-    hidden = MLP if form == "mlp" else 0
-    return tune(task, length=length, hidden=hidden, lr=rates_of(task, form)[0])
+    hidden = superglue.MLP if form == "mlp" else 0
+    return kind_of(task).tune(task, length=length, hidden=hidden, lr=rates_of(task, form)[0])
 
 
 def sweep():

@@ -5,7 +5,8 @@ the paper's; where the mask stands it does not say: here behind the texts.
 """
 
 from configs.parts import heads
-from configs.ptuning_v2 import WORDS, searched, tune
+from configs.ptuning_v2 import searched
+from configs.ptuning_v2.superglue import RELEASED, WORDS, max_len_of, tune
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import choose
 
@@ -27,5 +28,5 @@ def sweep():
     """Yields both heads on every task."""
     for task in TASKS:
         for head in HEADS:
-            for change in searched(task, "prefix", "roberta-large"):
+            for change in searched(task, "prefix", "roberta-large", RELEASED, max_len_of):
                 yield {"config": f"{task},{head}", **change}

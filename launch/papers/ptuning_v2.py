@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from configs import ptuning_v2
-from configs.ptuning_v2 import depth, prompt_length, verbalizer
+from configs.ptuning_v2 import depth, prompt_length, qa, superglue, tagging, verbalizer
 from jaxprompt.errors import InputError
 from launch.papers.figures import draw_lines
 from launch.papers.table import ROOT, Cell, Paper, Table
@@ -24,10 +25,10 @@ BROWN = "conll05_brown"  # the second test set of CoNLL-2005
 # predicate and each part of an argument count. That of srl-eval.pl, which the shared tasks have,
 # stands beside it.
 METRICS = {
-    **dict.fromkeys(ptuning_v2.SUPERGLUE, ("accuracy",)), "multirc": ("f1a",),
-    "record": ("answer_f1",), **dict.fromkeys(ptuning_v2.NER, ("entity_f1",)),
-    **dict.fromkeys((*ptuning_v2.SRL, BROWN), ("entity_f1", "role_f1")),
-    **dict.fromkeys(ptuning_v2.QA, ("exact_match", "f1")), "sst2": ("accuracy",),
+    **dict.fromkeys(superglue.TASKS, ("accuracy",)), "multirc": ("f1a",),
+    "record": ("answer_f1",), **dict.fromkeys(tagging.NER, ("entity_f1",)),
+    **dict.fromkeys((*tagging.SRL, BROWN), ("entity_f1", "role_f1")),
+    **dict.fromkeys(qa.TASKS, ("exact_match", "f1")), "sst2": ("accuracy",),
 }  # fmt: skip
 
 
@@ -39,10 +40,9 @@ def _every(tasks: Sequence[str], systems: Sequence[str], models: Sequence[str], 
     for system in systems:
         for model in models:
             for task in tasks:
-                own = "qa" if task in ptuning_v2.QA else file
-                yield from _cells(
-                    f"{SYSTEMS[system]}, {model}", task, f"{own},{system},{BACKBONES[model]}", model
-                )
+                config = "qa" if task in qa.TASKS else file
+                method = f"{config},{system},{BACKBONES[model]}"
+                yield from _cells(f"{SYSTEMS[system]}, {model}", task, method, model)
 
 
 def table2(tasks: Sequence[str]) -> Iterable[Cell]:
@@ -85,11 +85,10 @@ def figure4(tasks: Sequence[str]) -> Iterable[Cell]:
                 yield from _cells(row, task, method, "RoBERTa-large")
 
 
-_HARD = (*ptuning_v2.NER, "conll12", "conll05", BROWN, *ptuning_v2.QA)
+_HARD = (*tagging.TASKS, BROWN, *qa.TASKS)
 _DEPTH, _LENGTH = (partial(draw_lines, axis=axis) for axis in ("depth", "length"))
 TABLES = {
-    "table2": Table("SuperGLUE, models of all sizes", table2, ptuning_v2.SUPERGLUE,
-                    ptuning_v2.SUPERGLUE),
+    "table2": Table("SuperGLUE, models of all sizes", table2, superglue.TASKS, superglue.TASKS),
     "table3": Table("named entities, questions and semantic roles", table3, _HARD, _HARD),
     "table4": Table("a linear head against label words", table4, verbalizer.TASKS,
                     verbalizer.TASKS, named_by=("head.name",)),
@@ -99,6 +98,16 @@ TABLES = {
                      prompt_length.TASKS, prompt_length.TASKS, draw=_LENGTH, axis="length",
                      named_by=("prompt.length", "prompt.hidden")),
 }  # fmt: skip
+
+
+def _task_of(cell: Cell) -> str:
+    return cell.task.removesuffix("_brown")
+
+
+def _kind_of(cell: Cell) -> ModuleType:
+    """Returns the module of configs/ptuning_v2 with the recipe of a cell's task."""
+    kinds = (qa, tagging)
+    return next((kind for kind in kinds if _task_of(cell) in kind.TASKS), superglue)
 
 
 class PTuningV2(Paper):
@@ -160,7 +169,7 @@ class PTuningV2(Paper):
     def config_of(self, cell: Cell, args: Any) -> str:
         """Names the run of a config in configs/ptuning_v2."""
         name, own = cell.method.split(",", 1)
-        return f"{ROOT}/configs/ptuning_v2/{name}.py:{cell.task.removesuffix('_brown')},{own}"
+        return f"{ROOT}/configs/ptuning_v2/{name}.py:{_task_of(cell)},{own}"
 
     def changes_of(
         self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
@@ -170,7 +179,7 @@ class PTuningV2(Paper):
         if system == "full":
             asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
         if not args.backbone and backbone == ptuning_v2.MODELS["bert-large"]:
-            backbone = ptuning_v2.tune(cell.task, model="bert-large").backbone.path
+            backbone = _kind_of(cell).tune(_task_of(cell), model="bert-large").backbone.path
         changes = super().changes_of(cell, args, asked, backbone)
         if name == "depth":
             count = int(rest[0]) * args.layers // depth.LAYERS
@@ -199,9 +208,8 @@ class PTuningV2(Paper):
         length = str(own.get("prompt.length", ""))
         if not length.isdecimal():  # of a length that is none the config says what is wrong
             return {}
-        task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]
-        sizes = task, system, BACKBONES[cell.backbone], int(length)
-        return {"data.max_len": ptuning_v2.max_len_of(*sizes)}
+        sizes = cell.method.split(",")[1], BACKBONES[cell.backbone], int(length)
+        return {"data.max_len": _kind_of(cell).max_len_of(*sizes)}
 
     def point_of(self, cell: Cell) -> tuple[str, str]:
         """Names a figure's number by its curve, and by its length or number of layers."""
@@ -228,16 +236,16 @@ class PTuningV2(Paper):
         """Lists the seed of the released script where there is one."""
         if not self._released(cell):
             return self.SEEDS
-        task, model = cell.task.removesuffix("_brown"), BACKBONES[cell.backbone]
-        return (ptuning_v2.tune(task, model=model).seed,)
+        return (_kind_of(cell).tune(_task_of(cell), model=BACKBONES[cell.backbone]).seed,)
 
     def _export(self, cell: Cell, args: Any) -> Path:
         model = "" if args.backbone else BACKBONES[cell.backbone]
-        return Path(args.shared) / model / cell.task.removesuffix("_brown")
+        return Path(args.shared) / model / _task_of(cell)
 
     def _released(self, cell: Cell) -> bool:
-        task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]
-        return ptuning_v2.is_released(task, system, BACKBONES[cell.backbone])
+        if cell.method.split(",")[1] in ptuning_v2.SOFT:  # the settings are those of prefixes
+            return False
+        return (_task_of(cell), BACKBONES[cell.backbone]) in _kind_of(cell).RELEASED
 
 
 PAPER = PTuningV2()

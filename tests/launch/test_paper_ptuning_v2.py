@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs import ptuning_v2
-from configs.ptuning_v2 import multi_task
+from configs.ptuning_v2 import multi_task, qa, superglue, tagging
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.errors import InputError
 from launch.papers import core as paper
@@ -21,6 +21,7 @@ TASKS = {
     "conll2012": "conll12", "conll2005_wsj": "conll05", "conll2005_brown": "conll05_brown",
     "squad1.1": "squad", "squad2.0": "squad_v2",
 }  # fmt: skip
+KIND_OF = {task: kind for kind in (superglue, tagging, qa) for task in kind.TASKS}
 KINDS = {"full": "none", "pt": "soft", "p_tuning": "p_tuning"}
 
 
@@ -75,7 +76,7 @@ def test_every_cell_has_its_runs(name):
         heads = {"tags": "tags", "spans": "spans"}  # section 3.1: no label words
         assert c.head.name == heads.get(known.kind, "verbalizer" if by_words else "linear")
         rates = {run.changes.get("optim.lr") for run in runs}
-        released = (task, tables.BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
+        released = (task, tables.BACKBONES[cell.backbone]) in KIND_OF.get(task, superglue).RELEASED
         released &= system not in ("pt", "p_tuning")  # what is released was chosen for prefixes
         if system == "full":
             assert rates == set(ptuning_v2.FULL_RATES) and len(runs) == 6
@@ -103,12 +104,12 @@ def test_every_cell_has_its_runs(name):
         assert not bounded or c.data.max_len + shift <= 512
 
 
-@pytest.mark.parametrize("task", ptuning_v2.SUPERGLUE)
+@pytest.mark.parametrize("task", superglue.TASKS)
 def test_soft_tokens_stand_between_text_and_mask(task):
     """Section 3, [e(x), h0, ..., hi, e([MASK])]; words of section 4.3 for the tasks it names."""
     words = {"boolq": "false true", "rte": "true false", "cb": "true false neutral"}
     for system in ("pt", "p_tuning"):
-        c = ptuning_v2.tune(task, system, "bert-large")
+        c = superglue.tune(task, system, "bert-large")
         assert c.task.template.endswith(" [soft] [mask]") and c.trainable == ()
         assert " ".join(c.task.words) == words.get(task, " ".join(c.task.words))
         assert (c.prompt.get("encoder") == "lstm") == (system == "p_tuning")  # table 1
@@ -153,14 +154,14 @@ def test_settings_are_those_of_the_released_scripts():
     """
     for line in scripts.split(";"):
         task, model, *numbers = line.split()
-        c = ptuning_v2.tune(task, model=f"{model}-large")
+        c = KIND_OF[task].tune(task, model=f"{model}-large")
         own = c.data.batch, c.optim.lr, c.prompt.length, c.train.total_epochs, c.prompt.dropout
         assert (*own, c.seed) == tuple(map(float, numbers)), line
         assert c.backbone.dropout == c.prompt.dropout
         hidden = 512 if (task, model) == ("wic", "bert") else 0
         assert c.prompt.hidden == hidden
-    assert len(scripts.split(";")) == len(ptuning_v2.RELEASED)
-    poolers = [ptuning_v2.tune("rte", model=own).head.pooler for own in ptuning_v2.MODELS]
+    assert len(scripts.split(";")) == sum(len(x.RELEASED) for x in (superglue, tagging, qa))
+    poolers = [superglue.tune("rte", model=model).head.pooler for model in ptuning_v2.MODELS]
     assert poolers == ["auto", "auto", "trained", "auto", "auto"]
 
 
@@ -282,7 +283,7 @@ WSC = {"text": "Ann said she won.", "span1_text": "Ann", "span2_text": "she"}
 def test_words_in_two_sentences_and_pronouns_are_read_as_released(cell, fields, text):
     """Templates 1 and 0 of WiC and 0 of WSC in the released tasks/superglue/dataset.py."""
     task, model = cell.split(",")
-    template = ptuning_v2.RELEASED[task, model].template or get_task(task).plain
+    template = superglue.RELEASED[task, model].template or get_task(task).plain
     assert template.format(**fields) == text
 
 
