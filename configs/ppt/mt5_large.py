@@ -1,4 +1,8 @@
-"""mT5 large prompt-tuned with few examples: 1.2B parameters."""
+"""mT5 large prompt-tuned with few examples: 1.2B parameters.
+
+The argument is TASK,METHOD: `--config=configs/ppt/mt5_large.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,8 @@
-"""mT5 small prompt-tuned with few examples: 300M parameters."""
+"""mT5 small prompt-tuned with few examples: 300M parameters.
+
+The argument is TASK,METHOD: `--config=configs/ppt/mt5_small.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,8 @@
-"""mT5 XL prompt-tuned with few examples: 3.7B parameters, over two devices."""
+"""mT5 XL prompt-tuned with few examples: 3.7B parameters, over two devices.
+
+The argument is TASK,METHOD: `--config=configs/ppt/mt5_xl.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,8 @@
-"""mT5 XXL prompt-tuned with few examples: 12.9B parameters, over four devices."""
+"""mT5 XXL prompt-tuned with few examples: 12.9B parameters, over four devices.
+
+The argument is TASK,METHOD: `--config=configs/ppt/mt5_xxl.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

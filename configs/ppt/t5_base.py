@@ -1,4 +1,8 @@
-"""T5 1.1 base prompt-tuned with few examples: 248M parameters."""
+"""T5 1.1 base prompt-tuned with few examples: 248M parameters.
+
+The argument is TASK,METHOD: `--config=configs/ppt/t5_base.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,8 @@
-"""T5 1.1 XL prompt-tuned with few examples: 2.8B parameters, over two devices."""
+"""T5 1.1 XL prompt-tuned with few examples: 2.8B parameters, over two devices.
+
+The argument is TASK,METHOD: `--config=configs/ppt/t5_xl.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,8 @@
-"""T5 1.1 XXL prompt-tuned with few examples: 11.1B parameters over four devices, as published."""
+"""T5 1.1 XXL prompt-tuned with few examples: 11.1B parameters over four devices, as published.
+
+The argument is TASK,METHOD: `--config=configs/ppt/t5_xxl.py:boolq,ppt`.
+configs/parts/ppt.py has the values of each task and method (section 4.1, appendix C).
+"""
 
 from configs.ppt import sweep, tune
 
