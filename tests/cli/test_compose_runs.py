@@ -111,14 +111,9 @@ def test_parts_of_a_t5(data, tmp_path, capsys):
         ("soft(start=frequent)+prefix", {}, "corpus.path is empty"),
         ("soft(text='a cat')+prefix", {}, "'a cat' is only used with prompt.start=text"),
         ("soft(length=2)+ipt(length=2)", {"task.template": "[soft*2] {text}"}, "places 2 soft tok"),
-        ("soft+prefix", {"prompt.init": "EXPORT"}, "set init= of each of prompt.parts"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    parts, fields, message, backbone, data, trained, tmp_path, refused
-):
-    if "prompt.init" in fields:
-        fields = {"prompt.init": trained / "export"}
+def test_what_does_not_fit_is_named(parts, fields, message, backbone, data, tmp_path, refused):
     config = tmp_path / "c.json"
     config.write_text(composed(backbone, data, parts, **fields).to_json())
     words = [f"--config={config}", f"--workdir={tmp_path / 'w'}"]
