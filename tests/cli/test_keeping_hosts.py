@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Processes
-from test_keeping import COMMON, DECODER, UPPER, start
+from test_keeping import COMMON, UPPER, losses, start
 from tiny_run import WIDTH, make_backbone, make_config, timeless
 
 pytestmark = pytest.mark.long
@@ -18,14 +18,9 @@ STILL = COMMON | dict(
 UPPER = UPPER | dict(prompt__dropout=0)
 CASES = {  # family, method, fields; processes, devices of each, data x model
     "data": ("bert", "prefix", UPPER | dict(cache__location="disk"), (2, 2, (2, 2))),
-    "model": ("bert", "prefix", UPPER | dict(cache__location="host"), (2, 1, (1, 2))),
-    "read_alone": ("bert", "head_only", dict(cache__location="host"), (2, 1, (2, 1))),
     "left": (
         "gpt2", "prefix", UPPER | dict(cache__location="host", data__padding_side="left"),
         (2, 1, (2, 1)),
-    ),
-    "t5": (
-        "t5", "prefix", DECODER | dict(prompt__dropout=0, cache__location="disk"), (2, 1, (2, 1)),
     ),
     "four": (
         "bert", "prefix", UPPER | dict(cache__location="disk", cache__dtype="bfloat16"),
@@ -36,13 +31,8 @@ CASES = {  # family, method, fields; processes, devices of each, data x model
 
 @pytest.fixture(scope="module")
 def folders(backbone, tmp_path_factory):
-    made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
-    return made | {"bert": backbone}
-
-
-def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    gpt2 = make_backbone(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2")
+    return {"gpt2": gpt2, "bert": backbone}
 
 
 def train(folder: Path, c, number: int, devices: int) -> tuple[dict, list[float], str]:
