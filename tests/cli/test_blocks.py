@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from test_configs import RUNNABLE
-from tiny_run import ROOT, flags, jaxprompt, tiny_fields
+from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.build.check import check_config
 from jaxprompt.config.blocks import make_block, option_fields
@@ -17,6 +17,7 @@ from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import kinds, make_head
 from jaxprompt.prompts import methods as known_methods
+from jaxprompt.runs.restore import is_zero_shot
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
 
@@ -91,14 +92,12 @@ def test_heads_own_what_their_block_has():
     assert (c.head.get("span"), c.head.get("scores")) == ("target", "full")
 
 
-def test_zero_shot_is_one_command(backbone, data, capsys):
-    given = tiny_fields(backbone, data) | {"task.words": "cat,bread,saw"}
-    given |= {"task.labels": "beast,food,tool", "task.template": "{text} is [mask] ."}
-    del given["prompt.length"]
-    code, out, err = jaxprompt(capsys, "evaluate", "--config=base:zero_shot", *flags(given))
-    assert code == 0, err
-    own = ["--config.prompt.name=none", "--config.head.name=verbalizer", *flags(given)]
-    assert jaxprompt(capsys, "evaluate", "--config=base", *own)[:2] == (0, out)
+def test_zero_shot_is_one_command():
+    """The fields say the same as the argument of base.py, but for what trains."""
+    fields = [("prompt.name", "none"), ("head.name", "verbalizer")]
+    by_fields, by_argument = load_config("base", fields), load_config("base:zero_shot")
+    assert is_zero_shot(by_argument) and not by_argument.trainable
+    assert (by_fields.prompt, by_fields.head) == (by_argument.prompt, by_argument.head)
 
 
 # -- arguments and names --------------------------------------------------------------------------

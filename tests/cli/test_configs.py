@@ -1,7 +1,6 @@
 """Every config file builds at tiny width, and base.py has every field that there is."""
 
 import inspect
-import json
 from itertools import cycle, groupby
 
 import jax
@@ -10,9 +9,7 @@ from tiny_run import (
     ROOT,
     WORDS,
     entities_of,
-    jaxprompt,
     make_backbone,
-    tiny_fields,
     with_part,
     write_rows,
 )
@@ -29,7 +26,7 @@ from jaxprompt.build.task import build_objectives, open_fitting, scorer_from_con
 from jaxprompt.cli.reference import write_page
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.files import load_module
-from jaxprompt.config.load import load_config, with_overrides
+from jaxprompt.config.load import load_config
 from jaxprompt.config.open_blocks import OPEN, declared
 from jaxprompt.config.open_blocks import names as block_names
 from jaxprompt.config.run import RunConfig
@@ -330,21 +327,6 @@ def test_every_field_is_explained():
 def test_the_page_of_fields_is_that_of_the_code():
     page = (CONFIGS.parent / "docs/config.md").read_text()
     assert page == write_page(), "run: python -m jaxprompt.cli.reference > docs/config.md"
-
-
-@pytest.mark.long
-def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, capsys):
-    c = load(CONFIGS / "base.py")
-    wanted = tiny_fields(backbone, data) | {"backbone.dropout": 0, "train.eval_steps": 3}
-    c = with_overrides(c, list(wanted.items()))
-    given = tmp_path / "given.json"
-    given.write_text(c.to_json())
-    run = tmp_path / "run"
-    assert jaxprompt(capsys, "train", f"--config={given}", f"--workdir={run}")[0] == 0
-    assert json.loads((run / "config.json").read_text()) == json.loads(given.read_text())
-    (run / "result.json").unlink()  # as if it was killed before the end
-    code, _, err = jaxprompt(capsys, "train", f"--config={run / 'config.json'}", f"--workdir={run}")
-    assert code == 0 and "3 steps, resumed at step 3" in err
 
 
 def test_dart_decays_all_but_biases():

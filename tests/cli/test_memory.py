@@ -4,6 +4,7 @@ import gc
 import json
 
 import jax
+import pytest
 from tiny_run import make_config
 
 from jaxprompt.runs import train as tune
@@ -56,10 +57,8 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
-        try:
+        with pytest.raises(KeyboardInterrupt):
             tune.run(c, workdir)
-        except KeyboardInterrupt:
-            pass
     assert found and set(found) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
     count = counter(table_of(backbone))
@@ -72,6 +71,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
     assert seen == [0] and set(found) == {3}
 
 
+@pytest.mark.long
 def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
     evaluate, found = BatchedRuns.evaluate, []
     count = counter(table_of(backbone))
