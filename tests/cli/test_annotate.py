@@ -156,53 +156,38 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
 # -- cut off, and on other devices ----------------------------------------------------------------
 
 
-def stop_in(monkeypatch, after: int) -> None:
-    """Ends the writing of a part after some units, and in the middle of one."""
-    append = AnnotationWriter.append
+@pytest.mark.long
+@pytest.mark.parametrize("after", [PART + 50, UNITS])
+def test_it_goes_on_where_it_was_cut_off(after, annotated, words, tmp_path, capsys, monkeypatch):
+    """After some units, in the middle of one, and after a signal."""
+    workdir, labels, printed = annotated
+    command, append = words(workdir, tmp_path / "labels"), AnnotationWriter.append
 
-    def half(self, probabilities):
+    def append_half(self, probabilities):
         append(self, probabilities[: after - self.done])
         if self.done == after:
             self._file.write(b"cut")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(AnnotationWriter, "append", half)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("after", [PART + 50, UNITS])
-def test_it_goes_on_where_it_was_cut_off(
-    after, annotated, words, fields, tmp_path, capsys, monkeypatch
-):
-    workdir, whole, printed = annotated
-    command = words(workdir, tmp_path / "labels")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_in(patch, after)
-        main(command)
-    assert not (tmp_path / "labels/meta.json").exists()
-    code, out, err = jaxprompt(capsys, *command)
-    assert code == 0 and f"{UNITS} units, {after} done" in err
-    assert files(tmp_path / "labels") == files(whole)
-    found, expected = result_of(out), result_of(printed)
-    assert found | {"output": ""} == expected | {"output": ""}
-
-
-@pytest.mark.long
-def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeypatch):
-    append = AnnotationWriter.append
-
-    def append_then_signal(self, probabilities):
-        if self.done:  # the second part
-            os.kill(os.getpid(), signal.SIGINT)
+    def append_and_signal(self, probabilities):
+        os.kill(os.getpid(), signal.SIGINT)
         append(self, probabilities)
 
-    monkeypatch.setattr(AnnotationWriter, "append", append_then_signal)
-    code, out, err = jaxprompt(capsys, *words(annotated[0], tmp_path / "labels"))
-    assert code == 130 and out == ""
-    kept = (
-        f"{16 * BATCH} of {UNITS} units annotated and saved; run the same command again to continue"
-    )
-    assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AnnotationWriter, "append", append_half)
+        main(command)
+    assert not (tmp_path / "labels/meta.json").exists()
+    if after < UNITS:
+        with monkeypatch.context() as patch:
+            patch.setattr(AnnotationWriter, "append", append_and_signal)
+            code, out, err = jaxprompt(capsys, *command)
+        assert code == 130 and out == "" and f"{UNITS} units, {after} done" in err
+        assert err.splitlines()[-1].startswith("stopped by Ctrl-C with ")
+        after = int(err.splitlines()[-1].split(" with ")[1].split()[0])
+    code, out, err = jaxprompt(capsys, *command)
+    assert code == 0 and f"{UNITS} units, {after} done" in err
+    assert files(tmp_path / "labels") == files(labels)
+    assert result_of(out) | {"output": ""} == result_of(printed) | {"output": ""}
 
 
 @pytest.mark.long
@@ -216,9 +201,9 @@ def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
     assert files(tmp_path / "labels") == files(annotated[1])
 
 
-def close_to(output, whole) -> None:
+def assert_close(output, expected) -> None:
     """Compares labels up to the order of sums."""
-    found, expected = Annotations(output), Annotations(whole)
+    found, expected = Annotations(output), Annotations(expected)
     assert found.annotator == expected.annotator
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-3)
 
@@ -233,7 +218,7 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     for name, mesh in (("one", {}), ("eight", dict(mesh__data=4, mesh__model=2))):
         assert main(words(tmp_path / "run", tmp_path / name, **changes, **mesh)) == 0
     assert not (tmp_path / "run/config.json").exists()
-    close_to(tmp_path / "eight", tmp_path / "one")
+    assert_close(tmp_path / "eight", tmp_path / "one")
     counts = Annotations(tmp_path / "one").counts([0] * 5)
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
 
@@ -247,7 +232,7 @@ def test_two_processes_label_as_one(annotated, words, tmp_path):
         assert processes.wait() == [0, 0], processes.told()
         found, expected = result_of(processes.out(0)), result_of(printed)
         assert processes.out(1) == processes.err(1) == ""
-    close_to(tmp_path / "labels", whole)
+    assert_close(tmp_path / "labels", whole)
     assert found | {"output": ""} == expected | {"output": ""}
 
 

@@ -107,39 +107,3 @@ def test_states_are_read_again_and_those_of_other_processes_are_not(folders, dat
     np.testing.assert_allclose(more, kept, rtol=1e-6)
     changed = {p.name for p, time in times.items() if p.stat().st_mtime_ns != time}
     assert changed == {"dev-0-of-2.states", "dev-1-of-2.states"}
-
-
-def refuse(folder: Path, c) -> list[str]:
-    """Starts two processes of one config that is refused. -> the line of each"""
-    path = folder / "c.json"
-    path.write_text(c.to_json())
-    words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
-    with Processes(folder / "logs", devices=1) as processes:
-        processes.start_all(2, words)
-        assert processes.wait() == [2, 2], processes.told()
-        lines = [processes.err(i).splitlines() for i in range(2)]
-    assert [len(said) for said in lines] == [1, 1], lines
-    assert not (folder / "run/metrics.jsonl").exists()
-    return [said[0].removeprefix("jaxprompt train: ") for said in lines]
-
-
-def test_damage_on_one_process_ends_all(folders, data, tmp_path):
-    fields = STILL | UPPER | dict(
-        cache__location="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
-        train__total_steps=1,
-    )  # fmt: skip
-    c = make_config(folders["bert"], data, "prefix", **fields)
-    train(tmp_path / "two", c, 2, 1)
-    states = tmp_path / "kept/train-1-of-2.states"
-    states.write_bytes(states.read_bytes()[:-4])
-    said, other = refuse(tmp_path, c)
-    assert said == other and said.startswith(f"{states} is damaged; delete")
-
-
-def test_the_limit_is_that_of_each_process(folders, data, tmp_path):
-    fields = STILL | UPPER | dict(cache__location="host", mesh__data=2, mesh__model=1)
-    c = make_config(folders["bert"], data, "prefix", **fields | dict(cache__limit=1e-9))
-    said, other = refuse(tmp_path, c)
-    assert (
-        said == other and "GiB on each of 2 processes, more than cache.limit=1e-09; raise" in said
-    )
