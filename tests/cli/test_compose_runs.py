@@ -74,23 +74,6 @@ def test_soft_tokens_stand_before_those_of_dart(backbone, data, tmp_path, capsys
 
 
 @pytest.mark.long
-def test_a_grid_of_them_trains_as_one_program(backbone, data, tmp_path, capsys):
-    c = composed(backbone, data, "prefix(length=2)+p_tuning(length=2,encoder=mlp)", **SHORT)
-    c = c.replace({"runs.seeds": (0, 1)})
-    (tmp_path / "c.json").write_text(c.to_json())
-    workdir = tmp_path / "runs"
-    code, _, err = jaxprompt(
-        capsys, "train", f"--config={tmp_path / 'c.json'}", f"--workdir={workdir}"
-    )
-    assert code == 0, err
-    for seed in (0, 1):
-        own = workdir / f"seed={seed}"
-        result = json.loads((own / "result.json").read_text())
-        measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={own}", "--split=test")[1])
-        assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
-
-
-@pytest.mark.long
 def test_parts_of_a_t5(data, tmp_path, capsys):
     """In the input, in what the decoder is fed, and in its attention over the encoder."""
     folder = make_backbone(tmp_path / "t5", "t5")

@@ -299,8 +299,6 @@ def test_every_part_fits_the_base(kind, part):
     check_config(c)
     if kind == "tasks":
         assert c.task.name in task_names()
-    if kind == "methods":
-        assert c.prompt.name in block_names("prompt")
 
 
 def test_every_field_is_explained():

@@ -124,36 +124,41 @@ def t5(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def divided(t5, data, tmp_path_factory):
-    """An export under rescale=100 of soft tokens as large as a T5's own embeddings. -> folder"""
+    """Exports, under rescale=100, soft tokens as large as a T5's own embeddings."""
     folder = tmp_path_factory.mktemp("divided")
     rows = np.random.default_rng(0).normal(0, 9, (4, 32)).astype(np.float32)
-    np.save(folder / "given.npy", rows)
-    fields = SENTINEL | {"prompt.file": folder / "given.npy", "backbone.rescale": 100.0}
+    np.save(folder / "rows.npy", rows)
+    fields = SENTINEL | {"prompt.file": folder / "rows.npy", "backbone.rescale": 100.0}
     config = folder / "config.json"
     config.write_text(make_config(t5, data, "soft", **fields).to_json())
-    given = [f"--config={config}", f"--workdir={folder / 'run'}"]
-    assert main(["train", *given]) == 0
-    written = [f"--npy={folder / 'soft.npy'}", f"--peft={folder / 'peft'}"]
-    assert main(["export", *given, *written]) == 0
+    place = [f"--config={config}", f"--workdir={folder / 'run'}"]
+    assert main(["train", *place]) == 0
+    words = [f"--npy={folder / 'soft.npy'}", f"--peft={folder / 'peft'}"]
+    assert main(["export", *place, *words]) == 0
     return folder
 
 
 @pytest.mark.long
-def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data):
-    """Written for a T5 that nothing divides, and taken in again by one that is divided."""
-    given = np.load(divided / "given.npy")
-    np.testing.assert_array_max_ulp(np.load(divided / "soft.npy"), given, maxulp=1)
-    np.testing.assert_array_max_ulp(read_peft(divided / "peft").soft, given, maxulp=1)
-    inside, metadata = read_export(str(divided / "run" / "export"))
+def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data, refused):
+    """Written for a T5 that nothing divides, and read again by one that is divided."""
+    rows = np.load(divided / "rows.npy")
+    np.testing.assert_array_max_ulp(np.load(divided / "soft.npy"), rows, maxulp=1)
+    np.testing.assert_array_max_ulp(read_peft(divided / "peft").soft, rows, maxulp=1)
+    tensors, metadata = read_export(str(divided / "run" / "export"))
     assert metadata.backbone.rescale == 100.0
-    np.testing.assert_allclose(inside["prompt/slots"], given / 100, rtol=1e-6)
+    np.testing.assert_allclose(tensors["prompt/slots"], rows / 100, rtol=1e-6)
     prompt = SimpleNamespace(length=4, decoder=0, dims=SimpleNamespace(embed=32))
     for source in ("soft.npy", "peft", "run/export"):
         for rescale in (1.0, 100.0):
-            rows = read_rows(str(divided / source), prompt, rescale)
-            np.testing.assert_allclose(rows, given / rescale, rtol=3e-7)
-    rows = read_rows(str(divided / "soft.npy"), prompt, 100.0)
-    np.testing.assert_array_max_ulp(rows, inside["prompt/slots"], maxulp=1)
+            again = read_rows(str(divided / source), prompt, rescale)
+            np.testing.assert_allclose(again, rows / rescale, rtol=3e-7)
+    # Bare soft tokens are no export.
+    config = divided / "wrong.json"
+    for path in (divided / "soft.npy", divided / "peft"):
+        c = make_config(t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path)
+        config.write_text(c.to_json())
+        line = refused("train", f"--config={config}", f"--workdir={divided / 'none'}")
+        assert f"prompt.start=file and prompt.file={path}" in line
 
 
 @pytest.mark.long
@@ -181,16 +186,6 @@ def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
         same = logits[: len(theirs), : theirs.shape[1]]
         np.testing.assert_allclose(same, theirs, atol=1e-4, rtol=0)
         assert np.abs(theirs - bare).max() > 0.1  # the prompt matters
-
-
-@pytest.mark.long
-def test_bare_soft_tokens_are_no_export(divided, t5, data, refused):
-    for path in (divided / "soft.npy", divided / "peft"):
-        c = make_config(t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path)
-        config = divided / "wrong.json"
-        config.write_text(c.to_json())
-        line = refused("train", f"--config={config}", f"--workdir={divided / 'none'}")
-        assert f"prompt.start=file and prompt.file={path}" in line
 
 
 # -- where soft tokens stand ----------------------------------------------------------------------

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 
 import jax
 import numpy as np
@@ -212,48 +211,3 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
     assert "no checkpoint in " in refused("inspect", f"--workdir={copy}")
     monkeypatch.setattr("jaxprompt.training.pictures.can_draw", lambda: False)
     assert "needs matplotlib; pip install matplotlib" in line()
-
-
-# -- the page in a browser ------------------------------------------------------------------------
-
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
-     if (path := shutil.which(name))), None,
-)  # fmt: skip
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium")
-@pytest.mark.parametrize("width", [390, 1200])
-def test_the_page_renders_offline(width, runs, inspected, tmp_path):
-    """In headless Chromium: every picture has a size, none is wider than the page, no request."""
-    workdir, _ = runs("dart")
-    _, _, page = inspected("dart")
-    # The page runs no script: the one that measures is of the frame around it, which is as wide as
-    # a phone or a screen where Chromium's own window cannot be.
-    measure = """<script>onload = () => {
-      const {contentDocument: page, contentWindow: window} = document.querySelector("iframe")
-      document.title = JSON.stringify({
-        sizes: [...page.images].map(i => [i.complete, i.naturalWidth, i.clientWidth]),
-        loaded: window.performance.getEntriesByType("resource").map(e => e.name)
-          .filter(n => !n.startsWith("data:")),
-        wide: page.documentElement.scrollWidth, room: window.innerWidth }) }</script>"""
-    frame = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page)}"></iframe>'
-    (tmp_path / "page.html").write_text(f"<title></title>{measure}{frame}", "utf-8")
-    log = tmp_path / "net.json"
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,1000",
-         f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", "--dump-dom",
-         (tmp_path / "page.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    title = re.search("<title>(.*?)</title>", done.stdout, re.S)
-    assert title, done.stderr[-2000:]
-    found = json.loads(title[1])
-    assert len(found["sizes"]) == len(pictures(workdir)) > 5
-    assert all(complete and natural > 0 and 0 < shown <= width
-               for complete, natural, shown in found["sizes"])  # fmt: skip
-    assert found["loaded"] == [] and found["wide"] <= found["room"] == width
-    # What Chromium asks for of its own accord is not the page's.
-    asked = re.findall(r'"url":"(https?://[^"]*)"', log.read_text("utf-8", errors="replace"))
-    own = ("google", "gstatic", "chrome", "clients2", "localhost", "127.0.0.1")
-    assert [url for url in asked if not any(word in url for word in own)] == []
