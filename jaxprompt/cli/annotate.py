@@ -22,9 +22,10 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir", "output")
     config = load_config(args.config, overrides)
-    own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     # The classifier's config without the fields of the text, which its workdir does not depend on.
-    classifier = load_config(args.config, own)
+    text_fields = ("corpus.", "ppt.thresholds")
+    of_classifier = [(name, x) for name, x in overrides if not name.startswith(text_fields)]
+    classifier = load_config(args.config, of_classifier)
     from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 
     with several_hosts(args) as is_first:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.build.conversion import convert_backbone
 
     report = convert_backbone(args.backbone, args.output, revision=args.revision, dtype=args.dtype)
-    left = f", without {', '.join(report.unused)}" if report.unused else ""
-    line = f"{args.output}: {report.bytes:,} bytes of weights {report.fingerprint[:12]}{left}"
+    unused = f", without {', '.join(report.unused)}" if report.unused else ""
+    line = f"{args.output}: {report.bytes:,} bytes of weights {report.fingerprint[:12]}{unused}"
     print(escape(line), file=sys.stderr)
     return 0

@@ -26,8 +26,8 @@ def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
         print(escape(f"jaxprompt {command}: {name}: {error}"), file=sys.stderr)
     runs = []
     for run in grid:
-        names = zip(run.changes, run.name.split(","), strict=False)
-        row = [shown for field, shown in names if field not in SEEDS]
+        parts = zip(run.changes, run.name.split(","), strict=False)
+        row = [part for field, part in parts if field not in SEEDS]
         group = group_of("", run.changes)
         runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
     tell(runs, outcome.failed)

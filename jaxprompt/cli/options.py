@@ -65,14 +65,12 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags. Returns them, and the overrides (field, value) of the config."""
         # By hand: which fields there are depends on the config, which argparse has not read.
+        takes_config = "--config" in self._option_string_actions
         plain, overrides, rest = [], [], list(argv)
         while rest:
             word = rest.pop(0)
-            if (
-                word.partition("=")[0] == "--config"
-                and "--config" not in self._option_string_actions
-            ):
-                # Of a command without a config, which says what it takes in its place.
+            if word.partition("=")[0] == "--config" and not takes_config:
+                # A command without a config says what it takes instead.
                 overrides.append((word, "" if "=" in word or not rest else rest.pop(0)))
                 continue
             if not word.startswith("--config."):
@@ -86,25 +84,25 @@ class Parser(argparse.ArgumentParser):
             overrides.append((field, value))
         args = self.parse_args(plain)
         for name in (*_PATHS, "push"):
-            # As of an unset variable of the shell; to a system call it is the current directory.
-            # Where a flag's default is "" that means none.
-            if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
+            # E.g. from an unset variable of the shell; a system call would take it for the current
+            # directory. If a flag's default is "", that means none.
+            if "" in _as_list(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
                 raise InputError(f"{flag} is missing, its value is empty; see --help")
-        # What no file can be called is refused here, before a system call fails on it. A shell
-        # leaves the ~ of --workdir=~/runs as it is.
+        # Names that no file can have are refused here, before a system call fails on them. A shell
+        # does not expand the ~ of --workdir=~/runs.
         for name in _PATHS:
-            given = getattr(args, name, None)
-            for path in _listed(given):
+            value = getattr(args, name, None)
+            for path in _as_list(value):
                 if path:
                     user_path(path, f"--{name}")
-            if isinstance(given, str) and given.startswith("~"):
-                setattr(args, name, str(user_path(given)))
+            if isinstance(value, str) and value.startswith("~"):
+                setattr(args, name, str(user_path(value)))
         return args, overrides
 
 
-def _listed(given: object) -> list[str]:
-    return given if isinstance(given, list) else [given] if isinstance(given, str) else []
+def _as_list(value: object) -> list[str]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def add_hosts(parser: Parser) -> None:
