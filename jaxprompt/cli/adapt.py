@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
+from jaxprompt.cli.options import (
+    Parser,
+    add_hosts,
+    add_profile,
+    profile_of,
+    require_flags,
+    several_hosts,
+)
 from jaxprompt.config.load import load_config
 from jaxprompt.files import dumps
 
@@ -17,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     )
     args, overrides = parser.read(argv)
     overrides += profile_of(args)
-    need(args, "config", "workdir")
+    require_flags(args, "config", "workdir")
     config = load_config(args.config, overrides)
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 

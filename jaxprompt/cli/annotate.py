@@ -10,7 +10,7 @@ ordered from worst to best.
 import json
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.cli.options import Parser, add_hosts, require_flags, several_hosts
 from jaxprompt.config.load import load_config
 
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", help="output folder, to be used as ppt.annotations")
     add_hosts(parser)
     args, overrides = parser.read(argv)
-    need(args, "config", "workdir", "output")
+    require_flags(args, "config", "workdir", "output")
     config = load_config(args.config, overrides)
     # The classifier's config without the fields of the text, which its workdir does not depend on.
     text_fields = ("corpus.", "ppt.thresholds")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.errors import InputError, escape
 
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     if overrides:
         raise InputError("convert takes no --config; remove it")
-    need(args, "backbone", "output")
+    require_flags(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.build.conversion import convert_backbone
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxprompt.cli.options import Parser, load_run, need
+from jaxprompt.cli.options import Parser, load_run, require_flags
 from jaxprompt.errors import InputError, escape
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     if args.exports:
         return _compare(args)
-    need(args, "workdir")
+    require_flags(args, "workdir")
     config = load_run(args, overrides)
 
     from jaxprompt.inspection.findings import InspectOptions, inspect

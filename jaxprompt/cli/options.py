@@ -144,7 +144,7 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
         yield processes.is_first()
 
 
-def need(args: argparse.Namespace, *names: str) -> None:
+def require_flags(args: argparse.Namespace, *names: str) -> None:
     """Raises InputError for the first flag of `names` that is missing or empty."""
     for name in names:
         if not getattr(args, name):
@@ -158,7 +158,7 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
       InputError: if the workdir contains no run or several runs.
     """
     if args.workdir is None:
-        need(args, "config")
+        require_flags(args, "config")
     else:
         check_single(args.workdir)
     saved = args.config or str(Path(args.workdir) / "config.json")

@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from jaxprompt import signals
-from jaxprompt.cli.options import UNREAD, Parser, need
+from jaxprompt.cli.options import UNREAD, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args, overrides = parser.read(argv)
-    need(args, "config")
+    require_flags(args, "config")
     count, device = parse_devices(args.devices) if args.devices else (0, None)
     if args.compiler and device is None:
         raise InputError(f'--compiler={args.compiler} needs --devices, e.g. --devices="8x v5e"')

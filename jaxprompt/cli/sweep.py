@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
 from jaxprompt.config.files import call, load_module
 from jaxprompt.config.load import load_config
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             )
         tell(read_folder(args.table), {}, args.plot, args.best)
         return 0
-    need(args, "config", "workdir")
+    require_flags(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
     if args.run:
         failed = execute(runs, overrides, args.workdir)
