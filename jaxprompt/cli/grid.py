@@ -3,7 +3,7 @@
 import sys
 
 from jaxprompt import signals
-from jaxprompt.cli.results import SEEDS, SweepRun, group_of, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, group_of, print_table
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 
@@ -30,5 +30,5 @@ def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
         row = [part for field, part in parts if field not in SEEDS]
         group = group_of("", run.changes)
         runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
-    tell(runs, outcome.failed)
+    print_table(runs, outcome.failed)
     return 0

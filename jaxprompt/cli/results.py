@@ -155,7 +155,7 @@ def _name(fields: Mapping[str, Any], distinguishing: Sequence[str]) -> str:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def tell(
+def print_table(
     runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "", best: int = 0
 ) -> None:
     """Prints the table, and plots it to the file `plot`.
@@ -194,11 +194,11 @@ def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     rows: dict[str, list[TableRun]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
-            rows.setdefault(run.row, []).append(read(run.workdir))
+            rows.setdefault(run.row, []).append(read_run(run.workdir))
     return rows
 
 
-def read(workdir: Path) -> "TableRun":
+def read_run(workdir: Path) -> "TableRun":
     """Reads the result of a finished run, and the config values that tables show."""
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import KFold
@@ -219,7 +219,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
-            by_group.setdefault(run.group, []).append((run, read(run.workdir)))
+            by_group.setdefault(run.group, []).append((run, read_run(run.workdir)))
     rows = {}
     for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:

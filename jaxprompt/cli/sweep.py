@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli.options import Parser, require_flags
-from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call, load_module
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
                 f"--table={args.table} shows the runs of that folder and does not use {unused[0]}; "
                 "remove it, or write --table without a folder for the runs of --workdir"
             )
-        tell(read_folder(args.table), {}, args.plot, args.best)
+        print_table(read_folder(args.table), {}, args.plot, args.best)
         return 0
     require_flags(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         failed = execute(runs, overrides, args.workdir)
         if failed is None:
             return 0
-        tell(runs, failed, args.plot, args.best)
+        print_table(runs, failed, args.plot, args.best)
         return 0
     check_saved(runs, overrides)
     if args.table is None:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"none of the {len(runs)} runs in {args.workdir} has a result; train them with --run"
         )
-    tell(runs, {}, args.plot, args.best)
+    print_table(runs, {}, args.plot, args.best)
     return 0
 
 
