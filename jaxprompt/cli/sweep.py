@@ -11,7 +11,7 @@ from jaxprompt import signals
 from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call, load_module
-from jaxprompt.config.load import load_config
+from jaxprompt.config.load_run_config import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
 from jaxprompt.files import NAME
 
@@ -79,7 +79,7 @@ def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) 
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            config = alone(load(run, overrides))
+            config = alone(load_run_config(run, overrides))
             run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
@@ -100,7 +100,7 @@ def execute(
     from jaxprompt.runs.grid.expand import GridRun, alone
     from jaxprompt.training import run_folder
 
-    loaded = [load(run, overrides) for run in runs]
+    loaded = [load_run_config(run, overrides) for run in runs]
     keep_programs(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
     # Runs are grouped and recorded without the block `runs`.
@@ -110,7 +110,7 @@ def execute(
             check_config(config)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
-    grouped, single = divide(runs, loaded)
+    grouped, single = split_runs(runs, loaded)
     failed: dict[str, str] = {}
     if grouped:
         outcome = runner.train(
@@ -146,7 +146,7 @@ def execute(
     return failed
 
 
-def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
+def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError if it is itself a grid."""
     from jaxprompt.runs.grid.expand import is_grid
 
@@ -157,7 +157,7 @@ def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     return config
 
 
-def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_runs(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
     A run that was started alone resumes alone; a run that no grid supports trains alone, too.
