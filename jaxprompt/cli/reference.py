@@ -64,7 +64,7 @@ def write_page() -> str:
     return "\n".join(lines)
 
 
-def describe(field: Field) -> str:
+def format_values(field: Field) -> str:
     """Returns the type, range or allowed words of a field as text."""
     kind = " | ".join(filter(None, field.words))
     if not kind:
@@ -97,7 +97,7 @@ def _sections() -> Iterator[tuple[str, list[Line]]]:
 
 
 def _line(name: str, field: Field) -> Line:
-    return Line(name, _quoted(field.default), describe(field), field.note)
+    return Line(name, _quoted(field.default), format_values(field), field.note)
 
 
 def _quoted(value: object) -> str:

@@ -33,13 +33,13 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} contains no run (no config.json of one); give the --workdir of `train`"
         )
     if runs == [folder]:
-        print(show(folder))
+        print(format_run(folder))
         return 0
     print(columns([("run", "state", "best step", "dev"), *(_row(folder, run) for run in runs)]))
     return 0
 
 
-def show(workdir: Path) -> str:
+def format_run(workdir: Path) -> str:
     """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result

@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
 
     name = read_name(__doc__, argv, "task")
     if name:
-        print(show(choose_name("task", name, task_names())))
+        print(format_task(choose_name("task", name, task_names())))
         return 0
     titles = ("task", "answers", "metric", "columns", "source")
     print(columns([titles, *map(_row, task_names())]))
@@ -30,7 +30,7 @@ def _row(name: str) -> tuple[str, ...]:
     return name, _answers(task), task.metric, ", ".join(task.fields), _source(task)
 
 
-def show(name: str) -> str:
+def format_task(name: str) -> str:
     """Returns the description of a task."""
     from jaxprompt.data.tasks.registry import get_task
 
