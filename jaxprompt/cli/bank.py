@@ -139,7 +139,7 @@ def make_mesh(mesh: str, batch: int) -> Any:
     return placement
 
 
-def answer_asked(
+def answer_requests(
     bank: Any, requests: Sequence[tuple[int, Any]]
 ) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
     """Answers the requests of `read_requests`.

@@ -126,7 +126,7 @@ def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
     prompts = bank.open_bank(args)
     requests = read_requests(prompts, records, args.column)
     _raise_error([record for _, record in requests])
-    metrics = bank.answer_asked(prompts, requests)[1]
+    metrics = bank.answer_requests(prompts, requests)[1]
     return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 

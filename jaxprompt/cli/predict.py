@@ -233,7 +233,7 @@ def _predict_by_bank(args: Any) -> int:
         unreadable.raise_first([record for _, record in requests], args.on_error)
         return requests
 
-    answer = functools.partial(bank.answer_asked, prompts)
+    answer = functools.partial(bank.answer_requests, prompts)
     requests, (answers, metrics) = unreadable.answer_encodable(answer, mark, requests)
     unreadable.report([record for _, record in requests])
     for name, values in metrics.items():
