@@ -12,7 +12,7 @@ SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags besi
 _PROMPT_FLAG = "--prompt=NAME=PATH"
 
 
-def add_serving(parser: Parser, default: str = "") -> None:
+def add_serving_flags(parser: Parser, default: str = "") -> None:
     """Adds the flags for prompts and their backbone; `default` is shown in the help."""
     shown_default = f" (default: {default})" if default else ""
     parser.add_argument(
@@ -33,7 +33,7 @@ def add_serving(parser: Parser, default: str = "") -> None:
     )  # fmt: skip
 
 
-def check_serving(args: Any) -> None:
+def check_serving_flags(args: Any) -> None:
     """Raises InputError for flags that cannot be combined."""
     several = len(args.prompt or ()) > 1
     if several and not args.column:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import bank
-from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
+from jaxprompt.cli.options import Parser, add_process_flags, join_processes, load_run
 from jaxprompt.cli.unreadable import answer_encodable
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
         "--majority", action="store_true",
         help="score the most frequent class of the full training set; needs no backbone",
     )  # fmt: skip
-    bank.add_serving(parser)
-    add_hosts(parser)
+    bank.add_serving_flags(parser)
+    add_process_flags(parser)
     args, overrides = parser.read(argv)
     if args.prompt or args.column:
         bank.refuse_flags(
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if args.majority:
         print(dumps(majority(config, args.split, args.output)))
         return 0
-    with several_hosts(args) as is_first:
+    with join_processes(args) as is_first:
         metrics = evaluate(config, args.workdir, args.split, args.output, args.prefix)
         if is_first:
             print(dumps(metrics))
@@ -107,7 +107,7 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
         raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
-    bank.check_serving(args)
+    bank.check_serving_flags(args)
 
     def read(columns: Sequence[str]) -> Sequence[Any]:
         return from_stdin(()) if args.input == "-" else from_file(args.input, columns)

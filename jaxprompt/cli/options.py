@@ -13,7 +13,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
-UNREAD = "accepted, so that a `train` command can be reused, but not used"
+UNUSED = "accepted, so that a `train` command can be reused, but not used"
 _PATHS = (
     "config", "workdir", "output", "input", "prompt", "backbone",
     "npy", "peft", "stablehlo", "tuned",
@@ -105,7 +105,7 @@ def _as_list(value: object) -> list[str]:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
-def add_hosts(parser: Parser) -> None:
+def add_process_flags(parser: Parser) -> None:
     """Adds the flags of runs on several processes."""
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, for several processes")
     parser.add_argument("--processes", type=int, help="number of processes")
@@ -119,20 +119,20 @@ def add_hosts(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def add_profile(parser: Parser) -> None:
+def add_profile_flag(parser: Parser) -> None:
     """Adds --profile."""
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
     )
 
 
-def profile_of(args: argparse.Namespace) -> list[tuple[str, str]]:
+def profile_override(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Returns the config override of --profile."""
     return [] if args.profile is None else [("train.profile", args.profile)]
 
 
 @contextlib.contextmanager
-def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
+def join_processes(args: argparse.Namespace) -> Iterator[bool]:
     """Joins the other processes. Yields whether this process writes and prints."""
     from jaxprompt.parallel import processes
 

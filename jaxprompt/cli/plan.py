@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from jaxprompt import signals
-from jaxprompt.cli.options import UNREAD, Parser, require_flags
+from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 def main(argv: Sequence[str]) -> int:
     """Prints the plan. Exit code 0, even if nothing fits."""
-    parser = Parser(__name__, __doc__, workdir=UNREAD)
+    parser = Parser(__name__, __doc__, workdir=UNUSED)
     parser.add_argument("--devices", help='number and type, e.g. "8x v5e" or "4x V100-32"')
     parser.add_argument("--limit", type=int, default=LIMIT,
                         help=f"maximum number of devices to try (default: {LIMIT})")  # fmt: skip

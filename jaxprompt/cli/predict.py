@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
-    bank.add_serving(parser, "WORKDIR/export")
+    bank.add_serving_flags(parser, "WORKDIR/export")
     parser.add_argument("--workdir", help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="input text; may be repeated")
     parser.add_argument("--output", help="JSONL output file (default: stdout)")
@@ -76,7 +76,7 @@ def _check_flags(args: Any) -> None:
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
-    bank.check_serving(args)
+    bank.check_serving_flags(args)
     choose("--on-error", args.on_error, ON_ERROR)
     if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
