@@ -331,9 +331,8 @@ def list_changes(
     if not own.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
-    published = fields(
-        json.loads(sweep.load_run_config(first, ()).to_json())
-    )  # as config.json is read
+    config = sweep.load_run_config(first, ())
+    published = fields(json.loads(config.to_json()))  # as config.json is read
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
     given = [f"{field}={x} (searched)" for field, x in overrides if field in paper.searched(cell)]
     return given + [
