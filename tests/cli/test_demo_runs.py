@@ -208,31 +208,6 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     assert shown < {row["text"] for row in read_lines(data / "train.jsonl")}
 
 
-def test_a_decoder_reads_them_in_front(llama, data, tmp_path, capsys):
-    fields = dict(task__template="{text} about [mask]", demos__per_class=1, demos__samples=2)
-    c = prepare(llama, data, "zero_shot", **fields)
-    out = tmp_path / "out.jsonl"
-    evaluate(capsys, write(c, tmp_path), f"--output={out}")
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    model = LlamaForCausalLM.from_pretrained(llama).eval()
-    words = [tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in NAMES]
-    assert all(len(word) == 1 for word in words)
-    words = sum(words, [])
-    demos = restore(c, None, ["test"]).scorer.demos
-    for line in read_lines(out)[:6]:
-        logits = []
-        (samples,) = demos.sample([Example({"text": line["text"]})])
-        for own in samples:
-            parts = [f"{d.fields['text']} about {NAMES[d.label]}\n" for d in own]
-            start = tokenizer("".join([*parts, f"{line['text']} about"]))["input_ids"]
-            with torch.no_grad():
-                last = model(torch.tensor([start])).logits[0, -1]
-            logits.append(last[words].numpy())
-        expected = torch.tensor(np.array(logits)).mean(0).softmax(-1).numpy()
-        found = [line["scores"][name] for name in NAMES]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     """Each line of its input is written out here; without any it is the text alone."""

@@ -26,18 +26,21 @@ def given(skewed, **more):
 
 
 def test_is_of_all_training_examples(skewed, capsys):
+    """Whatever the protocol draws; dev is that of the protocol."""
     gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
     expected = Counter(gold)["tool"] / len(gold)
     few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
-    for more in ({}, few):
-        words = ["--majority", "--split=test", "--config=base:zero_shot", *given(skewed, **more)]
-        code, out, err = jaxprompt(capsys, "evaluate", *words)
+    for protocol in ({}, few):
+        words = ["--majority", "--config=base:zero_shot", *given(skewed, **protocol)]
+        code, out, err = jaxprompt(capsys, "evaluate", *words, "--split=test")
         assert code == 0, err
         assert json.loads(out) == {
             "split": "test", "examples": len(gold), "majority": "tool",
             "accuracy": pytest.approx(expected),
         }  # fmt: skip
     assert expected < 1 / 3
+    dev = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
+    assert dev["examples"] == 6 and dev["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_of_relations_is_measured_by_their_metric(skewed, capsys):
@@ -50,13 +53,6 @@ def test_of_relations_is_measured_by_their_metric(skewed, capsys):
     assert found["precision"] == pytest.approx(gold.count("tool") / len(gold))
     others = len(gold) - gold.count("food")
     assert found["recall"] == pytest.approx(gold.count("tool") / others)
-
-
-def test_dev_is_that_of_the_protocol(skewed, capsys):
-    few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
-    words = ["--majority", "--config=base:zero_shot", *given(skewed, **few)]
-    found = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
-    assert found["examples"] == 6 and found["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_real_sst2(shared, capsys):
