@@ -179,7 +179,7 @@ def test_what_has_no_classes_says_so(backbone, tmp_path):
     rows = [{"text": f"the cat {word}", "x": i / 4} for i, word in enumerate("a an it was".split())]
     for name in ("train", "dev", "test"):
         write_rows(tmp_path / f"{name}.jsonl", rows * 3)
-    fields = KEPT | {"head.name": "regression", "task.number": "x", "task.label": ""}
+    fields = KEPT | {"head.name": "regression", "task.number": "x"}
     run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
     _, found, page = look(tmp_path / "run")
     assert {"rows", "labels", "states", "confusion"} == set(found["notes"])

@@ -1,4 +1,4 @@
-"""Runs that keep what frozen layers give: the same numbers, and what cannot be kept."""
+"""Runs that cache the states of frozen layers: the same results, and what cannot be cached."""
 
 import json
 import re
@@ -76,8 +76,8 @@ def assert_same_run(folder, *args, **fields):
 def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.pace.PAUSE", -1.0)
     start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
-    found = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
-    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in found]
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
+    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in lines]
     done = [int(number) for number, _ in counts]
     total = sum(len(read_lines(data / f"{name}.jsonl")) for name in ("train", "dev"))
     assert done == sorted(set(done)) and done[-1] == total
@@ -133,10 +133,10 @@ def test_choices_are_kept_row_by_row(method, fields, folders, tmp_path):
 def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
     args = (folders["bert"], data, "prefix")
     _, exact = start(tmp_path / "off", *args, **COMMON, **UPPER)
-    wide = dict(cache__location="disk", cache__dtype="bfloat16")
-    _, kept = start(tmp_path / "half", *args, **COMMON, **UPPER, **wide)
-    np.testing.assert_allclose(kept, exact, rtol=2e-2)
-    assert np.abs(np.array(kept) - exact).max() > 0
+    half = dict(cache__location="disk", cache__dtype="bfloat16")
+    _, cached = start(tmp_path / "half", *args, **COMMON, **UPPER, **half)
+    np.testing.assert_allclose(cached, exact, rtol=2e-2)
+    assert np.abs(np.array(cached) - exact).max() > 0
     _, full = start(tmp_path / "full", *args, **COMMON, **UPPER, cache__location="disk")
     sizes = [(tmp_path / x / "kept/train.states").stat().st_size for x in ("half", "full")]
     assert sizes[1] == 2 * sizes[0] and sizes[1] % (4 * WIDTH) == 0
@@ -147,7 +147,7 @@ def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
 
 @pytest.fixture
 def config(folders, data, tmp_path):
-    """A run that keeps on disk, as a file. -> write(changes) -> its path"""
+    """Writes the config of a run that caches on disk. Returns its path."""
 
     def write(**changes):
         fields = COMMON | UPPER | dict(cache__location="disk", cache__folder=tmp_path / "kept")
@@ -161,7 +161,6 @@ def config(folders, data, tmp_path):
 
 @pytest.mark.long
 def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, capsys):
-
     def words(name, **changes):
         return ["train", f"--config={config(**changes)}", f"--workdir={tmp_path / name}"]
 
@@ -172,9 +171,8 @@ def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, cap
 
     whole = json.loads(train("off", cache__location="", cache__folder="")[0])
     code, out, err = stop(words("run"), 2, capsys)
-    assert (
-        code == 0 and out == "" and "stopped by SIGTERM at step 2" in err and "earlier" not in err
-    )
+    assert code == 0 and out == "" and "stopped by SIGTERM at step 2" in err
+    assert "earlier" not in err
     before = (tmp_path / "kept/train.states").stat().st_mtime_ns
     out, err = train("run")
     assert "resumed at step 2" in err and "(reused from an earlier run: train, dev)" in err
@@ -192,9 +190,9 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
     def line(**changes):
         return refused("train", f"--config={config(**changes)}", f"--workdir={tmp_path / 'new'}")
 
-    kept = f"{tmp_path / 'kept'} has states cached for a different setup: "
-    dtypes = "cache.dtype (cached 'float32', now 'bfloat16')"
-    assert line(cache__dtype="bfloat16").startswith(f"{kept}{dtypes}; use another cache.folder")
+    message = line(cache__dtype="bfloat16")
+    assert message.startswith(f"{tmp_path / 'kept'} has states cached for a different setup: ")
+    assert "cache.dtype (cached 'float32', now 'bfloat16'); use another cache.folder" in message
     assert "the backbone's weights (cached '" in line(backbone__path=other_backbone)
     assert "the first positions (cached '4 and 0', now '5 and 0')" in line(prompt__length=5)
     # The weights are the same: what config.json says of the layers is not.
@@ -242,12 +240,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path):
-    method, fields, said = REFUSED[case]
+    method, fields, message = REFUSED[case]
     c = make_config(folders["bert"], data, method, **COMMON | dict(cache__location="host"))
     path = tmp_path / "c.json"
     path.write_text(c.to_json())
     edit(path, **{name.replace("__", "."): value for name, value in fields.items()})
-    assert said in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    assert message in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run/config.json").exists()
 
 
