@@ -50,8 +50,8 @@ def name_of(path) -> str:
 def arguments(path) -> list[str]:
     """Lists the arguments that a config's own sweep gives, "" = none."""
     module = load_module(str(path))
-    given = [run.get("config", "") for run in module.sweep()] if hasattr(module, "sweep") else []
-    return ["", *dict.fromkeys(name for name in given if name)]
+    runs = module.sweep() if hasattr(module, "sweep") else []
+    return ["", *dict.fromkeys(run["config"] for run in runs if run.get("config"))]
 
 
 RUNS = [(path, argument) for path in RUNNABLE for argument in arguments(path)]
@@ -145,9 +145,9 @@ RUNS += [(CONFIGS / "dpt/tasks.py", argument) for argument in (*OTHERS, *SPANS)]
 RUNS += [(CONFIGS / "dart/relations.py", "sem_eval_2010_task_8,8,fixed_labels")]
 RUNS += [(CONFIGS / "dart/relations.py", "sem_eval_2010_task_8,8,frozen")]
 BUILDS = [
-    pytest.param(path, own, id=f"{name_of(path)}-{own}", marks=[pytest.mark.long] * (number > 0))
+    pytest.param(path, name, id=f"{name_of(path)}-{name}", marks=[pytest.mark.long] * (i > 0))
     for _, group in groupby(sorted(RUNS), key=lambda run: run[0])
-    for number, (path, own) in enumerate(run for run in group if differs(*run))
+    for i, (path, name) in enumerate(run for run in group if differs(*run))
 ]
 
 
@@ -270,12 +270,12 @@ def test_a_topic_classifier_fits_the_runs_that_start_from_it():
     for place in ("prompt", "prefix"):
         for encoder in ("cnn", "lstm", "mlp"):
             topics = load(CONFIGS / "ipt/topics.py", f"{encoder},{place}").prompt
-            own = load(CONFIGS / "ipt/end_to_end.py", f"rte,{encoder},{place}").prompt
+            prompt = load(CONFIGS / "ipt/end_to_end.py", f"rte,{encoder},{place}").prompt
             for field in ("on", "encoder", "hidden", "length", "scale"):
-                assert topics.fields[field] == own.fields[field], field
+                assert topics.fields[field] == prompt.fields[field], field
             # Section 4.2: rows train with topics alone.
-            assert own.get("fixed") and not topics.get("fixed")
-            assert own.get("pretrained") == f"topics/{encoder}-{place}"
+            assert prompt.get("fixed") and not topics.get("fixed")
+            assert prompt.get("pretrained") == f"topics/{encoder}-{place}"
             assert topics.get("pretrained") == ""
 
 
@@ -293,8 +293,8 @@ def test_every_part_fits_the_base(kind, part):
     columns = {"text": "target", "tags": "tags", "regression": "number"}
     answers = (columns | dict.fromkeys(("spans", "multi_spans"), "answers")).get(c.head.name)
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
-        own = {"task.name": "custom", "task.fields": ("words",), f"task.{answers}": "column"}
-        c = c.replace(own)
+        task = {"task.name": "custom", "task.fields": ("words",), f"task.{answers}": "column"}
+        c = c.replace(task)
     c = c.replace({"backbone.path": c.backbone.path or "somewhere"})
     check_config(c)
     if kind == "tasks":
@@ -305,7 +305,7 @@ def test_every_field_is_explained():
     fields = dict(declared_leaves(RunConfig))
     for block in OPEN:
         for name in block_names(block):
-            fields |= {f"{block} {name} {x}": own for x, own in declared(block, name).items()}
+            fields |= {f"{block} {name} {x}": field for x, field in declared(block, name).items()}
     assert len(fields) > 200 and not [name for name, field in fields.items() if not field.note]
 
 
@@ -317,6 +317,6 @@ def test_the_page_of_fields_is_that_of_the_code():
 def test_dart_decays_all_but_biases():
     """As appendix A of Zhang et al. 2022 has it: norms too."""
     decays = decay_mask(load(CONFIGS / "dart/few_shot.py", "sst2").optim.no_decay)
-    own = ["backbone/layers/mlp/in/kernel", "backbone/layers/mlp/norm/scale", "prompt/table"]
-    assert all(decays(dict.fromkeys(own)).values())
+    paths = ["backbone/layers/mlp/in/kernel", "backbone/layers/mlp/norm/scale", "prompt/table"]
+    assert all(decays(dict.fromkeys(paths)).values())
     assert not any(decays({"backbone/layers/mlp/in/bias": None, "head/bias": None}).values())

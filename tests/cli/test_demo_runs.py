@@ -66,13 +66,13 @@ def torch_scores(backbone, texts):
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     model = BertForMaskedLM.from_pretrained(backbone).eval()
     words = tokenizer.convert_tokens_to_ids(NAMES)
-    found = []
+    scores = []
     for text in texts:
         ids = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             logits = model(**ids).logits[ids["input_ids"] == tokenizer.mask_token_id]
-        found.append(logits[0, words].numpy())
-    return np.array(found)
+        scores.append(logits[0, words].numpy())
+    return np.array(scores)
 
 
 @pytest.mark.long
@@ -88,9 +88,9 @@ def test_in_context_is_the_mean_of_what_torch_gives(fields, backbone, data, tmp_
     gold = read_lines(data / "test.jsonl")
     samples = trained.scorer.demos.sample([Example({"text": row["text"]}) for row in gold])
     expected = []
-    for row, own in zip(gold, samples, strict=True):
+    for row, shown in zip(gold, samples, strict=True):
         texts = []
-        for demos in own:
+        for demos in shown:
             parts = [f"{d.fields['text']} about {NAMES[d.label]} ." for d in demos]
             query = f"{row['text']} about [MASK] ."
             parts = [*parts, query] if "demos__total" in fields else [query, *parts]
@@ -115,21 +115,22 @@ SENTENCES = ["the cat was near a dog", "bread", "an old saw with the hammer", "c
 
 
 def torch_embeddings(folder, texts):
-    tokenizer, found = AutoTokenizer.from_pretrained(folder), []
+    tokenizer, means = AutoTokenizer.from_pretrained(folder), []
     model = BertModel.from_pretrained(folder).eval()
     for text in texts:
         with torch.no_grad():
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state
-        found.append(states[0].mean(0).numpy())
-    return np.array(found, np.float64)
+        means.append(states[0].mean(0).numpy())
+    return np.array(means, np.float64)
 
 
 def test_sentences_are_compared_as_in_torch(encoder):
-    found = SentenceEncoder(str(encoder)).embed(SENTENCES)
+    embeddings = SentenceEncoder(str(encoder)).embed(SENTENCES)
     expected = torch_embeddings(encoder, SENTENCES)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-5)
     unit = expected / np.sqrt((expected**2).sum(-1, keepdims=True))
-    np.testing.assert_allclose(cosine(found, found[:2]), unit @ unit[:2].T, atol=1e-5)
+    cosines = cosine(embeddings, embeddings[:2])
+    np.testing.assert_allclose(cosines, unit @ unit[:2].T, atol=1e-5)
 
 
 def test_a_deberta_compares_texts_cut_to_what_it_was_trained_on(tmp_path):
@@ -155,15 +156,15 @@ def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
     )  # fmt: skip
     demos = restore(c, None, ["test"]).scorer.demos
     queries = [row["text"] for row in read_lines(data / "test.jsonl")][:5]
-    pool = torch_embeddings(encoder, [own.fields["text"] for own in demos.pool])
-    labels = np.array([own.label for own in demos.pool])
-    found = demos.sample([Example({"text": text}) for text in queries])
-    for own, query in zip(found, torch_embeddings(encoder, queries), strict=True):
+    pool = torch_embeddings(encoder, [demo.fields["text"] for demo in demos.pool])
+    labels = np.array([demo.label for demo in demos.pool])
+    samples = demos.sample([Example({"text": text}) for text in queries])
+    for sampled, query in zip(samples, torch_embeddings(encoder, queries), strict=True):
         near = pool @ query / np.sqrt((pool**2).sum(1) * (query @ query))
         for label in range(3):
             rows = np.flatnonzero(labels == label)
             best = rows[np.argsort(-near[rows])[:2]]  # of 4 of the class
-            shown = {demos[label].fields["text"] for demos in own}
+            shown = {demos_of_one[label].fields["text"] for demos_of_one in sampled}
             assert shown == {demos.pool[row].fields["text"] for row in best}
 
 
@@ -188,8 +189,8 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     assert "demonstrations: 1 of each class, from 12 examples, among the most similar 0.5" in err
     assert "train 12, dev 9, test 24" in err
     result, rows = json.loads(out), tmp_path / "rows.jsonl"
-    found = evaluate(capsys, f"--workdir={workdir}", f"--output={rows}")
-    assert found == {"split": "test", "examples": 24, **result["test"]}
+    metrics = evaluate(capsys, f"--workdir={workdir}", f"--output={rows}")
+    assert metrics == {"split": "test", "examples": 24, **result["test"]}
     assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
     expected = read_lines(rows)
     answers = tmp_path / "answers.jsonl"
@@ -198,9 +199,11 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     words = [f"--workdir={workdir}", f"--input={turned}", f"--output={answers}", "--batch=5"]
     code, _, err = jaxprompt(capsys, "predict", *words)
     assert code == 0, err
-    assert f"accuracy {found['accuracy']:.4f} on 24 of 24" in err
-    scores = [[[line["scores"][n] for n in NAMES] for line in own]
-              for own in (read_lines(answers)[::-1], expected)]  # fmt: skip
+    assert f"accuracy {metrics['accuracy']:.4f} on 24 of 24" in err
+    scores = [
+        [[line["scores"][name] for name in NAMES] for line in lines]
+        for lines in (read_lines(answers)[::-1], expected)
+    ]
     np.testing.assert_allclose(*scores, rtol=0, atol=2e-6)
     demos = read_export(str(workdir / "export"))[1].demos
     assert len(demos.examples) == 12 and demos.samples == 2
@@ -224,18 +227,18 @@ def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
     for line in read_lines(out)[:5]:
         example = Example({"text": line["text"]})
         (row,) = scorer.encode([example]).rows
-        *shown, own = tokenizer.decode(row[0].ids).removeprefix("<s>").split("\n")
-        assert own == f"{line['text']} about" and len(set(shown)) == count
+        *shown, query = tokenizer.decode(row[0].ids).removeprefix("<s>").split("\n")
+        assert query == f"{line['text']} about" and len(set(shown)) == count
         for demo in shown:
             text, label = demo.split(" about ")
             assert known[text] == label
         orders.add(tuple(shown))
-        start = tokenizer("\n".join([*shown, own]))["input_ids"]
+        start = tokenizer("\n".join([*shown, query]))["input_ids"]
         assert row[0].ids.tolist() == start
         with torch.no_grad():
             last = model(torch.tensor([start])).logits[0, -1]
-        found = [line["scores"][name] for name in NAMES]
-        np.testing.assert_allclose(found, last[words].softmax(-1), rtol=0, atol=1e-5)
+        scores = [line["scores"][name] for name in NAMES]
+        np.testing.assert_allclose(scores, last[words].softmax(-1), rtol=0, atol=1e-5)
     assert (len(orders) == 1) == (count == 0)
     again = restore(c.replace({"data.seed": c.data.seed + 1}), None, ["test"]).scorer
     same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
@@ -269,14 +272,14 @@ def exported(backbone, data, encoder, tmp_path_factory):
     from jaxprompt.__main__ import main
 
     root = tmp_path_factory.mktemp("shown")
-    own = shutil.copytree(data, root / "data")
+    rows = shutil.copytree(data, root / "data")
     c = prepare(
-        backbone, own, "prefix", demos__per_class=1, demos__similar=0.5,
+        backbone, rows, "prefix", demos__per_class=1, demos__similar=0.5,
         demos__encoder=str(encoder), train__total_steps=2, train__eval_steps=2, data__max_len=60,
     )  # fmt: skip
     assert main(["train", write(c, root), f"--workdir={root / 'run'}"]) == 0
     assert main(["export", f"--workdir={root / 'run'}"]) == 0
-    return root / "run", own
+    return root / "run", rows
 
 
 def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, capsys):
@@ -294,8 +297,8 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
         task__template="{text} {entity1} is the [mask] of {entity2}", data__protocol__k=2,
         data__protocol__dev_k=2,
     )  # fmt: skip
-    found = evaluate(capsys, write(c, tmp_path))
-    assert found["examples"] == 8 and {"micro_f1", "precision", "recall"} <= found.keys()
+    metrics = evaluate(capsys, write(c, tmp_path))
+    assert metrics["examples"] == 8 and {"micro_f1", "precision", "recall"} <= metrics.keys()
 
 
 @pytest.mark.long
@@ -349,9 +352,9 @@ def test_runs_that_train_as_one_program_score_as_alone(backbone, data, tmp_path,
     code, _, err = jaxprompt(capsys, "train", *grid)
     assert code == 0, err
     paths = list((tmp_path / "grid").glob("*/result.json"))
-    found = {path.parent.name: json.loads(path.read_text()) for path in paths}
-    (same,) = (own for name, own in found.items() if "0.02" in name)
-    assert len(found) == 2 and (same["dev"], same["test"]) == (expected["dev"], expected["test"])
+    results = {path.parent.name: json.loads(path.read_text()) for path in paths}
+    (same,) = (result for name, result in results.items() if "0.02" in name)
+    assert len(results) == 2 and (same["dev"], same["test"]) == (expected["dev"], expected["test"])
     # Each example is counted once in a confusion matrix, not once a sample.
     code, _, err = jaxprompt(capsys, "inspect", f"--workdir={tmp_path / 'alone'}", "--split=test")
     assert code == 0, err

@@ -152,15 +152,15 @@ def test_input_that_cannot_be_read(predict, no_reading, tmp_path, monkeypatch):
 
 def test_an_output_that_would_replace_the_input(predict, no_reading, tmp_path):
     no_reading()
-    given, link = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    given.write_text("text\nthe cat\n")
-    link.symlink_to(given)
-    for output in (given, link):
-        line = predict(f"--input={given}", f"--output={output}", "--on-error=skip")
-        assert f"--output={output} would overwrite --input={given}" in line
-    several = [f"--input={given}", f"--output={given}", "--column=text"]
-    assert f"--output={given} would overwrite --input={given}" in predict(*several)
-    assert given.read_text() == "text\nthe cat\n" and link.is_symlink()
+    source, link = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("text\nthe cat\n")
+    link.symlink_to(source)
+    for output in (source, link):
+        line = predict(f"--input={source}", f"--output={output}", "--on-error=skip")
+        assert f"--output={output} would overwrite --input={source}" in line
+    several = [f"--input={source}", f"--output={source}", "--column=text"]
+    assert f"--output={source} would overwrite --input={source}" in predict(*several)
+    assert source.read_text() == "text\nthe cat\n" and link.is_symlink()
 
 
 def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, tmp_path):
@@ -185,10 +185,10 @@ def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run
         line = refused(*again(run, "evaluate", f"--output={path}"))
         assert f"--output={path} would overwrite {split}.jsonl of data.source={data}" in line
         assert path.read_bytes() == before
-    own = write_rows(tmp_path / "own.jsonl", [{"text": "cat", "label": "beast"}])
-    words = [f"--config.data.files.dev={own}", f"--output={own}"]
+    dev_file = write_rows(tmp_path / "own.jsonl", [{"text": "cat", "label": "beast"}])
+    words = [f"--config.data.files.dev={dev_file}", f"--output={dev_file}"]
     line = refused(*again(run, "evaluate", *words))
-    assert f"--output={own} would overwrite data.files.dev={own}" in line
+    assert f"--output={dev_file} would overwrite data.files.dev={dev_file}" in line
 
 
 def test_input_rows_without_the_field(predict, tmp_path):

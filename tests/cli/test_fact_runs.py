@@ -36,7 +36,7 @@ def relation(tmp_path_factory):
 
 
 @pytest.fixture
-def given(backbone, relation):
+def fields_of_run(backbone, relation):
     return {
         "backbone.path": backbone, "data.source": relation, "mesh.data": 1, "prompt.hidden": 16,
         "task.vocabulary": relation / "words.txt", "data.max_len": 24, "data.multiple": 24,
@@ -45,9 +45,9 @@ def given(backbone, relation):
 
 
 @pytest.mark.long
-def test_a_relation_is_learned(given, relation, tmp_path, capsys):
+def test_a_relation_is_learned(fields_of_run, relation, tmp_path, capsys):
     """Predictions are ranked over the list; a row whose object is no word of it is left out."""
-    fields = given | {
+    fields = fields_of_run | {
         "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2,
         "optim.schedule.gamma": 1.0,
         "train.total_epochs": 0, "train.total_steps": 60, "train.eval_steps": 60,
@@ -63,11 +63,11 @@ def test_a_relation_is_learned(given, relation, tmp_path, capsys):
     assert [*test] == ["hit_at_1", "hit_at_10", "mrr", "other_words"]
     assert test["hit_at_1"] <= test["mrr"]
     assert test["hit_at_10"] > 0.8  # by chance 10 of some 60 words
-    found = tmp_path / "found.jsonl"
+    output = tmp_path / "output.jsonl"
     at = f"--config={tmp_path / 'run/config.json'}", run, "--split=test"
-    code, out, err = jaxprompt(capsys, "evaluate", *at, f"--output={found}")
+    code, out, err = jaxprompt(capsys, "evaluate", *at, f"--output={output}")
     assert code == 0, err
-    lines = read_lines(found)
+    lines = read_lines(output)
     right = [line["prediction"] == line["obj_label"] for line in lines]
     assert len(lines) == 12 and np.mean(right) == test["hit_at_1"]
     assert json.loads(out)["mrr"] == pytest.approx(test["mrr"])
@@ -77,7 +77,7 @@ def test_a_relation_is_learned(given, relation, tmp_path, capsys):
 
 
 def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
-    given, relation, tmp_path, capsys
+    fields_of_run, relation, tmp_path, capsys
 ):
     """Of files with two relations the rows of one are read; what they share in a table is a row."""
     other = "P36"
@@ -86,7 +86,7 @@ def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
         turned = [row | {"obj_label": "tool", "predicate_id": other} for row in rows[:5]]
         mixed = [row for pair in zip(rows, turned, strict=False) for row in pair] + rows[5:]
         write_rows(tmp_path / f"{split}.jsonl", mixed)
-    fields = given | {
+    fields = fields_of_run | {
         "data.source": tmp_path, "prompt.encoder": "none", "optim.lr": 3e-2,
         "train.total_epochs": 0, "train.total_steps": 4, "train.eval_steps": 2,
         "train.eval_epochs": 0,
@@ -99,10 +99,10 @@ def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
         assert code == 0, err
         assert f"train {size}, dev " in err
         scores.append(json.loads(out)["test"]["hit_at_1"])
-        found = tmp_path / f"{name}.jsonl"
+        output = tmp_path / f"{name}.jsonl"
         at = (f"--config={run / 'config.json'}", f"--workdir={run}", "--split=test")
-        assert jaxprompt(capsys, "evaluate", *at, f"--output={found}")[0] == 0
-        assert {line["predicate_id"] for line in read_lines(found)} == {name}
+        assert jaxprompt(capsys, "evaluate", *at, f"--output={output}")[0] == 0
+        assert {line["predicate_id"] for line in read_lines(output)} == {name}
     code, out, err = jaxprompt(capsys, "sweep", f"--table={tmp_path / 'runs'}")
     assert code == 0, err
     _, _, row = out.splitlines()
@@ -133,8 +133,8 @@ def test_each_relation_is_chosen_for_by_itself():
         for (name, lr), x in dev.items()
     ]
     chosen = [runs[i] for i in select(runs)]
-    found = [(changes["data.only"], result.dev["hit_at_1"]) for changes, result in chosen]
-    assert found == [("r=a", 0.9), ("r=b", 0.3)]
+    scores = [(changes["data.only"], result.dev["hit_at_1"]) for changes, result in chosen]
+    assert scores == [("r=a", 0.9), ("r=b", 0.3)]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_each_relation_is_chosen_for_by_itself():
         ("both", {}, "the model 'both' is unknown; known: causal, masked"),
     ],
 )
-def test_configs_that_are_refused(config, fields, message, given, refused):
-    words = [f"--config={CONFIG}:{config}", *flags(given | fields)]
+def test_configs_that_are_refused(config, fields, message, fields_of_run, refused):
+    words = [f"--config={CONFIG}:{config}", *flags(fields_of_run | fields)]
     assert message in refused("validate", *words)

@@ -83,35 +83,35 @@ def pictures(workdir):
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_has_its_page(name, runs, inspected, capsys):
     workdir, _ = runs(name)
-    out, found, page = inspected(name)
-    assert [entry["step"] for entry in found["separation"]] == [0, 2, 4]
-    assert np.isfinite([entry["ratio"] for entry in found["separation"]]).all()
+    out, report, page = inspected(name)
+    assert [entry["step"] for entry in report["separation"]] == [0, 2, 4]
+    assert np.isfinite([entry["ratio"] for entry in report["separation"]]).all()
     code, measured, _ = jaxprompt(capsys, "evaluate", f"--workdir={workdir}")
-    counts = np.array(found["confusion"]["counts"])
+    counts = np.array(report["confusion"]["counts"])
     assert code == 0 and counts.sum() == 30
     assert np.trace(counts) / 30 == pytest.approx(json.loads(measured)["accuracy"])
     drawn = {"pca-4.png", "tsne-4.png", "ratio.png", "confusion.png", "curves.png"}
     assert drawn <= set(pictures(workdir))
-    kinds = [row["kind"] for row in found["rows"]]
+    kinds = [row["kind"] for row in report["rows"]]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     rows = {} if "prefix" in name or name == "head alone" else {"soft token": 4}
     assert counts == ({"soft token": 2, "label row": 3} if name == "dart" else rows)
-    assert all(len(row["nearest"]) == 4 for row in found["rows"])
-    assert ("rows" in found["notes"]) == (not kinds)
-    assert ("labels" in found["notes"]) == (name != "dart")
+    assert all(len(row["nearest"]) == 4 for row in report["rows"])
+    assert ("rows" in report["notes"]) == (not kinds)
+    assert ("labels" in report["notes"]) == (name != "dart")
     streams = {"t5 prefix": {"encoder", "decoder", "cross"}, "head alone": set()}
-    assert set(found["attention"]) == streams.get(name, {"encoder"})
-    assert ("attention" in found["notes"]) == (name == "head alone")
-    for text in found["notes"].values():
+    assert set(report["attention"]) == streams.get(name, {"encoder"})
+    assert ("attention" in report["notes"]) == (name == "head alone")
+    for text in report["notes"].values():
         assert text in html.unescape(page) and "\n" not in text
     assert page.count("<img ") == len(pictures(workdir)) == len(re.findall("data:image/png", page))
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page
-    assert all(row["name"] in out for row in found["rows"])
+    assert all(row["name"] in out for row in report["rows"])
 
 
 def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
     """Nearest words, the words near the soft tokens, and the separation of the states."""
-    (workdir, c), (out, found, page) = runs("dart"), inspected("dart")
+    (workdir, c), (out, report, page) = runs("dart"), inspected("dart")
     trained = restore(c, str(workdir), ["dev"])
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
@@ -122,8 +122,8 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
 
     # Over the whole vocabulary; the start is that of the config's words.
     starts = tokenizer.convert_tokens_to_ids(["it", "was", *TOPICS])
-    assert [row["name"] for row in found["rows"]] == ["1", "2", *TOPICS]
-    for row, entry, start in zip([*soft, *label_rows], found["rows"], starts, strict=True):
+    assert [row["name"] for row in report["rows"]] == ["1", "2", *TOPICS]
+    for row, entry, start in zip([*soft, *label_rows], report["rows"], starts, strict=True):
         cosines = words @ row
         best = np.argsort(-cosines, kind="stable")[:4].tolist()
         assert [word["id"] for word in entry["nearest"]] == best
@@ -136,8 +136,8 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
         assert entry["cosine_with_start"] == pytest.approx(row @ words[start], abs=1e-4)
 
     # The first rows are those of the template, the label rows stand apart.
-    assert len(found["instances"]) == 5 and "prompts-pca.png" not in pictures(workdir)
-    for case in found["instances"]:
+    assert len(report["instances"]) == 5 and "prompts-pca.png" not in pictures(workdir)
+    for case in report["instances"]:
         ids = tokenizer.convert_tokens_to_ids(case["tokens"])
         np.testing.assert_allclose(case["cosines"], (words[ids] @ soft.T).max(1), atol=1e-5)
         order = np.argsort(-np.array(case["cosines"]), kind="stable")[:4]
@@ -153,7 +153,7 @@ def test_what_is_found_is_that_of_plain_numpy(runs, inspected):
             scorer.model.hidden(params, batch)[np.arange(64), batch.label_pos[:, 0]],
         )
     )
-    for entry in found["separation"][1:]:
+    for entry in report["separation"][1:]:
         saved = Checkpoints(workdir).restore_trainable(trained.weights.trainable, entry["step"])
         step = functools.partial(hidden, tree.merge(saved, trained.weights.frozen))
         states = predict_scores(lambda *_, s=step: s, {}, {}, eval_batches(scorer, part), 30)
@@ -166,9 +166,9 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     workdir = shutil.copytree(runs("head alone")[0], tmp_path / "run")
     (workdir / "inspect").mkdir(exist_ok=True)
     (workdir / "inspect/pca-99.png").touch()
-    _, found, page = look(workdir, "--examples=9", "--split=test")
-    assert any("9 of the 24 inputs of test" in line for line in found["remarks"])
-    assert "sampled at random" in page and np.array(found["confusion"]["counts"]).sum() == 24
+    _, report, page = look(workdir, "--examples=9", "--split=test")
+    assert any("9 of the 24 inputs of test" in line for line in report["remarks"])
+    assert "sampled at random" in page and np.array(report["confusion"]["counts"]).sum() == 24
     assert [name for name in pictures(workdir) if "-" in name] == [
         f"{kind}-{step}.png" for kind in ("pca", "tsne") for step in (0, 2, 4)
     ]
@@ -181,9 +181,9 @@ def test_what_has_no_classes_says_so(backbone, tmp_path):
         write_rows(tmp_path / f"{name}.jsonl", rows * 3)
     fields = KEPT | {"head.name": "regression", "task.number": "x"}
     run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
-    _, found, page = look(tmp_path / "run")
-    assert {"rows", "labels", "states", "confusion"} == set(found["notes"])
-    assert all(text in page for text in found["notes"].values())
+    _, report, page = look(tmp_path / "run")
+    assert {"rows", "labels", "states", "confusion"} == set(report["notes"])
+    assert all(text in page for text in report["notes"].values())
     assert pictures(tmp_path / "run") == ["attention-encoder.png", "curves.png"]
 
 

@@ -53,10 +53,10 @@ def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
         "task.choices": "options", "task.template": "{text} [sep] {choice}", "data.eval_batch": 8,
     }  # fmt: skip
     run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
-    _, found, page = look(tmp_path / "run", "--steps=4")
-    assert len(found["separation"]) == 3 and found["notes"]["confusion"] in html.unescape(page)
+    _, report, page = look(tmp_path / "run", "--steps=4")
+    assert len(report["separation"]) == 3 and report["notes"]["confusion"] in html.unescape(page)
     assert "pca-4.png" in pictures(tmp_path / "run")
-    shares = np.array(found["attention"]["encoder"]["tokens"])
+    shares = np.array(report["attention"]["encoder"]["tokens"])
     assert (shares > 0).all() and (shares < 1).all()  # though some choices are absent
 
 
@@ -70,9 +70,9 @@ def test_texts_have_no_classes(tmp_path):
         "generate.max_new_tokens": 3, "prompt.length": 4,
     }  # fmt: skip
     run(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
-    _, found, _ = look(tmp_path / "run")
-    assert {"states", "confusion", "labels"} == set(found["notes"])
-    assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
+    _, report, _ = look(tmp_path / "run")
+    assert {"states", "confusion", "labels"} == set(report["notes"])
+    assert len(report["rows"]) == 4 and set(report["attention"]) == {"encoder", "cross"}
 
 
 NAMED = {
@@ -116,11 +116,11 @@ def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
         Instance(("Who", "wrote", "\x1b[2J"), np.zeros(3), (1, 2), "HUM"),
         Instance(("When", "?"), np.zeros(2), (), ""),
     ]
-    found = SimpleNamespace(instances=SimpleNamespace(shown=shown))
-    assert list_instances(found, colours=False) == (
+    report = SimpleNamespace(instances=SimpleNamespace(shown=shown))
+    assert list_instances(report, colours=False) == (
         "HUM: Who [wrote] [\\x1b[2J]\nunknown class: When ?\n"
     )
-    assert list_instances(found, colours=True) == (
+    assert list_instances(report, colours=True) == (
         "HUM: Who \x1b[31mwrote\x1b[0m \x1b[31m\\x1b[2J\x1b[0m\nunknown class: When ?\n"
     )
     assert list_instances(SimpleNamespace(instances=None), colours=True) == ""
@@ -130,10 +130,10 @@ def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
 def test_zero_shot_has_one_step(backbone, data, tmp_path):
     fields = tiny_fields(backbone, data) | VERBALIZER
     words = flags({name: value for name, value in fields.items() if name != "prompt.length"})
-    _, found, page = look(tmp_path / "out", "--config=base:zero_shot", *words)
-    assert [own["step"] for own in found["separation"]] == [0]
-    assert {"rows", "labels", "attention"} == set(found["notes"])
-    assert "no metrics" in page and np.array(found["confusion"]["counts"]).sum() == 30
+    _, report, page = look(tmp_path / "out", "--config=base:zero_shot", *words)
+    assert [entry["step"] for entry in report["separation"]] == [0]
+    assert {"rows", "labels", "attention"} == set(report["notes"])
+    assert "no metrics" in page and np.array(report["confusion"]["counts"]).sum() == 30
 
 
 @pytest.mark.long
@@ -146,8 +146,8 @@ def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
     write_rows(tmp_path / "dev.jsonl", several)
     fields = {"task.name": "dialog_re", "head.name": "linear", "optim.lr": 0.3}
     run(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
-    _, found, page = look(tmp_path / "run", "--steps=4")
-    counts = np.array(found["confusion"]["counts"])
+    _, report, page = look(tmp_path / "run", "--steps=4")
+    counts = np.array(report["confusion"]["counts"])
     assert counts[9, 9] == counts.sum() == 3 and "3 of 3 predictions are right" in page
 
 
@@ -158,14 +158,14 @@ def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
     folder = shutil.copytree(data, tmp_path / "data")
     fields = KEPT | {"prompt.length": 4, "prompt.start": "task"}
     run(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
-    _, found, _ = look(tmp_path / "run", "--steps=4")
-    assert [own["step"] for own in found["separation"]] == [0, 2, 4]
-    assert all(row["start"]["cosine"] == 1 for row in found["rows"])  # a word of the vocabulary
+    _, report, _ = look(tmp_path / "run", "--steps=4")
+    assert [entry["step"] for entry in report["separation"]] == [0, 2, 4]
+    assert all(row["start"]["cosine"] == 1 for row in report["rows"])  # a word of the vocabulary
     (folder / "train.jsonl").unlink()
-    _, found, page = look(tmp_path / "run", "--steps=4")
-    assert [own["step"] for own in found["separation"]] == [2, 4]
-    assert all(row["start"] is None for row in found["rows"])
-    assert any("initial parameters are not known" in line for line in found["remarks"])
+    _, report, page = look(tmp_path / "run", "--steps=4")
+    assert [entry["step"] for entry in report["separation"]] == [2, 4]
+    assert all(row["start"] is None for row in report["rows"])
+    assert any("initial parameters are not known" in line for line in report["remarks"])
     assert "unknown" in page
 
 
@@ -177,7 +177,7 @@ def test_a_mesh_changes_nothing(backbone, data, tmp_path):
     words = flags({"mesh.data": 2, "mesh.fsdp": True})
     _, divided, _ = look(tmp_path / "run", "--steps=4", *words)
     for name in ("tokens", "read"):
-        one, other = (found["attention"]["encoder"][name] for found in (alone, divided))
+        one, other = (report["attention"]["encoder"][name] for report in (alone, divided))
         np.testing.assert_allclose(one, other, atol=1e-5)
     assert np.array(alone["attention"]["encoder"]["tokens"])[1].max() == 0  # the other layer
     for one, other in zip(alone["separation"], divided["separation"], strict=True):
@@ -189,6 +189,6 @@ def test_exports_are_compared(trained, tmp_path, capsys):
         shutil.copytree(trained / "export", tmp_path / name)
     code, out, err = jaxprompt(capsys, "inspect", f"--exports={tmp_path}")
     assert code == 0 and out == " 1.0000  a  b\n", err
-    found = json.loads((tmp_path / "similarity.json").read_text())
-    assert found["exports"] == ["a", "b"] and found["cosines"][0] == pytest.approx([1, 1])
+    report = json.loads((tmp_path / "similarity.json").read_text())
+    assert report["exports"] == ["a", "b"] and report["cosines"][0] == pytest.approx([1, 1])
     assert (tmp_path / "similarity.png").read_bytes()[:4] == b"\x89PNG"

@@ -38,11 +38,11 @@ def table_of(backbone):
 
 
 def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
-    evaluate, restore, found = OneRun.evaluate, Checkpoints.restore, []
+    evaluate, restore, counts = OneRun.evaluate, Checkpoints.restore, []
     count = counter(table_of(backbone))
 
     def evaluated(self, seconds):
-        found.append(count())
+        counts.append(count())
         return evaluate(self, seconds)
 
     monkeypatch.setattr(OneRun, "evaluate", evaluated)
@@ -59,29 +59,31 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
         patch.setattr(CheckpointWriter, "save", cut)
         with pytest.raises(KeyboardInterrupt):
             tune.run(c, workdir)
-    assert found and set(found) == {3}
+    assert counts and set(counts) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
     count = counter(table_of(backbone))
-    seen = []
+    counts_before = []
     monkeypatch.setattr(
-        Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
+        Checkpoints,
+        "restore",
+        lambda *arguments: counts_before.append(count()) or restore(*arguments),
     )
-    found.clear()
+    counts.clear()
     assert tune.run(c, workdir).steps == 4
-    assert seen == [0] and set(found) == {3}
+    assert counts_before == [0] and set(counts) == {3}
 
 
 @pytest.mark.long
 def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
-    evaluate, found = BatchedRuns.evaluate, []
+    evaluate, counts = BatchedRuns.evaluate, []
     count = counter(table_of(backbone))
 
-    def evaluated(self, *given):
-        found.append(count())
-        return evaluate(self, *given)
+    def evaluated(self, *arguments):
+        counts.append(count())
+        return evaluate(self, *arguments)
 
     monkeypatch.setattr(BatchedRuns, "evaluate", evaluated)
     c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
     runner.train_grid(c, str(tmp_path / "runs"), "train", stop_signal=lambda: 0)
     # Of the backbone that each run starts from.
-    assert found and set(found) == {1}
+    assert counts and set(counts) == {1}
