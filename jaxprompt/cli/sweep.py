@@ -11,7 +11,7 @@ from jaxprompt import signals
 from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call, load_module
-from jaxprompt.config.load_run_config import load_config
+from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
 from jaxprompt.files import NAME
 
