@@ -102,6 +102,7 @@ def test_other_rows_are_kept_by_themselves(folders, data, tmp_path, capsys):
     same_ends(folder, expected)
 
 
+@pytest.mark.long
 def test_each_split_has_a_folder_and_all_serve_a_restart(
     folders, data, tmp_path, capsys, monkeypatch
 ):
