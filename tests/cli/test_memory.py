@@ -1,5 +1,6 @@
 """What trains is in memory as often as its step needs it: with a weight AdamW's two moments."""
 
+import contextlib
 import gc
 import json
 
@@ -57,7 +58,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
-        with pytest.raises(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # which lets go of the frames
             tune.run(c, workdir)
     assert counts and set(counts) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
