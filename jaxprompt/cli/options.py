@@ -92,12 +92,12 @@ class Parser(argparse.ArgumentParser):
         # Names that no file can have are refused here, before a system call fails on them. A shell
         # does not expand the ~ of --workdir=~/runs.
         for name in _PATHS:
-            value = getattr(args, name, None)
-            for path in _as_list(value):
+            argument = getattr(args, name, None)
+            for path in _as_list(argument):
                 if path:
                     user_path(path, f"--{name}")
-            if isinstance(value, str) and value.startswith("~"):
-                setattr(args, name, str(user_path(value)))
+            if isinstance(argument, str) and argument.startswith("~"):
+                setattr(args, name, str(user_path(argument)))
         return args, overrides
 
 
