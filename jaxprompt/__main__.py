@@ -171,7 +171,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
 
 def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
     """Returns the config arguments of a command, and the arguments of `load_config`."""
-    from jaxprompt.cli.options import Parser, need
+    from jaxprompt.cli.options import Parser, require_flags
 
     own, rest = [], list(argv)
     while rest:
@@ -179,7 +179,7 @@ def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple
         if word.partition("=")[0] == "--config" or word.startswith("--config."):
             own.append(word if "=" in word or not rest else f"{word}={rest.pop(0)}")
     args, overrides = Parser("", "").read(own)
-    need(args, "config")
+    require_flags(args, "config")
     return own, (args.config, overrides)
 
 

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
+from jaxprompt.cli.options import (
+    Parser,
+    add_process_flags,
+    add_profile_flag,
+    join_processes,
+    profile_override,
+    require_flags,
+)
 from jaxprompt.config.load import load_config
 from jaxprompt.files import dumps
 
@@ -10,18 +17,18 @@ from jaxprompt.files import dumps
 def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores on held-out text as JSON, and writes the backbone."""
     parser = Parser(__name__, __doc__, fields=True)
-    add_hosts(parser)
-    add_profile(parser)
+    add_process_flags(parser)
+    add_profile_flag(parser)
     parser.add_argument(
         "--score", action="store_true", help="only score the current weights on held-out text"
     )
     args, overrides = parser.read(argv)
-    overrides += profile_of(args)
-    need(args, "config", "workdir")
+    overrides += profile_override(args)
+    require_flags(args, "config", "workdir")
     config = load_config(args.config, overrides)
     from jaxprompt.runs import adapt  # only here, so that a bad flag is answered at once
 
-    with several_hosts(args) as is_first:
+    with join_processes(args) as is_first:
         scores: dict[str, object] | None
         if args.score:
             scores = adapt.score(config, args.workdir)

@@ -10,7 +10,7 @@ ordered from worst to best.
 import json
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.cli.options import Parser, add_process_flags, join_processes, require_flags
 from jaxprompt.config.load import load_config
 
 
@@ -18,16 +18,17 @@ def main(argv: Sequence[str]) -> int:
     """Writes labels for ppt.annotations; prints the number of labels per class as JSON."""
     parser = Parser(__name__, __doc__)
     parser.add_argument("--output", help="output folder, to be used as ppt.annotations")
-    add_hosts(parser)
+    add_process_flags(parser)
     args, overrides = parser.read(argv)
-    need(args, "config", "workdir", "output")
+    require_flags(args, "config", "workdir", "output")
     config = load_config(args.config, overrides)
-    own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     # The classifier's config without the fields of the text, which its workdir does not depend on.
-    classifier = load_config(args.config, own)
+    text_fields = ("corpus.", "ppt.thresholds")
+    of_classifier = [(name, x) for name, x in overrides if not name.startswith(text_fields)]
+    classifier = load_config(args.config, of_classifier)
     from jaxprompt.runs import annotate  # only here, so that a bad flag is answered at once
 
-    with several_hosts(args) as is_first:
+    with join_processes(args) as is_first:
         result = annotate.run(config, classifier, args.workdir, args.output)
         if result is not None and is_first:
             print(json.dumps(result, ensure_ascii=False))

@@ -14,24 +14,19 @@ def main(argv: Sequence[str]) -> int:
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:
-        print(columns((each, registered_line(BACKBONES, each)) for each in families))
+        print(columns((family, registered_line(BACKBONES, family)) for family in families))
         return 0
     checkpoints = published()
     choose_name("backbone", name, [*families, *checkpoints])
     if name in checkpoints:
-        print(
-            pairs(
-                {"backbone": name}
-                | _sizes(checkpoints[name])
-                | {"path": f"--config.backbone.path={name}"}
-            )
-        )
+        path = {"path": f"--config.backbone.path={name}"}
+        print(pairs({"backbone": name} | _sizes(checkpoints[name]) | path))
         return 0
     print(f"{name}: {registered_line(BACKBONES, name)}")
     sizes = {
         path: _sizes(checkpoint)
         for path, checkpoint in checkpoints.items()
-        if "/" in path and family(checkpoint) == name
+        if "/" in path and family_of_checkpoint(checkpoint) == name
     }
     if sizes:
         names = list(next(iter(sizes.values())))
@@ -40,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def family(checkpoint: Any) -> str:
+def family_of_checkpoint(checkpoint: Any) -> str:
     """Returns the family of a published checkpoint."""
     from jaxprompt.build.backbone import family_of
 
@@ -49,7 +44,10 @@ def family(checkpoint: Any) -> str:
 
 def _sizes(checkpoint: Any) -> dict[str, object]:
     hf = checkpoint.hf
-    first = lambda *names: next((hf[name] for name in names if name in hf), "")
+
+    def first(*names: str) -> object:
+        return next((hf[name] for name in names if name in hf), "")
+
     return {
         "width": first("hidden_size", "d_model", "n_embd"),
         "layers": first("num_hidden_layers", "num_layers", "n_layer"),

@@ -9,15 +9,15 @@ from jaxprompt.cli.options import Parser
 from jaxprompt.errors import InputError, escape
 
 SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
-_HOW = "--prompt=NAME=PATH"
+_PROMPT_FLAG = "--prompt=NAME=PATH"
 
 
-def add_serving(parser: Parser, default: str = "") -> None:
+def add_serving_flags(parser: Parser, default: str = "") -> None:
     """Adds the flags for prompts and their backbone; `default` is shown in the help."""
-    own = f" (default: {default})" if default else ""
+    shown_default = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{own}; may be "
-        "repeated, also as NAME=PATH: --column then selects the prompt of each row",
+        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{shown_default}; "
+        "may be repeated, also as NAME=PATH: --column then selects the prompt of each row",
     )  # fmt: skip
     parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
     parser.add_argument("--column", default="", help="column with the name of each row's prompt")
@@ -33,7 +33,7 @@ def add_serving(parser: Parser, default: str = "") -> None:
     )  # fmt: skip
 
 
-def check_serving(args: Any) -> None:
+def check_serving_flags(args: Any) -> None:
     """Raises InputError for flags that cannot be combined."""
     several = len(args.prompt or ()) > 1
     if several and not args.column:
@@ -57,11 +57,11 @@ def open_bank(args: Any) -> Any:
     from jaxprompt.serving import bank
 
     paths, names = [], []
-    for given in args.prompt:
-        name, path = _split_name(given)
+    for value in args.prompt:
+        name, path = _split_name(value)
         paths.append(path)
         names.append(name or bank.name_of(path))
-    bank.check_names(names, paths, _HOW)
+    bank.check_names(names, paths, _PROMPT_FLAG)
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
     }
@@ -71,17 +71,17 @@ def open_bank(args: Any) -> Any:
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
     opened = open_backbone(backbone_from_metadata(first.metadata.backbone, config))
-    whole = LoadedBackbone(*load_weights(opened, placement), placement)
-    return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
+    backbone = LoadedBackbone(*load_weights(opened, placement), placement)
+    return bank.make_bank(backbone, exports, batch=args.batch, force=args.force)
 
 
-def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
+def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
     """Loads one export with its backbone.
 
     Args:
       args: the flags.
-      where: path of the export.
-      **named: other paths of what the export depends on, see `unpack`.
+      path: the export.
+      **dependencies: other paths of what the export depends on, see `unpack`.
 
     Returns:
       The result of `unpack`, and the placement.
@@ -92,25 +92,25 @@ def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
     keep_programs()
     placement = make_mesh(args.mesh, args.batch)
     exported = unpack(
-        where, backbone=backbone_config(args), batch=args.batch, placement=placement,
-        force=args.force, **named,
+        path, backbone=backbone_config(args), batch=args.batch, placement=placement,
+        force=args.force, **dependencies,
     )  # fmt: skip
     return exported, placement
 
 
-def _split_name(given: str) -> tuple[str, str]:
+def _split_name(value: str) -> tuple[str, str]:
     """Splits NAME=PATH. Without a name, also for paths such as runs/seed=0/export, it is ""."""
-    name, equals, path = given.partition("=")
+    name, equals, path = value.partition("=")
     # A name has no slash, so a = after a slash belongs to a path.
-    is_path = not equals or "/" in name or os.path.exists(given)
-    return ("", given) if is_path else (name, path)
+    is_path = not equals or "/" in name or os.path.exists(value)
+    return ("", value) if is_path else (name, path)
 
 
-def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> None:
-    """Raises InputError, with the reason `why`, for the first flag that is not at its default."""
+def refuse_flags(parser: Parser, args: Any, names: Sequence[str], reason: str) -> None:
+    """Raises InputError, with the reason, for the first flag that is not at its default."""
     for name in names:
         if getattr(args, name) != parser.get_default(name):
-            raise InputError(f"--{name}={getattr(args, name)} {why}; remove it")
+            raise InputError(f"--{name}={getattr(args, name)} {reason}; remove it")
 
 
 def backbone_config(args: Any) -> Any:
@@ -139,7 +139,7 @@ def make_mesh(mesh: str, batch: int) -> Any:
     return placement
 
 
-def answer_asked(
+def answer_requests(
     bank: Any, requests: Sequence[tuple[int, Any]]
 ) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
     """Answers the requests of `read_requests`.
@@ -152,19 +152,19 @@ def answer_asked(
     from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import answer
 
-    answers = answer(bank, requests)
-    measured = {}
-    for number, found in sorted(answers.items()):
+    answers_by_prompt = answer(bank, requests)
+    metrics = {}
+    for number, answers in sorted(answers_by_prompt.items()):
         name, task = bank.names[number], bank.scorers[number].task
-        mine = [own for at, own in requests if at == number]
-        for line in records.tell_unknown(task, mine):
-            _say(f"{name}: {line}")
-        if found.cut:
+        rows = [record for prompt, record in requests if prompt == number]
+        for line in records.tell_unknown(task, rows):
+            _log(f"{name}: {line}")
+        if answers.cut:
             length = bank.scorers[number].layout.max_len
-            _say(f"{name}: texts cut to {length} tokens: {found.cut} of {len(found.columns)}")
-        measured[name] = {"examples": found.known, **found.measured}
-    return answers, measured
+            _log(f"{name}: texts cut to {length} tokens: {answers.cut} of {len(answers.columns)}")
+        metrics[name] = {"examples": answers.known, **answers.measured}
+    return answers_by_prompt, metrics
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(escape(line), file=sys.stderr)

@@ -40,18 +40,18 @@ def complete(commands: Iterable[str]) -> None:
 
 def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParser:
     """Returns the parser of all commands, with flags and fields only for `command`."""
-    whole = argparse.ArgumentParser(prog="jaxprompt")
-    kinds = whole.add_subparsers(dest="command")
+    parser = argparse.ArgumentParser(prog="jaxprompt")
+    subparsers = parser.add_subparsers(dest="command")
     for name in commands:
         if name != command:
-            kinds.add_parser(name)
+            subparsers.add_parser(name)
             continue
-        # Only of the command that is typed: each import takes time, and the shell waits.
-        own = parser_of(name)
-        kinds.add_parser(name, parents=[own], add_help=False)
-        if any(action.dest == "config" for action in own._actions):
-            add_fields(kinds.choices[name])
-    return whole
+        # Only for the command that is typed: each import takes time, and the shell waits.
+        flags = parser_of(name)
+        subparsers.add_parser(name, parents=[flags], add_help=False)
+        if any(action.dest == "config" for action in flags._actions):
+            add_fields(subparsers.choices[name])
+    return parser
 
 
 def parser_of(command: str) -> Parser:

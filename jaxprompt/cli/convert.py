@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.errors import InputError, escape
 
 
@@ -17,12 +17,12 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     if overrides:
         raise InputError("convert takes no --config; remove it")
-    need(args, "backbone", "output")
+    require_flags(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.build.conversion import convert_backbone
 
     report = convert_backbone(args.backbone, args.output, revision=args.revision, dtype=args.dtype)
-    left = f", without {', '.join(report.unused)}" if report.unused else ""
-    line = f"{args.output}: {report.bytes:,} bytes of weights {report.fingerprint[:12]}{left}"
+    unused = f", without {', '.join(report.unused)}" if report.unused else ""
+    line = f"{args.output}: {report.bytes:,} bytes of weights {report.fingerprint[:12]}{unused}"
     print(escape(line), file=sys.stderr)
     return 0

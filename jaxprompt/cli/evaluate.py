@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import bank
-from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
+from jaxprompt.cli.options import Parser, add_process_flags, join_processes, load_run
 from jaxprompt.cli.unreadable import answer_encodable
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps
 
-_OF_RUNS = (
+_RUN_FLAGS = (
     "config", "workdir", "split", "majority", "output", "prefix",
     "coordinator", "processes", "process", "cluster", "timeout",
 )  # fmt: skip
@@ -32,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
         "--majority", action="store_true",
         help="score the most frequent class of the full training set; needs no backbone",
     )  # fmt: skip
-    bank.add_serving(parser)
-    add_hosts(parser)
+    bank.add_serving_flags(parser)
+    add_process_flags(parser)
     args, overrides = parser.read(argv)
     if args.prompt or args.column:
         bank.refuse_flags(
-            parser, args, _OF_RUNS, "is only valid for runs, and --prompt scores exports"
+            parser, args, _RUN_FLAGS, "is only valid for runs, and --prompt scores exports"
         )
         print(dumps(evaluate_exports(args, overrides)))
         return 0
@@ -46,10 +46,10 @@ def main(argv: Sequence[str]) -> int:
     if args.majority:
         print(dumps(majority(config, args.split, args.output)))
         return 0
-    with several_hosts(args) as is_first:
-        measured = evaluate(config, args.workdir, args.split, args.output, args.prefix)
+    with join_processes(args) as is_first:
+        metrics = evaluate(config, args.workdir, args.split, args.output, args.prefix)
         if is_first:
-            print(dumps(measured))
+            print(dumps(metrics))
     return 0
 
 
@@ -72,24 +72,24 @@ def evaluate(
     _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
+    path = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
     keep_programs(config.train.compilation_cache)
     trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
-    # Scored all the same, with a message: the files may have been fixed since.
+    # Only a message, and the split is scored: the files may have been fixed since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
-    scorer, part = share_front(config, trained.scorer), trained.splits[split]
+    scorer, examples = share_front(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
-    records = _read(config, scorer, split, prefix) if output else []
+    records = _read_records(config, scorer, split, prefix) if output else []
     judge = build_judge(config, scorer, trained.placement)
-    measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
-    if place:
-        _write(place, scorer, records, part, found, prefix)
-    return {"split": split, "examples": part.size, **measured}
+    metrics, scores = judge(examples, trained.weights.trainable, trained.weights.frozen)
+    if path:
+        _write_records(path, scorer, records, examples, scores, prefix)
+    return {"split": split, "examples": examples.size, **metrics}
 
 
 def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
@@ -107,24 +107,27 @@ def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
         raise InputError("--prompt scores exports, which contain their config; remove --config.*")
     if not (args.prompt and args.input):
         raise InputError("--prompt and --input must be given together; give both")
-    bank.check_serving(args)
-    read = lambda columns: from_stdin(()) if args.input == "-" else from_file(args.input, columns)
-    measured = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
-    if not measured:
+    bank.check_serving_flags(args)
+
+    def read(columns: Sequence[str]) -> Sequence[Any]:
+        return from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+
+    metrics = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
+    if not metrics:
         raise InputError(
             f"{args.input}: no row has a known label of its prompt's task; add labelled rows"
         )
-    return measured
+    return metrics
 
 
-def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
+def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
     from jaxprompt.serving.bank import read_requests
 
     prompts = bank.open_bank(args)
-    requests = read_requests(prompts, given, args.column)
-    _refuse([record for _, record in requests])
-    measured = bank.answer_asked(prompts, requests)[1]
-    return measured if any(own["examples"] for own in measured.values()) else {}
+    requests = read_requests(prompts, records, args.column)
+    _raise_error([record for _, record in requests])
+    metrics = bank.answer_requests(prompts, requests)[1]
+    return metrics if any(values["examples"] for values in metrics.values()) else {}
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
@@ -132,33 +135,39 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.data.sources.records import tell_unknown, with_examples
     from jaxprompt.serving.answers import make_answers, mark_errors
 
-    (where,) = args.prompt
-    metadata = read_export(where)[1]
+    (path,) = args.prompt
+    metadata = read_export(path)[1]
     generation = metadata.generate
-    given = read(metadata.task.columns)
-    exported, placement = bank.open_export(args, where)
+    records = read(metadata.task.columns)
+    exported, placement = bank.open_export(args, path)
     scorer = exported.scorer
     if scorer.head.WRITES:
         scorer = scorer.writing(generation.max_new_tokens)
-    given = with_examples(scorer.task, given)
-    _refuse(given)
-    for line in tell_unknown(scorer.task, given):
+    records = with_examples(scorer.task, records)
+    _raise_error(records)
+    for line in tell_unknown(scorer.task, records):
         print(escape(line), file=sys.stderr)
     answer = make_answers(scorer, generation=generation, placement=placement)
 
-    def mark(given: Sequence[Any]) -> Sequence[Any]:
-        marked = mark_errors(scorer, given)
-        _refuse(marked)
+    def mark(records: Sequence[Any]) -> Sequence[Any]:
+        marked = mark_errors(scorer, records)
+        _raise_error(marked)
         return marked
 
-    asked = lambda given: [record.example for record in given if record.example]
-    if not asked(given):
+    def answer_records(records: Sequence[Any]) -> Any:
+        return answer(exported.params, _examples(records))
+
+    if not _examples(records):
         return {}
-    _, found = answer_encodable(lambda given: answer(exported.params, asked(given)), mark, given)
-    return {"examples": found.known, **found.measured} if found.known else {}
+    _, answers = answer_encodable(answer_records, mark, records)
+    return {"examples": answers.known, **answers.measured} if answers.known else {}
 
 
-def _refuse(records: Sequence[Any]) -> None:
+def _examples(records: Sequence[Any]) -> list[Any]:
+    return [record.example for record in records if record.example]
+
+
+def _raise_error(records: Sequence[Any]) -> None:
     for record in records:
         if record.error:
             raise InputError(record.error)
@@ -183,19 +192,19 @@ def _check_split(split: str) -> None:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
 
 
-def _read(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
+def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
     from jaxprompt.build.examples import read_rows
     from jaxprompt.data.sources.records import Record, check_columns
 
-    found = read_rows(config, scorer.task, split)
-    records = [Record(origin, row, example=own) for origin, row, own in found]
+    rows = read_rows(config, scorer.task, split)
+    records = [Record(origin, row, example=example) for origin, row, example in rows]
     check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records
 
 
-def _write(
-    place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
+def _write_records(
+    path: Path, scorer: Any, records: Sequence[Any], split: Any, scores: Any, prefix: str
 ) -> None:
     from jaxprompt.data.sources.records import to_lines
     from jaxprompt.data.tasks.readers.dialogues import last_turns
@@ -204,6 +213,6 @@ def _write(
     examples = [record.example for record in records]
     if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
         ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
-        split, found = split._replace(counts=split.counts[ends]), found[ends]
-    answers = scorer.answers(examples, split, found)
-    write_output(place, "".join(to_lines(records, answers, prefix)))
+        split, scores = split._replace(counts=split.counts[ends]), scores[ends]
+    answers = scorer.answers(examples, split, scores)
+    write_output(path, "".join(to_lines(records, answers, prefix)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxprompt.cli.options import Parser, load_run, need
+from jaxprompt.cli.options import Parser, load_run, require_flags
 from jaxprompt.errors import InputError, escape, with_article
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Folds and writes the prompt; prints the paths and their sizes in bytes as JSON."""
     args, overrides = _make_parser().read(argv)
-    need(args, "workdir")
+    require_flags(args, "workdir")
     if args.delta and args.tuned:
         raise InputError("--delta and --tuned both export the tuned weights; give one of them")
     config = load_run(args, overrides)

@@ -3,7 +3,7 @@
 import sys
 
 from jaxprompt import signals
-from jaxprompt.cli.results import SEEDS, SweepRun, group_of, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, group_of, print_table
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError, escape
 
@@ -26,9 +26,9 @@ def train_grid(config: RunConfig, workdir: str, command: str = "train") -> int:
         print(escape(f"jaxprompt {command}: {name}: {error}"), file=sys.stderr)
     runs = []
     for run in grid:
-        names = zip(run.changes, run.name.split(","), strict=False)
-        row = [shown for field, shown in names if field not in SEEDS]
+        parts = zip(run.changes, run.name.split(","), strict=False)
+        row = [part for field, part in parts if field not in SEEDS]
         group = group_of("", run.changes)
         runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
-    tell(runs, outcome.failed)
+    print_table(runs, outcome.failed)
     return 0

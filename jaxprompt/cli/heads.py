@@ -9,6 +9,8 @@ from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 def main(argv: Sequence[str]) -> int:
     """Prints all heads or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "head")
-    print(show_block("head", choose_name("head", name, known("head"))) if name else
-          list_block("head"))  # fmt: skip
+    if name:
+        print(show_block("head", choose_name("head", name, known("head"))))
+    else:
+        print(list_block("head"))
     return 0

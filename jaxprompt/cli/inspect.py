@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxprompt.cli.options import Parser, load_run, need
+from jaxprompt.cli.options import Parser, load_run, require_flags
 from jaxprompt.errors import InputError, escape
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     if args.exports:
         return _compare(args)
-    need(args, "workdir")
+    require_flags(args, "workdir")
     config = load_run(args, overrides)
 
     from jaxprompt.inspection.findings import InspectOptions, inspect
@@ -52,16 +52,16 @@ def main(argv: Sequence[str]) -> int:
     options = InspectOptions(
         args.split, _read_steps(args.steps), args.top, args.examples, args.instances
     )
-    found = inspect(config, args.workdir, options, _say)
-    for remark in found.remarks:
-        _say(remark)
-    paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")
-    print(list_words(found), end="")
-    print(list_instances(found, sys.stdout.isatty()), end="")
-    if found.states is not None:
-        for step, own in found.states.separations.items():
-            print(f"R_D at step {step}: {own.ratio:.4f}")
-    for part, note in found.notes.items():
+    findings = inspect(config, args.workdir, options, _log)
+    for remark in findings.remarks:
+        _log(remark)
+    paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
+    print(list_words(findings), end="")
+    print(list_instances(findings, sys.stdout.isatty()), end="")
+    if findings.states is not None:
+        for step, separation in findings.states.separations.items():
+            print(f"R_D at step {step}: {separation.ratio:.4f}")
+    for part, note in findings.notes.items():
         print(f"{part}: {note}")
     print(f"{len(paths)} files; {escape(str(paths[0]))} shows all of them")
     return 0
@@ -75,10 +75,10 @@ def _compare(args: argparse.Namespace) -> int:
     need_matplotlib("inspect --exports")
     from jaxprompt.inspection.similarity import compare_exports, table_of, write_similarity
 
-    found = compare_exports(args.exports)
-    print(escape(table_of(found)), end="")
-    for path in write_similarity(found, args.exports):
-        _say(str(path))
+    similarity = compare_exports(args.exports)
+    print(escape(table_of(similarity)), end="")
+    for path in write_similarity(similarity, args.exports):
+        _log(str(path))
     return 0
 
 
@@ -89,5 +89,5 @@ def _read_steps(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(escape(line), file=sys.stderr)

@@ -15,21 +15,21 @@ from jaxprompt.errors import InputError, nearest
 from jaxprompt.registry import PACKAGE, Registry
 
 
-def read_name(doc: str, argv: Sequence[str], what: str) -> str | None:
-    """Parses the flags of such a command. Returns the requested name, None = all."""
-    parser = Parser(f"{what}s", doc, config=False)
-    parser.add_argument("name", nargs="?", help=f"the {what} to show (default: list them all)")
+def read_name(doc: str, argv: Sequence[str], kind: str) -> str | None:
+    """Parses the flags of a command that lists things. Returns the name to show, None = all."""
+    parser = Parser(f"{kind}s", doc, config=False)
+    parser.add_argument("name", nargs="?", help=f"the {kind} to show (default: list them all)")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError(f"{what}s takes no --config; see {what}s --help")
+        raise InputError(f"{kind}s takes no --config; see {kind}s --help")
     return args.name
 
 
-def choose_name(what: str, name: str, names: Iterable[str]) -> str:
+def choose_name(kind: str, name: str, names: Iterable[str]) -> str:
     """Returns `name` if it is known. Raises InputError with the nearest names otherwise."""
     names = list(names)
     if name not in names:
-        raise InputError(f"unknown {what} {name!r}; {nearest(name, names)}")
+        raise InputError(f"unknown {kind} {name!r}; {nearest(name, names)}")
     return name
 
 
@@ -62,14 +62,14 @@ def show_block(block: str, name: str) -> str:
     part = getattr(part_of(block), name, None)
     lines = [f"{name}: {first_line(block, name)}"]
     if name in names(block):
-        made = make_block(block, name, read_config("base"))
+        values = make_block(block, name, read_config("base"))
         fields = declared(block, name).items()
-        rows = [(f"{block}.{part} = {made[part]!r}", field.note) for part, field in fields]
+        rows = [(f"{block}.{key} = {values[key]!r}", field.note) for key, field in fields]
         lines += ["", columns(rows)] if rows else []
-        how = f"--config.{block}.name={name}"
+        flag = f"--config.{block}.name={name}"
     else:
-        how = f"--config=base:{name}"
-    lines += ["", f"config: {how}", f"Python: jp.{name}{_arguments(part)}"]
+        flag = f"--config=base:{name}"
+    lines += ["", f"config: {flag}", f"Python: jp.{name}{_arguments(part)}"]
     return "\n".join(lines)
 
 
@@ -103,5 +103,5 @@ def _docstring_line(path: Path) -> str:
 def _arguments(part: Any) -> str:
     if part is None:
         return "()"
-    own = list(inspect.signature(part).parameters.values())[1:]
-    return f"({', '.join(str(p) for p in own)})"
+    _, *parameters = inspect.signature(part).parameters.values()
+    return f"({', '.join(map(str, parameters))})"

@@ -9,6 +9,8 @@ from jaxprompt.cli.listing import choose_name, list_block, read_name, show_block
 def main(argv: Sequence[str]) -> int:
     """Prints all methods or one of them. Exit code 0."""
     name = read_name(__doc__, argv, "method")
-    print(show_block("prompt", choose_name("method", name, known("prompt"))) if name else
-          list_block("prompt"))  # fmt: skip
+    if name:
+        print(show_block("prompt", choose_name("method", name, known("prompt"))))
+    else:
+        print(list_block("prompt"))
     return 0

@@ -13,7 +13,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
-UNREAD = "accepted, so that a `train` command can be reused, but not used"
+UNUSED = "accepted, so that a `train` command can be reused, but not used"
 _PATHS = (
     "config", "workdir", "output", "input", "prompt", "backbone",
     "npy", "peft", "stablehlo", "tuned",
@@ -65,14 +65,12 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags. Returns them, and the overrides (field, value) of the config."""
         # By hand: which fields there are depends on the config, which argparse has not read.
+        takes_config = "--config" in self._option_string_actions
         plain, overrides, rest = [], [], list(argv)
         while rest:
             word = rest.pop(0)
-            if (
-                word.partition("=")[0] == "--config"
-                and "--config" not in self._option_string_actions
-            ):
-                # Of a command without a config, which says what it takes in its place.
+            if word.partition("=")[0] == "--config" and not takes_config:
+                # A command without a config says what it takes instead.
                 overrides.append((word, "" if "=" in word or not rest else rest.pop(0)))
                 continue
             if not word.startswith("--config."):
@@ -86,28 +84,28 @@ class Parser(argparse.ArgumentParser):
             overrides.append((field, value))
         args = self.parse_args(plain)
         for name in (*_PATHS, "push"):
-            # As of an unset variable of the shell; to a system call it is the current directory.
-            # Where a flag's default is "" that means none.
-            if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
+            # E.g. from an unset variable of the shell; a system call would take it for the current
+            # directory. If a flag's default is "", that means none.
+            if "" in _as_list(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
                 raise InputError(f"{flag} is missing, its value is empty; see --help")
-        # What no file can be called is refused here, before a system call fails on it. A shell
-        # leaves the ~ of --workdir=~/runs as it is.
+        # Names that no file can have are refused here, before a system call fails on them. A shell
+        # does not expand the ~ of --workdir=~/runs.
         for name in _PATHS:
-            given = getattr(args, name, None)
-            for path in _listed(given):
+            argument = getattr(args, name, None)
+            for path in _as_list(argument):
                 if path:
                     user_path(path, f"--{name}")
-            if isinstance(given, str) and given.startswith("~"):
-                setattr(args, name, str(user_path(given)))
+            if isinstance(argument, str) and argument.startswith("~"):
+                setattr(args, name, str(user_path(argument)))
         return args, overrides
 
 
-def _listed(given: object) -> list[str]:
-    return given if isinstance(given, list) else [given] if isinstance(given, str) else []
+def _as_list(value: object) -> list[str]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
-def add_hosts(parser: Parser) -> None:
+def add_process_flags(parser: Parser) -> None:
     """Adds the flags of runs on several processes."""
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, for several processes")
     parser.add_argument("--processes", type=int, help="number of processes")
@@ -121,20 +119,20 @@ def add_hosts(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def add_profile(parser: Parser) -> None:
+def add_profile_flag(parser: Parser) -> None:
     """Adds --profile."""
     parser.add_argument(
         "--profile", metavar="STEPS", help="write a trace of STEPS steps to WORKDIR/profile"
     )
 
 
-def profile_of(args: argparse.Namespace) -> list[tuple[str, str]]:
+def profile_override(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Returns the config override of --profile."""
     return [] if args.profile is None else [("train.profile", args.profile)]
 
 
 @contextlib.contextmanager
-def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
+def join_processes(args: argparse.Namespace) -> Iterator[bool]:
     """Joins the other processes. Yields whether this process writes and prints."""
     from jaxprompt.parallel import processes
 
@@ -146,7 +144,7 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
         yield processes.is_first()
 
 
-def need(args: argparse.Namespace, *names: str) -> None:
+def require_flags(args: argparse.Namespace, *names: str) -> None:
     """Raises InputError for the first flag of `names` that is missing or empty."""
     for name in names:
         if not getattr(args, name):
@@ -160,7 +158,7 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
       InputError: if the workdir contains no run or several runs.
     """
     if args.workdir is None:
-        need(args, "config")
+        require_flags(args, "config")
     else:
         check_single(args.workdir)
     saved = args.config or str(Path(args.workdir) / "config.json")

@@ -9,20 +9,20 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from jaxprompt import signals
-from jaxprompt.cli.options import UNREAD, Parser, need
+from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device, parse_devices
 
 LIMIT = 64  # devices that the search goes up to
-MOST = 512  # devices that one process can simulate in seconds
+MAX_DEVICES = 512  # devices that one process can simulate in seconds
 _T = TypeVar("_T")
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the plan. Exit code 0, even if nothing fits."""
-    parser = Parser(__name__, __doc__, workdir=UNREAD)
+    parser = Parser(__name__, __doc__, workdir=UNUSED)
     parser.add_argument("--devices", help='number and type, e.g. "8x v5e" or "4x V100-32"')
     parser.add_argument("--limit", type=int, default=LIMIT,
                         help=f"maximum number of devices to try (default: {LIMIT})")  # fmt: skip
@@ -33,33 +33,35 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args, overrides = parser.read(argv)
-    need(args, "config")
+    require_flags(args, "config")
     count, device = parse_devices(args.devices) if args.devices else (0, None)
     if args.compiler and device is None:
         raise InputError(f'--compiler={args.compiler} needs --devices, e.g. --devices="8x v5e"')
     if args.limit < 1:
         raise InputError(f"--limit={args.limit} must be at least 1")
     config = load_config(args.config, overrides)
-    if max(count, args.limit) > MOST:
+    largest = max(count, args.limit)
+    if largest > MAX_DEVICES:
         raise InputError(
-            f"{max(count, args.limit)} devices: plan supports at most {MOST} devices; use fewer"
+            f"{largest} devices: plan supports at most {MAX_DEVICES} devices; use fewer"
         )
     if args.compiler and device is not None:
         from jaxprompt.planning import compilers
 
         compilers.check(args.compiler, device)
-    # What the mesh leaves open counts as one device.
+    # An axis of the mesh without a size counts as one device.
     devices = count or max(config.mesh.data, 1) * max(config.mesh.model, 1)
-    given = config, devices, device, args.limit, args.compiler
-    found = (
-        in_child_process(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
-    )
+    arguments = config, devices, device, args.limit, args.compiler
+    if args.compiler:
+        plans = in_child_process(args.compiler, find_plans, *arguments)
+    else:
+        plans = find_plans(*arguments)
     if args.format == "json":
-        print(json.dumps(found, indent=2))
+        print(json.dumps(plans, indent=2))
         return 0
     from jaxprompt.planning.report import show
 
-    print(show(found))
+    print(show(plans))
     return 0
 
 
@@ -85,18 +87,18 @@ def find_plans(
         plans["fastest"] = best
         plans["smallest"] = smallest(run, device, limit, {count: best})
     if compiler:
-        asked = {plan.mesh: plan for plan in plans.values() if plan is not None}
-        asked = {mesh: compiled(run, plan) for mesh, plan in asked.items()}
-        plans = {name: plan and asked[plan.mesh] for name, plan in plans.items()}
+        by_mesh = {plan.mesh: plan for plan in plans.values() if plan is not None}
+        by_mesh = {mesh: compiled(run, plan) for mesh, plan in by_mesh.items()}
+        plans = {name: plan and by_mesh[plan.mesh] for name, plan in plans.items()}
     return describe(run, plans, limit)
 
 
-def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) -> _T:
+def in_child_process(compiler: str, function: Callable[..., _T], *arguments: Any) -> _T:
     """Calls a function in a child process, because a compiler's library may crash."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
         with signals.starting_children():
-            call = pool.submit(function, *given)
+            call = pool.submit(function, *arguments)
         return call.result()
     except BrokenProcessPool as error:
         raise InputError(
@@ -117,8 +119,8 @@ def simulate(count: int) -> None:
         pass  # JAX has started in this process
     else:
         jax.config.update("jax_platforms", "cpu")
-        # Offline, because a plan is of what is on this machine, or of published shapes; the other
-        # is what JAX's CUDA plugin asks for as it starts, where there is one and no GPU.
+        # Offline, because a plan needs files of this machine or published shapes only. The other
+        # lets JAX's CUDA plugin start without a GPU.
         os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     if len(jax.devices()) < count:
         raise InputError(

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> Parser:
     parser = Parser(__name__, __doc__, config=False)
-    bank.add_serving(parser, "WORKDIR/export")
+    bank.add_serving_flags(parser, "WORKDIR/export")
     parser.add_argument("--workdir", help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="input text; may be repeated")
     parser.add_argument("--output", help="JSONL output file (default: stdout)")
@@ -76,7 +76,7 @@ def _check_flags(args: Any) -> None:
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
-    bank.check_serving(args)
+    bank.check_serving_flags(args)
     choose("--on-error", args.on_error, ON_ERROR)
     if _is_submission(args) and (args.generate or args.prefix or args.on_error == "skip"):
         raise InputError(
@@ -111,11 +111,11 @@ def _predict(args: Any) -> int:
     if head.WRITES:
         exported = exported._replace(scorer=exported.scorer.writing(generation.max_new_tokens))
     task = exported.scorer.task
-    # Rows of which some become several examples: each of these has a line of its own.
+    # Some rows become several examples, each with its own line.
     inputs = records.with_examples(task, inputs)
     unreadable.raise_first(inputs, args.on_error)
     for line in records.tell_unknown(task, inputs):
-        _say(line)
+        _log(line)
     if _is_submission(args):
         submissions.check(args.format, task, _with_example(inputs))
     inputs, answers = _answer(exported, placement, generation, inputs, args.on_error)
@@ -128,7 +128,7 @@ def _predict(args: Any) -> int:
         make_folder(output.parent)
     _write(output, lines)
     if output and output != Path(args.output):  # the file of a folder
-        _say(f"wrote {output}")
+        _log(f"wrote {output}")
     return 0
 
 
@@ -191,7 +191,7 @@ def _answer(
     if answers is None:
         return inputs, []
     for line in _answer_messages(answers, scorer.layout.max_len):
-        _say(line)
+        _log(line)
     return inputs, answers.columns
 
 
@@ -216,10 +216,10 @@ def _predict_by_bank(args: Any) -> int:
     from jaxprompt.data.sources import records
     from jaxprompt.serving.bank import in_order, mark_requests, read_requests
 
-    place = _check_output(args)
-    given = _read_texts(args, ())
+    output = _check_output(args)
+    inputs = _read_texts(args, ())
     prompts = bank.open_bank(args)
-    requests = read_requests(prompts, given, args.column)
+    requests = read_requests(prompts, inputs, args.column)
     for number, record in requests:
         columns: tuple[str, ...] = ()
         if number >= 0:
@@ -233,17 +233,18 @@ def _predict_by_bank(args: Any) -> int:
         unreadable.raise_first([record for _, record in requests], args.on_error)
         return requests
 
-    answer = functools.partial(bank.answer_asked, prompts)
-    requests, (answers, measured) = unreadable.answer_encodable(answer, mark, requests)
+    answer = functools.partial(bank.answer_requests, prompts)
+    requests, (answers, metrics) = unreadable.answer_encodable(answer, mark, requests)
     unreadable.report([record for _, record in requests])
-    for name, found in measured.items():
-        if not found["examples"]:
+    for name, values in metrics.items():
+        if not values["examples"]:
             continue
         total = len(answers[prompts.names.index(name)].columns)
-        shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
-        _say(f"{name}: {shown} on {found['examples']} of {total} examples, those with a label")
-    own = in_order(requests, answers)
-    _write(place, "".join(records.to_lines([r for _, r in requests], own, args.prefix)))
+        shown = ", ".join(f"{key} {x:.4f}" for key, x in values.items() if key != "examples")
+        _log(f"{name}: {shown} on {values['examples']} of {total} examples, those with a label")
+    rows = [record for _, record in requests]
+    lines = records.to_lines(rows, in_order(requests, answers), args.prefix)
+    _write(output, "".join(lines))
     return 0
 
 
@@ -269,13 +270,13 @@ def _reads_file(args: Any) -> bool:
     return bool(args.input) and args.input != "-"
 
 
-def _write(place: Path | None, lines: str) -> None:
+def _write(output: Path | None, lines: str) -> None:
     from jaxprompt.files import write_output
 
-    if place is None:
+    if output is None:
         sys.stdout.write(lines)
     else:
-        write_output(place, lines)
+        write_output(output, lines)
 
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
@@ -291,7 +292,7 @@ def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
         yield f"{scores} on {answers.known} of {total} examples, those with a label"
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(escape(line), file=sys.stderr)
 
 
@@ -301,10 +302,10 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     if args.text:
         return records.from_texts(args.text, fields, "--text")
     is_file = _reads_file(args)
-    given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
-    if all(record.row is None and not record.error for record in given):
+    inputs = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
+    if all(record.row is None and not record.error for record in inputs):
         raise InputError(
             f"{args.input if is_file else 'stdin'} contains no text; give at least one"
         )
-    unreadable.raise_first(given, args.on_error)
-    return given
+    unreadable.raise_first(inputs, args.on_error)
+    return inputs

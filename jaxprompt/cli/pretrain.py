@@ -7,7 +7,14 @@ computed from the text.
 from collections.abc import Sequence
 
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
+from jaxprompt.cli.options import (
+    Parser,
+    add_process_flags,
+    add_profile_flag,
+    join_processes,
+    profile_override,
+    require_flags,
+)
 from jaxprompt.config.load import load_config
 from jaxprompt.files import dumps
 
@@ -18,16 +25,16 @@ def main(argv: Sequence[str]) -> int:
     A grid of runs prints a table.
     """
     parser = Parser(__name__, __doc__, fields=True)
-    add_hosts(parser)
-    add_profile(parser)
+    add_process_flags(parser)
+    add_profile_flag(parser)
     args, overrides = parser.read(argv)
-    overrides += profile_of(args)
-    need(args, "config", "workdir")
+    overrides += profile_override(args)
+    require_flags(args, "config", "workdir")
     config = load_config(args.config, overrides)
     from jaxprompt.runs import pretrain  # only here, so that a bad flag is answered at once
     from jaxprompt.runs.grid.expand import is_grid
 
-    with several_hosts(args) as is_first:
+    with join_processes(args) as is_first:
         if is_grid(config):
             return train_grid(
                 config, args.workdir, "train" if pretrain.has_topics(config) else "pretrain"

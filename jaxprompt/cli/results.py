@@ -12,12 +12,12 @@ from jaxprompt.files import parse_json
 if TYPE_CHECKING:
     from jaxprompt.inspection.tables import TableRun
 
-# Runs that differ in these alone share a row.
+# Runs that differ only in these share a row.
 FOLD = "data.protocol.fold"
 SEEDS = ("seed", "data.seed", FOLD, "data.only")
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
-# Fields that tell runs apart at a glance; a row is named by these before all others.
-_TELLING = (
+# Fields by which a row is named before all others.
+_DISTINGUISHING = (
     "shared.tasks", "task.name", "prompt.name", "trainable", "head.name", "ppt.task",
     "backbone.path", "data.protocol.name",
 )  # fmt: skip
@@ -31,17 +31,17 @@ class SweepRun(NamedTuple):
     config: str  # what --config says
     changes: dict[str, Any]  # field -> value
     workdir: Path
-    group: str = ""  # what runs have in common of which one is chosen on dev
+    group: str = ""  # the name of the runs of which one is chosen on dev
 
 
 def runs_below(folder: str | Path) -> list[Path]:
     """Lists the workdirs in a folder, directly or deeper."""
     workdirs = []
-    # A run in progress deletes checkpoints meanwhile, which os.walk ignores.
+    # os.walk ignores folders that a run in progress deletes meanwhile.
     for path, folders, files in os.walk(folder):
         if _CONFIG in files and _is_run(_read_config(Path(path))):
             workdirs.append(Path(path))
-            # In place, which os.walk heeds: checkpoints have many files and no runs.
+            # In place, so that os.walk skips them: checkpoints have many files and no runs.
             folders[:] = [name for name in folders if name != "checkpoints"]
     return sorted(workdirs)
 
@@ -52,7 +52,8 @@ def check_single(workdir: str | Path) -> None:
         return
     runs = [str(path.relative_to(workdir)) for path in runs_below(workdir)]
     if runs:
-        shown = ", ".join(runs[:12]) + f", ... ({len(runs)} in all)" * (len(runs) > 12)
+        more = f", ... ({len(runs)} in all)" if len(runs) > 12 else ""
+        shown = ", ".join(runs[:12]) + more
         raise InputError(
             f"{workdir} contains several runs: {shown}; choose one, e.g. "
             f"--workdir={Path(workdir) / runs[0]}"
@@ -104,61 +105,57 @@ def read_folder(folder: str) -> list[SweepRun]:
     # The path of the backbone may change within a workdir, but distinguishes runs in a table.
     free = tuple(name for name in FREE if name != "backbone.path")
     fields = dict.fromkeys(
-        [*_TELLING, *(name for fields_of_run in leaves for name in fields_of_run)]
+        [*_DISTINGUISHING, *(name for fields_of_run in leaves for name in fields_of_run)]
     )
     names = [name for name in fields if not name.startswith((*free, "runs."))]
-    differing = [
-        name
-        for name in names
-        if len({str(fields_of_run.get(name)) for fields_of_run in leaves}) > 1
-    ]
-    telling = _fewest([name for name in differing if name not in (*SEEDS, *SEARCHED)], leaves)
+    differing = [name for name in names if len({str(x.get(name)) for x in leaves}) > 1]
+    candidates = [name for name in differing if name not in (*SEEDS, *SEARCHED)]
+    distinguishing = _distinguishing_fields(candidates, leaves)
     searched = [name for name in differing if name in SEARCHED]
-    groups = [_name(fields_of_run, telling) for fields_of_run in leaves]
+    groups = [_name(fields_of_run, distinguishing) for fields_of_run in leaves]
     runs = []
     for path, fields_of_run, group in zip(workdirs, leaves, groups, strict=True):
         # A field that was searched elsewhere only would lengthen the names of these rows.
         alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
         row = " ".join([group, *(f"{name}={fields_of_run.get(name)}" for name in tried)])
-        folds = (
-            fields_of_run.get("data.protocol.name") == "kfold"
-        )  # of others the field is not read
-        seeds = [name for name in SEEDS if name != FOLD or folds]
+        # Other protocols do not read the field.
+        is_kfold = fields_of_run.get("data.protocol.name") == "kfold"
+        seeds = [name for name in SEEDS if name != FOLD or is_kfold]
         changes = {name: fields_of_run.get(name) for name in (*seeds, *tried)}
         runs.append(SweepRun(row, "", changes, path, group))
     return runs
 
 
-def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:
+def _distinguishing_fields(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the first fields that distinguish as many runs as all fields do."""
-    kinds = lambda chosen: len(
-        {tuple(str(fields.get(name)) for name in chosen) for fields in leaves}
-    )
+
+    def count_kinds(chosen: Sequence[str]) -> int:
+        return len({tuple(str(fields.get(name)) for name in chosen) for fields in leaves})
+
     chosen: list[str] = []
     for name in names:
-        if kinds(chosen) == kinds(names):
+        if count_kinds(chosen) == count_kinds(names):
             break
-        if kinds([*chosen, name]) > kinds(chosen):
+        if count_kinds([*chosen, name]) > count_kinds(chosen):
             chosen.append(name)
     return chosen
 
 
-def _name(fields: Mapping[str, Any], telling: Sequence[str]) -> str:
-    """Names a run by its method, or what it trains instead of a prompt, and `telling` fields."""
+def _name(fields: Mapping[str, Any], distinguishing: Sequence[str]) -> str:
+    """Names a run by its method, or what it trains instead of a prompt, and by more fields."""
     method, trainable = fields.get("prompt.name"), fields.get("trainable", ())
     parts = [str(method), *(trainable if method == "none" else ())]
     shown = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
-    named = [
-        name for name in telling if name not in shown and fields.get(name) not in (None, "", ())
-    ]
-    return " ".join([*parts, *(f"{name}={fields[name]}" for name in named)])
+    others = [name for name in distinguishing if name not in shown]
+    values = [f"{name}={fields[name]}" for name in others if fields.get(name) not in (None, "", ())]
+    return " ".join([*parts, *values])
 
 
 # -- the table ------------------------------------------------------------------------------------
 
 
-def tell(
+def print_table(
     runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "", best: int = 0
 ) -> None:
     """Prints the table, and plots it to the file `plot`.
@@ -197,11 +194,11 @@ def collect(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     rows: dict[str, list[TableRun]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
-            rows.setdefault(run.row, []).append(read(run.workdir))
+            rows.setdefault(run.row, []).append(read_run(run.workdir))
     return rows
 
 
-def read(workdir: Path) -> "TableRun":
+def read_run(workdir: Path) -> "TableRun":
     """Reads the result of a finished run, and the config values that tables show."""
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import KFold
@@ -222,7 +219,7 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list["TableRun"]]:
     by_group: dict[str, list[tuple[SweepRun, TableRun]]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
-            by_group.setdefault(run.group, []).append((run, read(run.workdir)))
+            by_group.setdefault(run.group, []).append((run, read_run(run.workdir)))
     rows = {}
     for group, tried in by_group.items():
         if len({run.row for run, _ in tried}) > 1:

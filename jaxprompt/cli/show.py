@@ -33,13 +33,13 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} contains no run (no config.json of one); give the --workdir of `train`"
         )
     if runs == [folder]:
-        print(show(folder))
+        print(format_run(folder))
         return 0
     print(columns([("run", "state", "best step", "dev"), *(_row(folder, run) for run in runs)]))
     return 0
 
 
-def show(workdir: Path) -> str:
+def format_run(workdir: Path) -> str:
     """Returns the description of one run."""
     from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import read_record, read_result
@@ -48,7 +48,7 @@ def show(workdir: Path) -> str:
     result, record = read_result(workdir), read_record(workdir, RunRecord)
     rows: list[tuple[str, object]] = [("run", workdir), ("state", _state(workdir, result))]
     if record is not None:
-        rows += _learned_from(record)
+        rows += _data_rows(record)
     for split in ("dev", "test", "held_out"):
         if scores := getattr(result, split, None):
             rows.append((split, _scores(scores)))
@@ -72,17 +72,19 @@ def _state(workdir: Path, result: "RunResult | None") -> str:
     if step is None and grid.latest() is not None:
         with suppress(InputError):  # a grid in progress may delete what is read here
             step = grid.latest() if workdir.name in grid.position().get("runs", ()) else None
-    at = "before its first checkpoint" if step is None else f"saved at step {step}"
-    return f"running, {at}" if is_held(workdir) else f"stopped, {at}; the same command resumes"
+    saved = "before its first checkpoint" if step is None else f"saved at step {step}"
+    if is_held(workdir):
+        return f"running, {saved}"
+    return f"stopped, {saved}; the same command resumes"
 
 
-def _learned_from(record: "Document") -> list[tuple[str, object]]:
+def _data_rows(record: "Document") -> list[tuple[str, object]]:
     from jaxprompt.training.run_record import PretrainingData, SharedRecord, TaskData
 
     rows: list[tuple[str, object]] = []
     if isinstance(record, SharedRecord):
         for name, task in record.tasks.items():
-            rows += [(f"{name}, {kind}", value) for kind, value in _learned_from(task)]
+            rows += [(f"{name}, {kind}", value) for kind, value in _data_rows(task)]
     if isinstance(record, TaskData):
         sizes = (f"{name} {split.examples}" for name, split in record.splits.items())
         rows += [("task", record.task.name), ("examples", ", ".join(sizes))]
@@ -97,8 +99,7 @@ def _scores(values: Mapping[str, float]) -> str:
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
     """Draws values over steps as bars, with the lowest, highest and last value."""
-    # A bar is the mean of so many points, where there are more than columns.
-    size = -(-len(points) // WIDTH)
+    size = -(-len(points) // WIDTH)  # points whose mean is one bar
     means = [
         sum(value for _, value in points[i : i + size]) / len(points[i : i + size])
         for i in range(0, len(points), size)
@@ -107,9 +108,9 @@ def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
     bars = "".join(BARS[round((mean - low) * scale)] for mean in means)
     values = [value for _, value in points]
-    said = f"{title}: {min(values):.4g} to {max(values):.4g}, last {values[-1]:.4g}"
-    said += f", best at step {best}" if best is not None else ""
-    return f"{said}\n  {bars}\n  step {points[0][0]} to {points[-1][0]}"
+    heading = f"{title}: {min(values):.4g} to {max(values):.4g}, last {values[-1]:.4g}"
+    heading += f", best at step {best}" if best is not None else ""
+    return f"{heading}\n  {bars}\n  step {points[0][0]} to {points[-1][0]}"
 
 
 def _row(folder: Path, workdir: Path) -> tuple[object, ...]:

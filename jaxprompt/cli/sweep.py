@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.cli.options import Parser, need
-from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
+from jaxprompt.cli.options import Parser, require_flags
+from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, print_table, read_folder
 from jaxprompt.config.files import call, load_module
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, brief, escape
 from jaxprompt.files import NAME
 
-_SHOWN = 40  # letters of a value in the name of a folder that would be too long
+_MAX_PART = 40  # letters of a value in the name of a folder that would be too long
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,21 +40,21 @@ def main(argv: Sequence[str]) -> int:
 
         need_matplotlib("--plot")
     if args.table:
-        given = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
-        if given := given + [f"--config.{field}" for field, _ in overrides]:
+        unused = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
+        if unused := unused + [f"--config.{field}" for field, _ in overrides]:
             raise InputError(
-                f"--table={args.table} shows the runs of that folder and does not use {given[0]}; "
+                f"--table={args.table} shows the runs of that folder and does not use {unused[0]}; "
                 "remove it, or write --table without a folder for the runs of --workdir"
             )
-        tell(read_folder(args.table), {}, args.plot, args.best)
+        print_table(read_folder(args.table), {}, args.plot, args.best)
         return 0
-    need(args, "config", "workdir")
+    require_flags(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
     if args.run:
         failed = execute(runs, overrides, args.workdir)
         if failed is None:
             return 0
-        tell(runs, failed, args.plot, args.best)
+        print_table(runs, failed, args.plot, args.best)
         return 0
     check_saved(runs, overrides)
     if args.table is None:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"none of the {len(runs)} runs in {args.workdir} has a result; train them with --run"
         )
-    tell(runs, {}, args.plot, args.best)
+    print_table(runs, {}, args.plot, args.best)
     return 0
 
 
@@ -79,7 +79,7 @@ def check_saved(runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]]) 
 
     for run in runs:
         if run_folder.read_result(run.workdir) is not None:
-            config = alone(load(run, overrides))
+            config = alone(load_run_config(run, overrides))
             run_folder.check_workdir(run.workdir, config.to_dict(), FREE)
 
 
@@ -100,41 +100,41 @@ def execute(
     from jaxprompt.runs.grid.expand import GridRun, alone
     from jaxprompt.training import run_folder
 
-    loaded = [load(run, overrides) for run in runs]
+    loaded = [load_run_config(run, overrides) for run in runs]
     keep_programs(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
-    # Runs are grouped and recorded without it.
+    # Runs are grouped and recorded without the block `runs`.
     loaded = [alone(config) for config in loaded]
     for run, config in zip(runs, loaded, strict=True):
         try:
             check_config(config)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
-    together, single = divide(runs, loaded)
+    grouped, single = split_runs(runs, loaded)
     failed: dict[str, str] = {}
-    if together:
-        others = bool(single)
+    if grouped:
         outcome = runner.train(
-            together, workdir, stop_signal=signals.heard, size=size, others=others
+            grouped, workdir, stop_signal=signals.heard, size=size, others=bool(single)
         )
         if outcome is None:
             return None
         failed |= outcome.failed
-    over = [
+    finished = [
         GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in single
         if run_folder.read_result(run.workdir) is not None
     ]
-    for done in over:
+    for grid_run in finished:
         try:
-            run_folder.check_workdir(done.folder, done.config.to_dict(), FREE)
+            run_folder.check_workdir(grid_run.folder, grid_run.config.to_dict(), FREE)
         except InputError as error:
-            failed[done.name] = str(error)
+            failed[grid_run.name] = str(error)
     # Finished runs are not trained again, but their config and data must be the same.
-    failed |= runner.verify([done for done in over if done.name not in failed], workdir)
-    finished = {done.name for done in over}
+    unchanged = [grid_run for grid_run in finished if grid_run.name not in failed]
+    failed |= runner.verify(unchanged, workdir)
+    names = {grid_run.name for grid_run in finished}
     for run, config in single:
-        if run.workdir.name not in finished:
+        if run.workdir.name not in names:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
                 if tune.run(config, str(run.workdir)) is None:
@@ -146,18 +146,18 @@ def execute(
     return failed
 
 
-def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
+def load_run_config(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError if it is itself a grid."""
     from jaxprompt.runs.grid.expand import is_grid
 
-    # As one command has them, which the sweep prints.
+    # In the order of the command that the sweep prints.
     config = load_config(run.config, [*overrides, *run.changes.items()])
     if is_grid(config):
         raise InputError(f"{run.config} has both sweep() and config.runs; remove one of them")
     return config
 
 
-def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_runs(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
     A run that was started alone resumes alone; a run that no grid supports trains alone, too.
@@ -166,14 +166,14 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
     from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))
-    fresh = [
+    unstarted = [
         GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
         if Checkpoints(run.workdir).latest() is None and not why_alone(c)
     ]
-    many = sum((alike for alike in by_config(fresh) if len(alike) > 1), [])
-    names = {run.name for run in many}
-    return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
+    grouped = sum((alike for alike in by_config(unstarted) if len(alike) > 1), [])
+    names = {run.name for run in grouped}
+    return grouped, [(run, c) for run, c in pairs if run.workdir.name not in names]
 
 
 def list_runs(
@@ -191,14 +191,14 @@ def list_runs(
     if file.endswith(".json"):
         raise InputError(f"{file} does not define sweep(); give a .py config")
     runs: list[SweepRun] = []
-    seen: dict[Any, Any] = {}  # what a run is, and its folder -> the point that has it
+    points: dict[Any, Any] = {}  # by what a run is, and by its folder
     for point in _read_points(call(load_module(file), "sweep", file), file):
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
-        lost = next((field for field, _ in overrides if field in changes), None)
-        if lost is not None:
-            raise InputError(f"{file}: sweep() sets {lost} of each run; remove --config.{lost}")
+        clash = next((field for field, _ in overrides if field in changes), None)
+        if clash is not None:
+            raise InputError(f"{file}: sweep() sets {clash} of each run; remove --config.{clash}")
         parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         folder = Path(workdir) / _folder_of([*parts, *(f"{f}={v}" for f, v in changes.items())])
@@ -206,20 +206,20 @@ def list_runs(
             load_config(path, [*overrides, *changes.items()])
         except InputError as error:
             raise InputError(f"{folder.name}: {error}") from error
-        # In any order. Not by the whole config: curves of a paper may share a point, as the depths
-        # of P-tuning v2 do.
-        own = path, frozenset((field, str(value)) for field, value in changes.items())
-        if own in seen:
+        # In any order. Not the whole config: curves of a paper may share a point, as the depths of
+        # P-tuning v2 do.
+        key = path, frozenset((field, str(value)) for field, value in changes.items())
+        if key in points:
             raise InputError(
-                f"{file}: sweep() yields {brief(seen[own])} and {brief(point)}, which are the same "
-                "run; remove one"
+                f"{file}: sweep() yields {brief(points[key])} and {brief(point)}, which are the "
+                "same run; remove one"
             )
-        if str(folder) in seen:
+        if str(folder) in points:
             raise InputError(
-                f"{file}: sweep() yields {brief(seen[str(folder)])} and {brief(point)}, which "
+                f"{file}: sweep() yields {brief(points[str(folder)])} and {brief(point)}, which "
                 f"share the folder {folder.name} (/ becomes _, spaces are removed); rename one"
             )
-        seen[own] = seen[str(folder)] = point
+        points[key] = points[str(folder)] = point
         group = group_of(path.partition(":")[2], changes)
         runs.append(SweepRun(" ".join(row) or "all", path, changes, folder, group))
     if not runs:
@@ -233,7 +233,7 @@ def _folder_of(parts: Sequence[str]) -> str:
     if len(join(parts).encode()) <= NAME:
         return join(parts)
     digest = lambda part: hashlib.sha256(part.encode()).hexdigest()[:8]
-    name = join([f"{p[:_SHOWN]}~{digest(p)}" if len(p) > _SHOWN else p for p in parts])
+    name = join([f"{p[:_MAX_PART]}~{digest(p)}" if len(p) > _MAX_PART else p for p in parts])
     if len(name.encode()) > NAME:
         raise InputError(
             f"sweep() changes so many fields that the folder name {brief(name)} exceeds {NAME} "
@@ -244,11 +244,11 @@ def _folder_of(parts: Sequence[str]) -> str:
 
 def _read_points(points: Any, file: str) -> list[Mapping[str, Any]]:
     """Lists the points of sweep(). Raises InputError for one that is not a dict of fields."""
-    cure = "yield a dict of fields for each run, e.g. {'seed': 1}"
+    advice = "yield a dict of fields for each run, e.g. {'seed': 1}"
     if not isinstance(points, Iterable) or isinstance(points, Mapping | str):
-        raise InputError(f"{file}: sweep() returns {brief(points)}; {cure}")
+        raise InputError(f"{file}: sweep() returns {brief(points)}; {advice}")
     points = list(points)
     for point in points:
         if not isinstance(point, Mapping) or not all(isinstance(field, str) for field in point):
-            raise InputError(f"{file}: sweep() yields {brief(point)}; {cure}")
+            raise InputError(f"{file}: sweep() yields {brief(point)}; {advice}")
     return points

@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
 
     name = read_name(__doc__, argv, "task")
     if name:
-        print(show(choose_name("task", name, task_names())))
+        print(format_task(choose_name("task", name, task_names())))
         return 0
     titles = ("task", "answers", "metric", "columns", "source")
     print(columns([titles, *map(_row, task_names())]))
@@ -30,12 +30,12 @@ def _row(name: str) -> tuple[str, ...]:
     return name, _answers(task), task.metric, ", ".join(task.fields), _source(task)
 
 
-def show(name: str) -> str:
+def format_task(name: str) -> str:
     """Returns the description of a task."""
     from jaxprompt.data.tasks.registry import get_task
 
     task = get_task(name)
-    words = ["|".join(own) for own in task.words]
+    words = ["|".join(alternatives) for alternatives in task.words]
     return pairs(
         {
             "task": task.name,
@@ -55,7 +55,7 @@ def show(name: str) -> str:
             "candidates": ", ".join(task.candidates),
             "metric": task.metric,
             "source": _source(task),
-            "splits": ", ".join(f"{own} = {there}" for own, there in task.splits.items()),
+            "splits": ", ".join(f"{split} = {name}" for split, name in task.splits.items()),
             "config": f"--config.task.name={task.name}",
         }
     )
@@ -74,5 +74,5 @@ def _source(task: Any) -> str:
     plugin = TASKS.plugin(task.name)
     suffix = f" ({plugin})" if plugin else ""
     if task.hub:
-        return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset) + suffix
+        return f"hub:{task.hub}{f':{task.subset}' if task.subset else ''}{suffix}"
     return ("package" if is_shipped(task) else "your files") + suffix

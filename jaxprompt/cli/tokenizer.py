@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import escape
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", help="output folder")
     parser.add_argument("--cased", action="store_true", help="bert, electra: keep upper case")
     args, overrides = parser.read(argv)
-    need(args, "config", "family", "output")
+    require_flags(args, "config", "family", "output")
     config = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.build.check import check_config

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import UNREAD, Parser, need
+from jaxprompt.cli.options import UNUSED, Parser, require_flags
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the data and the trainable parameters of a run. Exit code 0."""
-    parser = Parser(__name__, __doc__, fields=True, workdir=UNREAD)
+    parser = Parser(__name__, __doc__, fields=True, workdir=UNUSED)
     args, overrides = parser.read(argv)
-    need(args, "config")
+    require_flags(args, "config")
     config = load_config(args.config, overrides)
     if config.ppt.task:
         raise InputError(

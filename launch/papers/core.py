@@ -223,7 +223,7 @@ def check_inputs(run: SweepRun, args: Any) -> None:
     if args.data and not Path(source).is_dir():
         raise InputError(f"{source} does not exist; --data holds a folder of each task")
     try:
-        check_config(sweep.load(run, ()))
+        check_config(sweep.load_run_config(run, ()))
     except InputError as error:
         known = {"data.source": FLAGS["data.source"], **PAPERS[args.paper].FLAGS}
         flag = next((own for field, own in known.items() if field in str(error)), "")
@@ -270,7 +270,7 @@ def score(run: SweepRun, does: str) -> None:
 
     Raises InputError where the folder has a result of another config or backbone.
     """
-    c = sweep.load(run, ())
+    c = sweep.load_run_config(run, ())
     free = tuple(name for name in FREE if name != "backbone.path")
     guard_workdir(make_folder(run.workdir), c.to_dict(), free)
     if read_result(run.workdir) is not None:
@@ -331,7 +331,8 @@ def list_changes(
     if not own.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
-    published = fields(json.loads(sweep.load(first, ()).to_json()))  # as config.json is read
+    config = sweep.load_run_config(first, ())
+    published = fields(json.loads(config.to_json()))  # as config.json is read
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
     given = [f"{field}={x} (searched)" for field, x in overrides if field in paper.searched(cell)]
     return given + [

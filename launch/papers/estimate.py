@@ -48,7 +48,7 @@ def estimate(
         if not own:
             continue
         counted |= {run.workdir for run in own}
-        c = sweep.load(own[0], ())
+        c = sweep.load_run_config(own[0], ())
         much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
         much = much or f"{c.train.total_epochs:g} epochs"
         about = f"{much} of {_examples(c.data.protocol)}, {c.data.batch} a step"

@@ -127,12 +127,14 @@ def test_exports_of_other_methods_fields_and_backbones_are_refused(monkeypatch):
     prefix = make_prompt("prefix", DIMS, length=2)
     soft, still = make_prompt("soft", DIMS), make_prompt("prefix", DIMS, length=2, shift=False)
     computed = make_prompt("prefix", DIMS, length=2, hidden=4)
+    composed = make_prompt("compose", DIMS, parts="soft(length=2)+prefix(length=2)")
     check_export(monkeypatch, prefix, prefix, DIMS, vocab=99, max_len=99)  # these may differ
     for own, held, changes, told in (
         (prefix, soft, {}, "contains a prompt of method soft"),
         (prefix, still, {}, "has prompt.shift=False, but this run has True"),
         (prefix, prefix, {"layers": 5}, "is for a backbone with layers=5"),
         (computed, prefix, {}, "set prompt.hidden=0"),
+        (composed, composed, {}, "set init= of each of prompt.parts"),
     ):
         with pytest.raises(InputError, match=told):
             check_export(monkeypatch, own, held, DIMS, **changes)

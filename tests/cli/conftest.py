@@ -74,9 +74,9 @@ def model(backbone, tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must refuse. -> its line on stderr, without "jaxprompt COMMAND: "
+    """Runs a command that must be refused. Returns its message, without "jaxprompt COMMAND: ".
 
-    With `started` the run may have told of itself before.
+    With `started` the run may have logged lines before.
     """
 
     def call(*argv: object, started: bool = False) -> str:
@@ -87,17 +87,17 @@ def refused(capsys):
         lines = err.splitlines()
         assert code == 2, f"exit code {code}, stderr {err!r}"
         assert out == ""
-        said = [line for line in lines if line.startswith(f"jaxprompt {argv[0]}: ")]
-        assert said == lines[-1:], err
+        messages = [line for line in lines if line.startswith(f"jaxprompt {argv[0]}: ")]
+        assert messages == lines[-1:], err
         assert started or len(lines) == 1, err
-        return said[0].removeprefix(f"jaxprompt {argv[0]}: ")
+        return messages[0].removeprefix(f"jaxprompt {argv[0]}: ")
 
     return call
 
 
 @pytest.fixture
 def train(refused, backbone, data, tmp_path):
-    """Starts a tiny run, some fields changed, that must be refused. -> its line"""
+    """Starts a tiny run, some fields changed, that must be refused. Returns its message."""
 
     def call(config: Path = BASE, workdir: Path = tmp_path / "new", **changes: object) -> str:
         changes = {name.replace("__", "."): value for name, value in changes.items()}

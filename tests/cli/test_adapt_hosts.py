@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from processes import Processes, free_port
+from processes import Processes
 from tiny_adapt import (
     SCORED,
     adapt,
@@ -17,12 +17,6 @@ from tiny_adapt import (
 
 from jaxprompt.errors import InputError
 
-IN_FOLDER = """
-import os, sys
-os.chdir(sys.argv[1])
-from jaxprompt.__main__ import main
-sys.exit(main(sys.argv[2:]))
-"""
 # As many steps as the first look at dev needs.
 SHORT = dict(train__total_steps=SCORED)
 MESHES = {
@@ -83,22 +77,4 @@ def test_processes_compare_their_texts(tmp_path_factory, tmp_path, refused, monk
     assert same == [config, record] and third == config
     differing = {name for name in record if other[name] != record[name]}
     assert differing == {"the corpus", "the store"} and other.keys() == record.keys()
-    assert not (tmp_path / "run/metrics.jsonl").exists()
-
-
-@pytest.mark.long
-def test_processes_with_another_text_are_refused(tmp_path_factory, tmp_path):
-    """The same config and path, but a copy of the text that ends early on one of the hosts."""
-    words = words_of(
-        tmp_path_factory, "mlm-bert", tmp_path / "run", corpus__path="text", mesh__data=2, **SHORT
-    )
-    port = free_port()
-    with Processes(tmp_path / "logs", devices=1) as processes:
-        for process, documents in enumerate((60, 40)):
-            folder = tmp_path / str(process)
-            make_corpus(folder / "text", documents)
-            own = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={process}"]
-            processes.start(["-c", IN_FOLDER, folder, *words, *own])
-        assert processes.wait() == [2, 2], processes.told()
-        assert "the processes differ in the corpus (" in processes.err(0), processes.told()
     assert not (tmp_path / "run/metrics.jsonl").exists()

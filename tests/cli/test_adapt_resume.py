@@ -1,13 +1,11 @@
 """A run of `adapt` that is cut off and resumed ends as one that was not, bit for bit."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
-from processes import Processes
 from tiny_adapt import SCORED, STEPS, adapted, words_of
+from tiny_pretrain import kill, stop
 from tiny_run import jaxprompt, read_lines, timeless
 
 pytestmark = pytest.mark.long
@@ -18,31 +16,14 @@ CASE = "span_corruption-t5"
 
 def assert_same_end(workdir: Path, whole: Path) -> None:
     """Compares metrics, result and what is saved."""
-    lines = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
-    found, expected = (list(map(timeless, own)) for own in lines)
-    assert found == expected
-    found, expected = (
-        timeless(json.loads((w / "result.json").read_text())) for w in (workdir, whole)
-    )
-    assert found == expected
+    metrics = [[*map(timeless, read_lines(w / "metrics.jsonl"))] for w in (workdir, whole)]
+    assert metrics[0] == metrics[1]
+    results = [timeless(json.loads((w / "result.json").read_text())) for w in (workdir, whole)]
+    assert results[0] == results[1]
     for name in ("model.safetensors", "config.json"):
-        found, expected = ((w / "backbone" / name).read_bytes() for w in (workdir, whole))
-        assert found == expected, name
+        written = [(w / "backbone" / name).read_bytes() for w in (workdir, whole)]
+        assert written[0] == written[1], name
     assert not [path for path in workdir.rglob("*") if path.name.endswith(".partial")]
-
-
-def terminate_at(step: int):
-    """Makes this process send itself SIGTERM behind a step."""
-    from jaxprompt.training.log import RunLog
-
-    progress = RunLog.progress
-
-    def progress_then_signal(self, at):
-        progress(self, at)
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return RunLog, "progress", progress_then_signal
 
 
 def assert_not_ended(workdir: Path) -> None:
@@ -50,23 +31,15 @@ def assert_not_ended(workdir: Path) -> None:
     assert not (workdir / "result.json").exists() and not (workdir / "backbone").exists()
 
 
-def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys, monkeypatch):
+def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys):
     """Span corruption by Adafactor."""
     whole, workdir = adapted(tmp_path_factory, CASE), tmp_path / "run"
     words = words_of(tmp_path_factory, CASE, workdir)
-    env = {"XLA_FLAGS": os.environ["XLA_FLAGS"]}
-    script = [Path(__file__).with_name("killed.py"), "saved", KILLED]
-    with Processes(tmp_path / "logs", env) as processes:
-        processes.start([*script, *words])
-        assert processes.wait() == [-signal.SIGKILL], processes.told()
+    kill(words, tmp_path / "logs", "saved", KILLED)
     assert_not_ended(workdir)
-    with monkeypatch.context() as patch:
-        patch.setattr(*terminate_at(STOPPED))
-        code, out, err = jaxprompt(capsys, *words)
+    code, out, err = stop(words, STOPPED, capsys)
     assert code == 0 and out == "" and f"{STEPS} steps, resumed at step {KILLED}" in err
-    assert (
-        f"stopped by SIGTERM at step {STOPPED}; saved, run the same command again to resume" in err
-    )
+    assert f"stopped by SIGTERM at step {STOPPED}; saved" in err
     assert_not_ended(workdir)
     code, out, err = jaxprompt(capsys, *words)
     assert code == 0 and f"{STEPS} steps, resumed at step {STOPPED}" in err

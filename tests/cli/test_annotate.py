@@ -73,9 +73,9 @@ def words(fields):
     """Writes a command; a field of a block has two underscores: data__batch=8."""
 
     def write(workdir, output, **changes):
-        own = fields | {name.replace("__", "."): value for name, value in changes.items()}
+        changes = {name.replace("__", "."): value for name, value in changes.items()}
         place = [f"--config={ANNOTATOR}", f"--workdir={workdir}", f"--output={output}"]
-        return ["annotate", *place, *flags(own)]
+        return ["annotate", *place, *flags(fields | changes)]
 
     return write
 
@@ -96,21 +96,18 @@ def result_of(out: str) -> dict:
     return timeless(json.loads(out))
 
 
-def units_of(texts) -> list[str]:
-    return [unit.strip() for text in texts for unit in text.splitlines()]
-
-
 @pytest.mark.long
 def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     """From the text itself, by the exported classifier: the first word has no space before it."""
-    workdir, output, _ = annotated
+    workdir, output, printed = annotated
+    # The workdir is that of `train` with the same config.
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
+    assert json.loads((workdir / "config.json").read_text())["corpus"]["path"] == ""
     assert jaxprompt(capsys, "export", *place)[0] == 0
-    units = units_of(texts)
+    units = [unit.strip() for text in texts for unit in text.splitlines()]
     rows = write_rows(tmp_path / "units.jsonl", [{"text": unit} for unit in units])
-    code, _, err = jaxprompt(
-        capsys, "predict", f"--workdir={workdir}", f"--input={rows}", f"--output={tmp_path / 'out'}"
-    )
+    words = [f"--workdir={workdir}", f"--input={rows}", f"--output={tmp_path / 'out'}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
     assert code == 0, err
     expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
     tokenizer = load_tokenizer(fields["backbone.path"])
@@ -119,31 +116,23 @@ def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
     # </s>; what is longer than 10,000 characters is cut.
     read = [n + 2 > 5 and len(unit) > 10 for n, unit in zip(lengths, units, strict=True)]
     assert read[-len(ODD) :] == [False, True, False, True, True, True]
-    found = Annotations(output)
-    assert found.classes == STARS and len(found) == len(units)
+    annotations = Annotations(output)
+    assert annotations.classes == STARS and len(annotations) == len(units) == UNITS
     np.testing.assert_allclose(
-        found.probabilities, np.where(np.array(read)[:, None], expected, 0), atol=1e-3
+        annotations.probabilities, np.where(np.array(read)[:, None], expected, 0), atol=1e-3
     )
 
-
-@pytest.mark.long
-def test_what_is_printed(annotated):
-    workdir, output, out = annotated
-    found, table = json.loads(out), Annotations(output).probabilities.astype(np.float32)
-    best, sure = table.argmax(1), table.max(1)
-    read = sure > 0
-    limits = np.array([0.95, 0.5, 0.5, 0.5, 0.7])
-    assert found["units"] == len(table) == UNITS and found["left_out"] == (~read).sum() == 2
-    labels = np.bincount(best[read], minlength=5)
-    kept = np.bincount(best[sure > limits[best]], minlength=5)
-    assert found["labels"] == dict(zip(STARS, labels.tolist(), strict=True))
-    assert found["kept"] == dict(zip(STARS, kept.tolist(), strict=True))
-    assert found["thresholds"] == dict(zip(STARS, limits.tolist(), strict=True))
-    assert found["kept_share"] == pytest.approx(kept.sum() / len(table))
-    assert 0 < kept.sum() < labels.sum() and found["output"] == str(output)
-    # The workdir is that of `train` with the same config.
-    saved = json.loads((workdir / "config.json").read_text())
-    assert saved["corpus"]["path"] == "" and (workdir / "result.json").exists()
+    table = annotations.probabilities.astype(np.float32)
+    best, highest, limits = table.argmax(1), table.max(1), np.array([0.95, 0.5, 0.5, 0.5, 0.7])
+    labels = np.bincount(best[highest > 0], minlength=5)
+    kept = np.bincount(best[highest > limits[best]], minlength=5)
+    assert 0 < kept.sum() < labels.sum()
+    by_class = lambda values: dict(zip(STARS, values.tolist(), strict=True))
+    assert result_of(printed) == {
+        "units": UNITS, "left_out": 2, "labels": by_class(labels), "kept": by_class(kept),
+        "thresholds": by_class(limits), "kept_share": pytest.approx(kept.sum() / UNITS),
+        "output": str(output),
+    }  # fmt: skip
 
 
 @pytest.mark.long
@@ -167,53 +156,38 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
 # -- cut off, and on other devices ----------------------------------------------------------------
 
 
-def stop_in(monkeypatch, after: int) -> None:
-    """Ends the writing of a part after some units, and in the middle of one."""
-    append = AnnotationWriter.append
+@pytest.mark.long
+@pytest.mark.parametrize("after", [PART + 50, UNITS])
+def test_it_goes_on_where_it_was_cut_off(after, annotated, words, tmp_path, capsys, monkeypatch):
+    """After some units, in the middle of one, and after a signal."""
+    workdir, labels, printed = annotated
+    command, append = words(workdir, tmp_path / "labels"), AnnotationWriter.append
 
-    def half(self, probabilities):
+    def append_half(self, probabilities):
         append(self, probabilities[: after - self.done])
         if self.done == after:
             self._file.write(b"cut")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(AnnotationWriter, "append", half)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("after", [PART + 50, UNITS])
-def test_it_goes_on_where_it_was_cut_off(
-    after, annotated, words, fields, tmp_path, capsys, monkeypatch
-):
-    workdir, whole, printed = annotated
-    command = words(workdir, tmp_path / "labels")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_in(patch, after)
-        main(command)
-    assert not (tmp_path / "labels/meta.json").exists()
-    code, out, err = jaxprompt(capsys, *command)
-    assert code == 0 and f"{UNITS} units, {after} done" in err
-    assert files(tmp_path / "labels") == files(whole)
-    found, expected = result_of(out), result_of(printed)
-    assert found | {"output": ""} == expected | {"output": ""}
-
-
-@pytest.mark.long
-def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeypatch):
-    append = AnnotationWriter.append
-
-    def append_then_signal(self, probabilities):
-        if self.done:  # the second part
-            os.kill(os.getpid(), signal.SIGINT)
+    def append_and_signal(self, probabilities):
+        os.kill(os.getpid(), signal.SIGINT)
         append(self, probabilities)
 
-    monkeypatch.setattr(AnnotationWriter, "append", append_then_signal)
-    code, out, err = jaxprompt(capsys, *words(annotated[0], tmp_path / "labels"))
-    assert code == 130 and out == ""
-    kept = (
-        f"{16 * BATCH} of {UNITS} units annotated and saved; run the same command again to continue"
-    )
-    assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AnnotationWriter, "append", append_half)
+        main(command)
+    assert not (tmp_path / "labels/meta.json").exists()
+    if after < UNITS:
+        with monkeypatch.context() as patch:
+            patch.setattr(AnnotationWriter, "append", append_and_signal)
+            code, out, err = jaxprompt(capsys, *command)
+        assert code == 130 and out == "" and f"{UNITS} units, {after} done" in err
+        assert err.splitlines()[-1].startswith("stopped by Ctrl-C with ")
+        after = int(err.splitlines()[-1].split(" with ")[1].split()[0])
+    code, out, err = jaxprompt(capsys, *command)
+    assert code == 0 and f"{UNITS} units, {after} done" in err
+    assert files(tmp_path / "labels") == files(labels)
+    assert result_of(out) | {"output": ""} == result_of(printed) | {"output": ""}
 
 
 @pytest.mark.long
@@ -227,16 +201,9 @@ def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
     assert files(tmp_path / "labels") == files(annotated[1])
 
 
-@pytest.mark.long
-def test_equal_trainings_are_one_annotator(annotated, words, tmp_path):
-    """So that the same command goes on with the labels of one by the other."""
-    assert main(words(tmp_path / "run", tmp_path / "labels")) == 0
-    assert files(tmp_path / "labels") == files(annotated[1])
-
-
-def close_to(output, whole) -> None:
+def assert_close(output, expected) -> None:
     """Compares labels up to the order of sums."""
-    found, expected = Annotations(output), Annotations(whole)
+    found, expected = Annotations(output), Annotations(expected)
     assert found.annotator == expected.annotator
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-3)
 
@@ -251,7 +218,7 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     for name, mesh in (("one", {}), ("eight", dict(mesh__data=4, mesh__model=2))):
         assert main(words(tmp_path / "run", tmp_path / name, **changes, **mesh)) == 0
     assert not (tmp_path / "run/config.json").exists()
-    close_to(tmp_path / "eight", tmp_path / "one")
+    assert_close(tmp_path / "eight", tmp_path / "one")
     counts = Annotations(tmp_path / "one").counts([0] * 5)
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
 
@@ -265,64 +232,49 @@ def test_two_processes_label_as_one(annotated, words, tmp_path):
         assert processes.wait() == [0, 0], processes.told()
         found, expected = result_of(processes.out(0)), result_of(printed)
         assert processes.out(1) == processes.err(1) == ""
-    close_to(tmp_path / "labels", whole)
+    assert_close(tmp_path / "labels", whole)
     assert found | {"output": ""} == expected | {"output": ""}
 
 
 # -- refused --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def annotate(refused, annotated, words, tmp_path):
-    """Starts a run that must be refused, some fields changed. -> its line"""
+VERBALIZER = {
+    "head.name": "verbalizer", "task.words": "terrible,bad,maybe,good,great",
+    "task.template": "{text} [mask]",
+}  # fmt: skip
+REFUSED = [
+    ({"corpus.path": ""}, "corpus.path is empty"),
+    ({"ppt.thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers"),
+    ({"task.labels": "bad,fair,good"}, "must be 3 numbers from 0 to below 1, one per class (bad"),
+    ({"task.target": "said", "task.labels": "", "head.name": "text", "task.template": "{text}"},
+     "task custom writes texts"),
+    ({"task.labels": ""}, "task custom does not say which of its classes is the worst"),
+    ({"task.labels": "bad,good", "ppt.thresholds": "0.5,0.5"}, "the annotator has 2 classes"),
+    ({"task.template": "{text|lower} [mask]"}, "{text} has a modifier in the template"),
+    (VERBALIZER | {"demos.per_class": 1}, "set demos.per_class=0"),
+    ({"task.choices": "a,b"}, "task custom has choices"),
+    ({"task.fields": "a,b"}, "task custom has 2 texts, a, b"),
+    ({"ppt.task": "cls"}, "ppt.task=cls pre-trains a prompt"),
+    ({"runs.seeds": "1,2"}, "config.runs defines several runs"),
+    ({"head.pooler": "cls"}, "a different config: head.pooler (saved 'trained', g"),
+]  # fmt: skip
 
-    def call(workdir=None, started=False, **changes) -> str:
-        place = workdir or annotated[0], tmp_path / "labels"
-        line = refused(*words(*place, **changes), started=started)
-        assert not (place[1] / "labels.bin").exists()
-        return line
 
-    return call
-
-
-def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_path, monkeypatch):
+def test_what_is_refused_before_anything_is_read(refused, annotated, words, tmp_path, monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
+    empty = write_rows(tmp_path / "empty.jsonl", [{"text": " "}])
+    line = refused(*words(tmp_path / "new", tmp_path / "labels", **{"corpus.path": empty}))
+    assert "is empty: no document has text, 1 are blank" in line  # before the classifier is trained
+    assert not (tmp_path / "new/config.json").exists()
     for name in ("backbone.folder.resolve", "corpus.index_corpus", "task.read_examples"):
         monkeypatch.setattr(f"jaxprompt.build.{name}", forbid)
-    for changes, said in (
-        ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
-        ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),
-        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one per "
-         "class (bad, fair, good); set ppt.thresholds"),
-        (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
-         "task custom writes texts, but annotate needs classes; use a task with classes"),
-        ({"task__labels": ""}, "task custom does not say which of its classes is the worst; give "
-         "task.labels, from the worst to the best"),
-        ({"task__labels": "bad,good", "ppt__thresholds": "0.5,0.5"}, "the annotator has 2 classes "
-         "(bad, good), but ppt.task=cls has 5 label words; use a task of 5 classes, from the wo"),
-        ({"task__template": "{text|lower} [mask]"}, "{text} has a modifier in the template, but "
-         "annotate inserts the text unchanged; write {text} alone"),
-        (dict(demos__per_class=1, head__name="verbalizer", task__template="{text} [mask]",
-              task__words="terrible,bad,maybe,good,great"),
-         "annotate does not support demonstrations; set demos.per_class=0"),
-        ({"task__choices": "a,b"}, "task custom has choices, but annotate needs classes"),
-        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, but a unit of a corpus is one"),
-        ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),
-        ({"runs__seeds": "1,2"}, "config.runs defines several runs, but annotate takes one; empty"),
-        ({"head__pooler": "cls"}, "a different config: head.pooler (saved 'trained', g"),
-    ):  # fmt: skip
-        assert said in annotate(**changes), changes
-    line = refused("annotate", f"--config={ANNOTATOR}", f"--workdir={tmp_path}")
-    assert line == "--output is missing; see --help"
-
-
-def test_text_that_is_none(annotate, tmp_path):
-    empty = write_rows(tmp_path / "empty.jsonl", [{"text": " "}])
-    line = annotate(tmp_path / "new", corpus__path=empty)  # before the classifier is trained
-    assert "is empty: no document has text, 1 are blank" in line
-    assert not (tmp_path / "new/config.json").exists()
+    for changes, message in REFUSED:
+        assert message in refused(*words(annotated[0], tmp_path / "labels", **changes)), changes
+    assert not (tmp_path / "labels/labels.bin").exists()
+    assert "--output is missing" in refused("annotate", f"--config={ANNOTATOR}", "--workdir=w")
 
 
 def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
@@ -336,39 +288,3 @@ def test_labels_that_are_finished(refused, annotated, words, tmp_path, capsys):
         line = refused(*words(place, output, data__max_len=32), started=started)
         assert line == f"{output} already has finished annotations; use another folder"
     assert files(output) == before
-
-
-@pytest.mark.long
-def test_what_changed_under_a_run(refused, annotated, words, fields, tmp_path, monkeypatch):
-    own = shutil.copytree(
-        fields["corpus.path"].parent, tmp_path / "own", ignore=shutil.ignore_patterns("roberta")
-    )
-    text = own / "corpus.jsonl"
-    command = lambda **changes: words(
-        annotated[0], tmp_path / "labels", corpus__path=text, **changes
-    )
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_in(patch, PART)
-        main(command())
-    before = files(tmp_path / "labels")
-    line = refused(*command(data__max_len=32), started=True)
-    assert "was started with another annotator" in line
-    text.write_text(text.read_text().replace("cat", "dog"))
-    line = refused(*command(), started=True)
-    assert "the corpus is not the one of the saved run: corpus.jsonl has different text; " in line
-    assert line.endswith(f"restore it, or delete {tmp_path / 'labels'} to annotate again")
-    assert files(tmp_path / "labels") == before
-
-
-def test_a_full_disk(refused, annotated, words, tmp_path, monkeypatch):
-    begin, place = AnnotationWriter.__init__, (annotated[0], tmp_path / "labels")
-
-    def full(self, *given):
-        begin(self, *given)
-        self._file.close()
-        self._file = open("/dev/full", "wb")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AnnotationWriter, "__init__", full)
-        line = refused(*words(*place), started=True)
-    assert f"cannot write {tmp_path / 'labels'}: No space left on device; fix this" in line

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from test_configs import RUNNABLE
-from tiny_run import ROOT, flags, jaxprompt, tiny_fields
+from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.build.check import check_config
 from jaxprompt.config.blocks import make_block, option_fields
@@ -17,13 +17,14 @@ from jaxprompt.config.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import kinds, make_head
 from jaxprompt.prompts import methods as known_methods
+from jaxprompt.runs.restore import is_zero_shot
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
 
 
-def read(config="base", **given):
+def read(config="base", **fields):
     """Loads a config by name; fields as in optim__lr=1, in this order."""
-    changes = [(name.replace("__", "."), str(value)) for name, value in given.items()]
+    changes = [(name.replace("__", "."), str(value)) for name, value in fields.items()]
     return load_config(config, changes)
 
 
@@ -60,7 +61,7 @@ def test_blocks_have_all_that_a_method_has():
 
 
 @pytest.mark.parametrize(
-    "given, parts",
+    "fields, parts",
     [
         (dict(prompt__name="soft", prompt__layers="1-2"),
          ["'prompt.layers'", "prompt.name=ipt or prefix; ", "decoder, file, init, "]),
@@ -74,9 +75,9 @@ def test_blocks_have_all_that_a_method_has():
         (dict(head__name="text", head__dropout=0), ["head.name=text has no other fields"]),
     ],
 )  # fmt: skip
-def test_fields_of_others_are_refused_by_name(given, parts):
+def test_fields_of_others_are_refused_by_name(fields, parts):
     with pytest.raises(InputError) as caught:
-        read(**given)
+        read(**fields)
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
@@ -91,14 +92,12 @@ def test_heads_own_what_their_block_has():
     assert (c.head.get("span"), c.head.get("scores")) == ("target", "full")
 
 
-def test_zero_shot_is_one_command(backbone, data, capsys):
-    given = tiny_fields(backbone, data) | {"task.words": "cat,bread,saw"}
-    given |= {"task.labels": "beast,food,tool", "task.template": "{text} is [mask] ."}
-    del given["prompt.length"]
-    code, out, err = jaxprompt(capsys, "evaluate", "--config=base:zero_shot", *flags(given))
-    assert code == 0, err
-    own = ["--config.prompt.name=none", "--config.head.name=verbalizer", *flags(given)]
-    assert jaxprompt(capsys, "evaluate", "--config=base", *own)[:2] == (0, out)
+def test_zero_shot_is_one_command():
+    """The fields say the same as the argument of base.py, but for what trains."""
+    fields = [("prompt.name", "none"), ("head.name", "verbalizer")]
+    by_fields, by_argument = load_config("base", fields), load_config("base:zero_shot")
+    assert is_zero_shot(by_argument) and not by_argument.trainable
+    assert (by_fields.prompt, by_fields.head) == (by_argument.prompt, by_argument.head)
 
 
 # -- arguments and names --------------------------------------------------------------------------
@@ -127,11 +126,11 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped())
     assert not any(name.startswith("parts") for name in shipped())
     names = ("quickstart:prefix", "quickstart.py:prefix", "configs/quickstart.py:prefix")
-    found = [load_config(name) for name in (*names, f"{ROOT}/configs/quickstart.py")]
-    assert all(c == found[0] for c in found)
-    own = tmp_path / "configs" / "quickstart.py"  # a file comes before what ships
-    own.parent.mkdir()
-    own.write_text("from configs.base import get_config as base\n\ndef get_config():\n"
+    configs = [load_config(name) for name in (*names, f"{ROOT}/configs/quickstart.py")]
+    assert all(c == configs[0] for c in configs)
+    file = tmp_path / "configs" / "quickstart.py"  # a file comes before what ships
+    file.parent.mkdir()
+    file.write_text("from configs.base import get_config as base\n\ndef get_config():\n"
                    "    c = base()\n    c.seed = 7\n    return c\n")  # fmt: skip
     assert load_config("configs/quickstart.py").seed == 7
     with pytest.raises(InputError, match="'quikstart' does not exist.*nearest: quickstart"):
@@ -185,9 +184,9 @@ def test_synonyms_mean_fields_that_are_there_and_hide_none():
 
 
 def test_a_total_that_is_given_takes_the_place_of_the_configs_own():
-    """Of two that are given neither does."""
-    totals = lambda *given: [
-        getattr(load_config("base", [(f"train.{name}", text) for name, text in given]).train, name)
+    """Of two totals that are given neither does."""
+    totals = lambda *fields: [
+        getattr(load_config("base", [(f"train.{name}", text) for name, text in fields]).train, name)
         for name in ("total_steps", "total_epochs", "total_examples")
     ]
     assert totals() == [0, 10.0, 0]

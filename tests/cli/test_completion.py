@@ -27,19 +27,13 @@ def offered(line: str, tmp_path) -> list[str]:
     return out.read_text().split("\n")
 
 
-@pytest.mark.long_cases(
-    "jaxprompt train --config.optim.l-some2", "jaxprompt train --config.backbone.dtype -some3"
-)
 @pytest.mark.parametrize(
     "line, some",
     [
         ("jaxprompt tr", {"train"}),
-        ("jaxprompt train --work", {"--workdir"}),
         ("jaxprompt train --config.optim.l", {"--config.optim.lr", "--config.optim.lr_head"}),
-        ("jaxprompt train --config.backbone.dtype ", {"float32", "bfloat16"}),
         ("jaxprompt train --config.prompt.name ", {"prefix", "none"}),
         ("jaxprompt train --config.task.name ", {"sst2", "custom"}),
-        ("jaxprompt predict --on", {"--on-error"}),
     ],
 )
 def test_what_is_offered(line, some, tmp_path):

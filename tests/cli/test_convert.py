@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from spoil import edit
 from tiny_run import jaxprompt, make_backbone
 
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -16,10 +17,9 @@ def convert(capsys, *flags):
 
 
 def test_a_config_that_is_not_supported_is_refused(backbone, tmp_path, capsys):
-    own = shutil.copytree(backbone, tmp_path / "own")
-    config = json.loads((own / "config.json").read_text()) | {"is_decoder": True}
-    (own / "config.json").write_text(json.dumps(config))
-    code, _, err = convert(capsys, f"--backbone={own}", f"--output={tmp_path / 'a'}")
+    folder = shutil.copytree(backbone, tmp_path / "own")
+    edit(folder / "config.json", is_decoder=True)
+    code, _, err = convert(capsys, f"--backbone={folder}", f"--output={tmp_path / 'a'}")
     assert code == 2 and "is_decoder" in err and err.count("\n") == 1, err
     assert not (tmp_path / "a").exists()
 
@@ -31,12 +31,14 @@ def test_a_folder_is_written_again(backbone, tmp_path, capsys):
     code, out, err = convert(capsys, f"--backbone={backbone}", f"--output={tmp_path / 'a'}")
     assert code == 0 and out == "", err
     assert f"{tmp_path / 'a'}: " in err and "without cls.seq_relationship" in err
-    given = (tmp_path / "a/generation_config.json").read_text()
-    assert given == '{"eos_token_id": [1, 7]}'
-    own, other = (load_file(x / "model.safetensors") for x in (backbone, tmp_path / "a"))
-    assert own.keys() - other.keys() == {"cls.seq_relationship.bias", "cls.seq_relationship.weight"}
-    for name, tensor in other.items():
-        np.testing.assert_array_equal(tensor, own[name])
+    assert (tmp_path / "a/generation_config.json").read_text() == '{"eos_token_id": [1, 7]}'
+    before, after = (load_file(x / "model.safetensors") for x in (backbone, tmp_path / "a"))
+    assert before.keys() - after.keys() == {
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    }
+    for name, tensor in after.items():
+        np.testing.assert_array_equal(tensor, before[name])
     card = (tmp_path / "a" / "README.md").read_text()
     assert "converted with jaxprompt" in card and f"| source | {backbone} |" in card
     assert "## unused\n\n- cls.seq_relationship" in card
@@ -74,9 +76,9 @@ def test_a_gguf_file_becomes_a_folder(tmp_path, capsys):
     assert code == 0, err
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"] and config["dtype"] == "bfloat16"
-    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], tensor.bfloat16(), rtol=0, atol=0)
+        torch.testing.assert_close(loaded.state_dict()[name], tensor.bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("flags, line", [

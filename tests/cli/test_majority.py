@@ -14,68 +14,64 @@ def skewed(data, tmp_path):
     """Half of the training rows are of tools, but few of the test rows."""
     for split in ("train", "dev", "test"):
         rows = read_lines(data / f"{split}.jsonl")
-        kept = [row for row in rows if row["label"] != "tool"][: 8 if split == "train" else 99]
-        kept += [row for row in rows if row["label"] == "tool"][: 5 if split == "test" else 99]
-        write_rows(tmp_path / f"{split}.jsonl", kept)
+        selected = [row for row in rows if row["label"] != "tool"][: 8 if split == "train" else 99]
+        selected += [row for row in rows if row["label"] == "tool"][: 5 if split == "test" else 99]
+        write_rows(tmp_path / f"{split}.jsonl", selected)
     return tmp_path
 
 
-def given(skewed, **more):
-    fields = tiny_fields("nowhere", skewed) | {"task.labels": "beast,food,tool"} | more
+def flags_of(skewed, **changes):
+    fields = tiny_fields("nowhere", skewed) | {"task.labels": "beast,food,tool"} | changes
     return flags({n: v for n, v in fields.items() if n != "prompt.length"})
 
 
 def test_is_of_all_training_examples(skewed, capsys):
+    """Whatever the protocol draws; dev is that of the protocol."""
     gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
     expected = Counter(gold)["tool"] / len(gold)
     few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
-    for more in ({}, few):
-        words = ["--majority", "--split=test", "--config=base:zero_shot", *given(skewed, **more)]
-        code, out, err = jaxprompt(capsys, "evaluate", *words)
+    for protocol in ({}, few):
+        words = ["--majority", "--config=base:zero_shot", *flags_of(skewed, **protocol)]
+        code, out, err = jaxprompt(capsys, "evaluate", *words, "--split=test")
         assert code == 0, err
         assert json.loads(out) == {
             "split": "test", "examples": len(gold), "majority": "tool",
             "accuracy": pytest.approx(expected),
         }  # fmt: skip
     assert expected < 1 / 3
+    dev = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
+    assert dev["examples"] == 6 and dev["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_of_relations_is_measured_by_their_metric(skewed, capsys):
     gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
-    more = {"task.metric": "micro_f1", "task.negative": "food"}
-    words = ["--majority", "--split=test", "--config=base:zero_shot", *given(skewed, **more)]
+    changes = {"task.metric": "micro_f1", "task.negative": "food"}
+    words = ["--majority", "--split=test", "--config=base:zero_shot", *flags_of(skewed, **changes)]
     code, out, err = jaxprompt(capsys, "evaluate", *words)
     assert code == 0, err
-    found = json.loads(out)
-    assert found["precision"] == pytest.approx(gold.count("tool") / len(gold))
+    metrics = json.loads(out)
+    assert metrics["precision"] == pytest.approx(gold.count("tool") / len(gold))
     others = len(gold) - gold.count("food")
-    assert found["recall"] == pytest.approx(gold.count("tool") / others)
-
-
-def test_dev_is_that_of_the_protocol(skewed, capsys):
-    few = {"data.protocol": "kshot", "data.protocol.k": 2, "data.protocol.dev_k": 2}
-    words = ["--majority", "--config=base:zero_shot", *given(skewed, **few)]
-    found = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
-    assert found["examples"] == 6 and found["accuracy"] == pytest.approx(1 / 3)
+    assert metrics["recall"] == pytest.approx(gold.count("tool") / others)
 
 
 def test_real_sst2(shared, capsys):
     """50.9 in table 3 of LM-BFF, whose test split is the dev split of GLUE."""
     folder = shared / "data/sst2"
     words = ["--majority", "--config=dart/lm_bff:sst2", f"--config.data.source={folder}"]
-    found = json.loads(jaxprompt(capsys, "evaluate", "--split=test", *words)[1])
+    metrics = json.loads(jaxprompt(capsys, "evaluate", "--split=test", *words)[1])
     gold = [row["label"] for row in read_file(folder / "test.jsonl.gz")]
-    assert found["examples"] == len(gold) and found["majority"] == "positive"
-    assert found["accuracy"] == pytest.approx(sum(gold) / len(gold))
+    assert metrics["examples"] == len(gold) and metrics["majority"] == "positive"
+    assert metrics["accuracy"] == pytest.approx(sum(gold) / len(gold))
     words += ["--split=dev", "--config.data.protocol="]
-    found = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
-    assert found["examples"] == 872 and round(100 * found["accuracy"], 1) == 50.9
+    metrics = json.loads(jaxprompt(capsys, "evaluate", *words)[1])
+    assert metrics["examples"] == 872 and round(100 * metrics["accuracy"], 1) == 50.9
 
 
 def test_refused(skewed, refused, tmp_path):
-    words = ["evaluate", "--majority", "--config=base:zero_shot", *given(skewed)]
+    words = ["evaluate", "--majority", "--config=base:zero_shot", *flags_of(skewed)]
     assert "remove --output=x.jsonl" in refused(*words, "--output=x.jsonl")
     assert "'tests' is unknown" in refused(*words, "--split=tests")
     texts = [f"--config.task.{field}" for field in ("target=label", "label=", "labels=")]
-    own = ["evaluate", "--majority", "--config=base:soft", *given(skewed), *texts]
-    assert "--majority needs a task with classes" in refused(*own, "--config.head.name=text")
+    text_task = ["evaluate", "--majority", "--config=base:soft", *flags_of(skewed), *texts]
+    assert "--majority needs a task with classes" in refused(*text_task, "--config.head.name=text")

@@ -1,9 +1,11 @@
 """What trains is in memory as often as its step needs it: with a weight AdamW's two moments."""
 
+import contextlib
 import gc
 import json
 
 import jax
+import pytest
 from tiny_run import make_config
 
 from jaxprompt.runs import train as tune
@@ -37,11 +39,11 @@ def table_of(backbone):
 
 
 def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
-    evaluate, restore, found = OneRun.evaluate, Checkpoints.restore, []
+    evaluate, restore, counts = OneRun.evaluate, Checkpoints.restore, []
     count = counter(table_of(backbone))
 
     def evaluated(self, seconds):
-        found.append(count())
+        counts.append(count())
         return evaluate(self, seconds)
 
     monkeypatch.setattr(OneRun, "evaluate", evaluated)
@@ -56,32 +58,33 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", cut)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # which lets go of the frames
             tune.run(c, workdir)
-        except KeyboardInterrupt:
-            pass
-    assert found and set(found) == {3}
+    assert counts and set(counts) == {3}
     # A run that fills its device must be able to go on: it reads into what is free.
     count = counter(table_of(backbone))
-    seen = []
+    counts_before = []
     monkeypatch.setattr(
-        Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
+        Checkpoints,
+        "restore",
+        lambda *arguments: counts_before.append(count()) or restore(*arguments),
     )
-    found.clear()
+    counts.clear()
     assert tune.run(c, workdir).steps == 4
-    assert seen == [0] and set(found) == {3}
+    assert counts_before == [0] and set(counts) == {3}
 
 
+@pytest.mark.long
 def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
-    evaluate, found = BatchedRuns.evaluate, []
+    evaluate, counts = BatchedRuns.evaluate, []
     count = counter(table_of(backbone))
 
-    def evaluated(self, *given):
-        found.append(count())
-        return evaluate(self, *given)
+    def evaluated(self, *arguments):
+        counts.append(count())
+        return evaluate(self, *arguments)
 
     monkeypatch.setattr(BatchedRuns, "evaluate", evaluated)
     c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
     runner.train_grid(c, str(tmp_path / "runs"), "train", stop_signal=lambda: 0)
     # Of the backbone that each run starts from.
-    assert found and set(found) == {1}
+    assert counts and set(counts) == {1}

@@ -21,7 +21,7 @@ MESHES = {
 
 
 def start(folder, backbone, data, method, **changes):
-    """Runs a few steps. -> (config, result, losses)"""
+    """Runs a few steps. Returns the config, the result and the losses."""
     more = {} if method == "full" else {"arguments": dict(length=4)}
     c = make_config(backbone, data, method, **COMMON, **more, **changes)
     result = run(c, str(folder)).to_json()
@@ -29,7 +29,7 @@ def start(folder, backbone, data, method, **changes):
     return c, result, [line["loss"] for line in lines if "loss" in line]
 
 
-@pytest.mark.default_cases("prefix")
+@pytest.mark.long
 @pytest.mark.parametrize("method", MESHES)
 def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path, monkeypatch):
     steps, jit = [], compilation.jit
@@ -37,8 +37,8 @@ def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path,
     monkeypatch.setattr(one_run, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
     _, one, expected = start(tmp_path / "one", dropping, data, method)
-    _, eight, found = start(tmp_path / "eight", dropping, data, method, **MESHES[method])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    _, eight, losses = start(tmp_path / "eight", dropping, data, method, **MESHES[method])
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert {name: eight[name] for name in names} == {name: one[name] for name in names}
     assert [step._cache_size() for step in steps] == [1, 1]
 
@@ -78,8 +78,8 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
         run_until(4, c, folder)
     c = c.replace({"mesh.data": 2, "mesh.model": 1, "mesh.fsdp": True})
     run(c, str(folder))
-    found = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def run_until(step, c, folder):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_run import METHOD_CONFIG, ROOT, flags, jaxprompt, tiny_fields
 
-from jaxprompt.cli.sweep import _folder_of, list_runs, load
+from jaxprompt.cli.sweep import _folder_of, list_runs, load_run_config
 from jaxprompt.errors import InputError
 
 CONFIG = """
@@ -101,8 +101,8 @@ def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
     file.write_text(file.read_text().replace('"optim.lr": 0.01', '"train.total_epochs": 2'))
     run, *_ = list_runs(str(file), tmp_path / "runs")
     totals = lambda c: (c.train.total_steps, c.train.total_epochs)
-    assert totals(load(run, [])) == (0, 2.0)
-    assert totals(load(run, [("train.total_steps", "3")])) == (3, 2.0)
+    assert totals(load_run_config(run, [])) == (0, 2.0)
+    assert totals(load_run_config(run, [("train.total_steps", "3")])) == (3, 2.0)
 
 
 @pytest.mark.long
