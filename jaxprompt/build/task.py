@@ -125,7 +125,7 @@ def tell_examples(
     single = {name: part.without_samples() for name, part in splits.items()}
     words = scorer.verbalizer.words if scorer.verbalizer else ()
     lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
-    lines += [] if scorer.demos is None else [scorer.demos.tell()]
+    lines += [] if scorer.demos is None else [scorer.demos.summary()]
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
     positive = [scorer.task.positive_message] if scorer.task.positive_message else []

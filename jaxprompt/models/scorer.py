@@ -97,7 +97,7 @@ class Scorer(NamedTuple):
                 "the backbone is an encoder, which cannot generate text; use a T5, a GLM, a GPT-2 "
                 "or a Llama"
             )
-        demos = self.demos and self.demos.once()  # texts have no average
+        demos = self.demos and self.demos.single_sample()  # texts have no average
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList
-from jaxprompt.data.text.demos import Beside, lay
+from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
 from jaxprompt.data.text.marking import default_markers, divide
 from jaxprompt.data.text.specials import Specials
@@ -72,15 +72,15 @@ class ExampleEncoder:
         entities: int = 0,
         markers: Sequence[str] = (),
         lists: Sequence[ClassList] = (),
-        beside: Beside | None = None,
+        demo_layout: DemoLayout | None = None,
     ):
         """Lays out the template.
 
         `num_types` is the number of segments that the backbone has. `option`, or OPTION if it is
         empty, is how {choices} writes one choice, `names` are the names of the choices. `markers`
         are the words around each entity of the field with entities, () = the default. [classes]
-        writes the first of `lists`; `listing` selects another. `beside` says how demonstrations are
-        laid out, if there are any.
+        writes the first of `lists`; `listing` selects another. `demo_layout` is the layout of
+        demonstrations, if there are any.
         """
         marked = [part.text for part in template.parts if part.mark]
         check(
@@ -99,7 +99,7 @@ class ExampleEncoder:
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
         self._lists = tuple(lists)
-        self._beside = beside
+        self._demo_layout = demo_layout
         self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
         # By the number of choices listed.
         self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
@@ -194,7 +194,7 @@ class ExampleEncoder:
     def shared_front(self) -> Front | None:
         """Returns the prefix that all rows share, before the first text; None = no prefix."""
         layout, runs = self._layout(1), []
-        for run in layout if self._beside is None else ():
+        for run in layout if self._demo_layout is None else ():
             if not isinstance(run, TokenRun):
                 break
             runs.append(run)
@@ -229,11 +229,11 @@ class ExampleEncoder:
             for run in self._fill(demo, "")[self._front : -1]
         ]
 
-    def _demonstrations(self) -> Beside:
+    def _demonstrations(self) -> DemoLayout:
         """Returns the layout of demonstrations."""
-        if self._beside is None:
+        if self._demo_layout is None:
             raise ValueError("demonstrations are given to an encoder that was made without")
-        return self._beside
+        return self._demo_layout
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
@@ -400,7 +400,7 @@ class ExampleEncoder:
         if demos:
             room, where = self._max_len - self._room_behind, f"template {self._template.source!r}"
             shown = [with_ids(demo, tokens) for demo in demos]
-            runs, cut = lay(runs, shown, self._demonstrations(), self._front, room, where)
+            runs, cut = lay_out_demos(runs, shown, self._demonstrations(), self._front, room, where)
         else:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)

@@ -9,7 +9,7 @@ import pytest
 from reading_rows import roles, shown
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.demos import Beside, Demonstrations, DemoSettings
+from jaxprompt.data.text.demos import DemoLayout, Demonstrations, DemoSettings
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.specials import SENTINEL, read_specials
@@ -36,7 +36,7 @@ def make_encoder(
     if style == "causal":
         between, role = encode_exact(tokenizer, "\n"), Role.HARD
     separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
-    beside = Beside(
+    beside = DemoLayout(
         words,
         separator,
         first or style == "causal",
@@ -47,7 +47,7 @@ def make_encoder(
     )
     return ExampleEncoder(
         tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
-        needs_mask=True, num_types=types, beside=beside,
+        needs_mask=True, num_types=types, demo_layout=beside,
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def test_a_function_of_the_text_and_the_seed_alone():
     assert demos.sample(POOL) == alone == demos.sample(POOL[::-1])[::-1]
     assert Demonstrations(settings(seed=4), POOL, NAMES).sample(POOL) != alone
     assert len({str(texts(own)) for own in alone}) > 9
-    assert [own[:1] for own in alone] == demos.once().sample(POOL)
+    assert [own[:1] for own in alone] == demos.single_sample().sample(POOL)
 
 
 def test_they_are_drawn_by_the_hash_of_the_seed_and_the_text():
