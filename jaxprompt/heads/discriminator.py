@@ -17,7 +17,7 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.class_list import (
     ClassList,
     ClassTree,
-    Entry,
+    ListEntry,
     check_hierarchy,
     check_lists,
     make_tree,
@@ -148,7 +148,7 @@ class Head(Kind):
         starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
         row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
         lists = tuple(
-            ClassList(tuple(Entry(ids[n], n, row(n)) for n in members), tuple(between))
+            ClassList(tuple(ListEntry(ids[n], n, row(n)) for n in members), tuple(between))
             for members in tree.lists
         )
         rows = int(starts[-1]) if self.copies else 0
@@ -194,7 +194,7 @@ class Head(Kind):
         width = max(map(len, members))
         every = range(len(tree.lists))
         class_lists = [
-            tree.on_path(e.label) if targets and e.label >= 0 else every for e in examples
+            tree.lists_of(e.label) if targets and e.label >= 0 else every for e in examples
         ]
         found = []
         for number, own in enumerate(members):
@@ -203,7 +203,7 @@ class Head(Kind):
             for i, row in zip(wanted, rows, strict=True):
                 labels = np.full(width, -1, np.int32)
                 label = examples[i].label
-                if label >= 0 and number in tree.on_path(label):
+                if label >= 0 and number in tree.lists_of(label):
                     labels[: len(own)] = np.isin(own, tree.paths[label])
                 found.append((i, number, [row[0]._replace(num_choices=len(own))], labels))
         found.sort(key=lambda unit: unit[:2])

@@ -107,7 +107,7 @@ class ExampleEncoder:
         self._room_behind = behind if specials.style == "causal" else 0
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
         self._least = int(cuts)  # tokens of what is cut
-        longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
+        longest = max(range(len(lists)), key=lambda i: lists[i].num_tokens, default=0)
         widest = self.listing(longest) if lists else self
         fixed = [run for run in widest._layout(0) if isinstance(run, TokenRun)]
         leading = list(takewhile(lambda run: run.role == Role.SOFT, fixed))
@@ -313,7 +313,7 @@ class ExampleEncoder:
                 layout.append(TokenRun([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
             elif part.kind == "classes":
-                for tokens, role, row in self._lists[0].pieces():
+                for tokens, role, row in self._lists[0].runs():
                     first, count = num_slots + row, len(tokens)
                     placed = range(first, first + count) if row >= 0 else None
                     ids = [*tokens] if placed is None else [sp.pad] * count
@@ -380,7 +380,7 @@ class ExampleEncoder:
             shown = f", {whole} for {kinds} and whole texts" * bool(whole)
             cure = "or use fewer slots or a shorter template"
             if self._lists:
-                shown += f", {self._lists[0].tokens} for a list of classes"
+                shown += f", {self._lists[0].num_tokens} for a list of classes"
                 cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
             if self._room_behind:
                 shown += f", {self._room_behind} for the answer"
