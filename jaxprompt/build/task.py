@@ -126,7 +126,7 @@ def tell_examples(
     words = scorer.verbalizer.words if scorer.verbalizer else ()
     lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
     lines += [] if scorer.demos is None else [scorer.demos.summary()]
-    unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
+    unmarked = {n: (p.metric_data.unmarked, p.size) for n, p in splits.items() if p.metric_data}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
     positive = [scorer.task.positive_message] if scorer.task.positive_message else []
     return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]

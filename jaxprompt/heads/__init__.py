@@ -210,7 +210,9 @@ class Kind:
         """
         scores = drop_absent(found, split.counts, classes)
         best = decide(scores, classes)
-        own = metrics.score(metric, split.labels, best, classes, split.judged, scores[:, :classes])
+        own = metrics.score(
+            metric, split.labels, best, classes, split.metric_data, scores[:, :classes]
+        )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
         return own | other
 
@@ -237,8 +239,8 @@ class Kind:
         if not known.any():
             return {}, 0
         part = split._replace(labels=split.labels[known], counts=split.counts[known])
-        if split.judged:
-            part = part._replace(judged=split.judged.take(known))
+        if split.metric_data:
+            part = part._replace(metric_data=split.metric_data.select(known))
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 

@@ -242,7 +242,7 @@ class Head(Kind):
         """Compares the best classes with the right ones."""
         scores = log_scores(split, found, classes)
         gold, best = self.labels_of(split), scores.argmax(-1)
-        return metrics.score(metric, gold, best, classes, split.judged, scores)
+        return metrics.score(metric, gold, best, classes, split.metric_data, scores)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
@@ -252,9 +252,9 @@ class Head(Kind):
         known = gold >= 0
         if not known.any():
             return {}, 0
-        judged = split.judged and split.judged.take(known)
+        metric_data = split.metric_data and split.metric_data.select(known)
         best = scores.argmax(-1)[known]
-        measured = metrics.score(metric, gold[known], best, classes, judged, scores[known])
+        measured = metrics.score(metric, gold[known], best, classes, metric_data, scores[known])
         return measured, int(known.sum())
 
     def labels_of(self, split: Split) -> np.ndarray:

@@ -135,7 +135,7 @@ class Scorer(NamedTuple):
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
-        return split._replace(judged=judge(self.task, examples))
+        return split._replace(metric_data=judge(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
         given = encoder, self.task, examples

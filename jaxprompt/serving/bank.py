@@ -263,7 +263,7 @@ def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int
         scorer.head.check_found(split.average(scores))
         measured, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[number]), split, scores))
-        unmarked = split.judged.unmarked if split.judged else 0
+        unmarked = split.metric_data.unmarked if split.metric_data else 0
         answers[number] = Answered(
             columns, measured, known, count_cut(split.by_example()), unmarked
         )

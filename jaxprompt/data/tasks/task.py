@@ -45,7 +45,7 @@ class Example(NamedTuple):
     entities: tuple[tuple[int, int], ...] = ()
     # Of a dialogue that is read up to some turn: which of the right classes it tells by then, and
     # the number of its pair of entities, the same at every turn.
-    told: tuple[str, ...] = ()
+    expressed: tuple[str, ...] = ()
     pair: int = -1
     question: str = ""  # of the task's metric: examples of one question are its answers
     number: float | None = None  # None = unknown

@@ -363,7 +363,7 @@ def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}
     found = list(turns_of(task, row, read_example(task, row, "x:1"), "x:1", 3))
-    assert [one.told for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
+    assert [one.expressed for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
     assert [one.fields["dialog"] for one in found] == ["\n".join(TURNS[:n]) for n in (2, 3, 4)]
     assert {one.pair for one in found} == {3} and {one.label for one in found} == {16}
     row = {"dialog": TURNS, **PAIRS[2]}  # never named: told at the last turn alone

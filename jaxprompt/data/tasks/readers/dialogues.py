@@ -41,14 +41,14 @@ def turns_of(
         last = number == len(turns)
         if not last and not all(_stands(name, said) for name in names):
             continue
-        told = tuple(
+        expressed = tuple(
             name
             for name, trigger in zip(right, triggers, strict=True)
             if last or _stands(str(trigger).lower().strip(), said)
         )
         marked = read_entities(task, {**row, column: turns[:number]}, where)
         fields = example.fields | {column: marked.text} | marked.names()
-        yield example._replace(fields=fields, entities=marked.spans, told=told, pair=pair)
+        yield example._replace(fields=fields, entities=marked.spans, expressed=expressed, pair=pair)
 
 
 def last_turns(
