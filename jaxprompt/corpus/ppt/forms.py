@@ -14,9 +14,9 @@ from jaxprompt.data.text.specials import FED, SENTINEL, read_specials, start_of
 from jaxprompt.data.text.target import (
     Branches,
     Frame,
+    answer_frame,
     branch_plan,
     default_answer,
-    frame,
     masked_plan,
     read_answer,
 )
@@ -126,7 +126,7 @@ def make_forms(
     said, sentinels = read_answer(answer or default_answer(style))
     specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    around = frame(said, specials) if style in FED else Frame((), ())
+    around = answer_frame(said, specials) if style in FED else Frame((), ())
     if style == "masked":
         # One position per piece of a word; a decoder has branches instead.
         plan = masked_plan(verbalizer.ids)

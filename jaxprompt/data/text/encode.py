@@ -14,7 +14,7 @@ from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
 from jaxprompt.data.text.marking import default_markers, divide
 from jaxprompt.data.text.specials import Specials
-from jaxprompt.data.text.target import Branches, say
+from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
     OPTION,
     Template,
@@ -410,9 +410,9 @@ class ExampleEncoder:
             order = self._lists[0].order if self._lists else slice(None)
             return Encoded(**row._asdict(), label_pos=label_pos[order], cut=cut)
         if self._specials.style == "causal":
-            joined, label_pos, targets = say(row, self._answer.plan, target)
+            joined, label_pos, targets = append_answer(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
-        decoder, label_pos, targets = say(self._stem(), self._answer.plan, target)
+        decoder, label_pos, targets = append_answer(self._stem(), self._answer.plan, target)
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )

@@ -34,11 +34,11 @@ class Branches(NamedTuple):
     branch: np.ndarray  # int32 [T], from 1 on
     depth: np.ndarray  # int32 [T] positions behind the stem's end, from 1 on
     reads: np.ndarray  # int32 [M] read at: 0 the stem's end, < 0 before it, i > 0 at fed[i - 1]
-    words: "Pieces"  # the label words alone
-    whole: "Pieces"  # with stem and end
+    words: "WordTokens"  # the label words alone
+    whole: "WordTokens"  # with stem and end
 
 
-class Pieces(NamedTuple):
+class WordTokens(NamedTuple):
     """The tokens that make up each class word. int32 [C, W, J], -1 = none."""
 
     ids: np.ndarray  # vocabulary ids
@@ -75,7 +75,7 @@ def default_answer(style: str, form: str = "cloze") -> str:
     return "{label}" if style == "infilling" else "[mask] {label}"
 
 
-def frame(answer: Template, specials: Specials) -> Frame:
+def answer_frame(answer: Template, specials: Specials) -> Frame:
     """Converts the layout of an answer to tokens; each [mask] is the next sentinel.
 
     Raises InputError for a [mask] in the answer of a GLM, which has no sentinels.
@@ -101,7 +101,7 @@ def masked_plan(words: np.ndarray) -> Branches:
     """Plans for masks: piece j of a word is at mask j. words: int32 [C, W, M]"""
     none = np.zeros(0, np.int32)
     order = np.arange(words.shape[2], dtype=np.int32)
-    pieces = Pieces(words, np.where(words >= 0, order, -1).astype(np.int32))
+    pieces = WordTokens(words, np.where(words >= 0, order, -1).astype(np.int32))
     return Branches(none, none, none, order, pieces, pieces)
 
 
@@ -144,7 +144,7 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     )
 
 
-def say(
+def append_answer(
     row: Row, plan: Branches | None, target: list[int] | None
 ) -> tuple[Row, np.ndarray, np.ndarray | None]:
     """Appends label words or free text to a row: Row, label_pos [M], targets [M] or None."""
@@ -170,10 +170,10 @@ def say(
     return row, (last + reads).astype(np.int32), targets
 
 
-def _tabulate(pairs: _Said, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+def _tabulate(pairs: _Said, shape: tuple[int, int], reads: Sequence[int]) -> WordTokens:
     longest = max(map(len, pairs.values()))
     ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
     for (c, w), own in pairs.items():
         ids[c, w, : len(own)] = [token for token, _ in own]
         at[c, w, : len(own)] = [reads.index(place) for _, place in own]
-    return Pieces(ids, at)
+    return WordTokens(ids, at)
