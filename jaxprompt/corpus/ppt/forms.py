@@ -9,7 +9,7 @@ from jaxprompt.corpus.ppt.patterns import Pattern, fields
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Encoded
-from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.marking import truncated_lengths
 from jaxprompt.data.text.specials import FED, SENTINEL, read_specials, start_of
 from jaxprompt.data.text.target import (
     Branches,
@@ -80,7 +80,7 @@ class Form:
         """Makes a row of texts, by field. If too long, texts lose their end, the longest first."""
         own = [texts[name] for name in self._names]
         whole = [len(text) for text in own]
-        lengths = kept_lengths(whole, self.room)
+        lengths = truncated_lengths(whole, self.room)
         ids = [self._fixed[0]]
         for text, length, fixed in zip(own, lengths, self._fixed[1:], strict=True):
             ids += (text[:length], fixed)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.marking import truncated_lengths
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.errors import InputError
 
@@ -240,8 +240,8 @@ def lay_out_demos(
             f"{advice}"
         )
     # The texts of the example have priority; each text of a demonstration keeps one token.
-    example_limits = kept_lengths(example_lengths, room - fixed - min_demo_tokens)
-    demo_limits = kept_lengths(demo_lengths, room - fixed - sum(example_limits))
+    example_limits = truncated_lengths(example_lengths, room - fixed - min_demo_tokens)
+    demo_limits = truncated_lengths(demo_lengths, room - fixed - sum(example_limits))
     example = _shorten(example, example_limits)
     lengths = iter(demo_limits)
     demos = [_shorten(demo, [next(lengths) for run in demo if run.cut]) for demo in demos]

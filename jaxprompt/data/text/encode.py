@@ -12,7 +12,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
-from jaxprompt.data.text.marking import default_markers, divide
+from jaxprompt.data.text.marking import default_markers, mark_entities
 from jaxprompt.data.text.specials import Specials
 from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
@@ -357,7 +357,7 @@ class ExampleEncoder:
     def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
         """Divides a field at its entities, which are never truncated."""
         words = self._markers if item.part.mark == "marked" else ()
-        for piece in divide(text, example.entities, words=words, space=item.space):
+        for piece in mark_entities(text, example.entities, words=words, space=item.space):
             run = TokenRun([], Role.TEXT, item.segment, text=piece.text, pending=True)
             if piece.kind == "context":
                 yield run._replace(cut=cut, side=piece.number)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 MARKERS = "@#$%"  # around the first entity, the second, ...: words that every vocabulary has
 
 
-class Piece(NamedTuple):
+class MarkedPiece(NamedTuple):
     """A part of a text whose entities are marked."""
 
     text: str
@@ -19,9 +19,9 @@ def default_markers(entities: int) -> tuple[str, ...]:
     return tuple(MARKERS[i // 2 % len(MARKERS)] for i in range(2 * entities))
 
 
-def divide(
+def mark_entities(
     text: str, spans: Sequence[tuple[int, int]], *, words: Sequence[str] = (), space: bool
-) -> Iterator[Piece]:
+) -> Iterator[MarkedPiece]:
     """Divides a text at its entities and puts a marker before and after each.
 
     White space before an entity comes after its marker, so that a byte-level BPE sees the entity as
@@ -35,16 +35,16 @@ def divide(
         spaced = held != before or (side == _FIRST and space and not held)
         if side == _FIRST and space and held:
             held = f" {held.lstrip()}"
-        yield Piece(held, "context", side)
+        yield MarkedPiece(held, "context", side)
         front = " " * (spaced or bool(at))
-        yield Piece(front + words[2 * i] if words else "", "marker", 2 * i)
-        yield Piece(" " * (spaced or bool(words)) + text[slice(*spans[i])], "entity", i)
-        yield Piece(f" {words[2 * i + 1]}" if words else "", "marker", 2 * i + 1)
+        yield MarkedPiece(front + words[2 * i] if words else "", "marker", 2 * i)
+        yield MarkedPiece(" " * (spaced or bool(words)) + text[slice(*spans[i])], "entity", i)
+        yield MarkedPiece(f" {words[2 * i + 1]}" if words else "", "marker", 2 * i + 1)
         at, side = spans[i][1], _BETWEEN
     rest = text[at:]
     if side == _FIRST and space:
         rest = f" {rest.lstrip()}" if rest.strip() else ""
-    yield Piece(rest, "context", _LAST)
+    yield MarkedPiece(rest, "context", _LAST)
 
 
 # -- what does not fit ----------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def divide(
 _FIRST, _BETWEEN, _LAST = range(3)  # a context: before all entities, between two, behind all
 
 
-def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
+def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
     """Returns lengths that fit `room`: the longest (last of equal ones) loses tokens first."""
     kept = list(lengths)
     if sum(kept) <= room:
@@ -74,7 +74,9 @@ def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
     return kept
 
 
-def fit(lengths: Sequence[int], sides: Sequence[int], room: int) -> list[tuple[int, int]]:
+def truncate_around_entities(
+    lengths: Sequence[int], sides: Sequence[int], room: int
+) -> list[tuple[int, int]]:
     """Truncates the text around entities to `room` tokens.
 
     The text before the first entity loses its beginning and that after the last its end, the longer
@@ -86,8 +88,8 @@ def fit(lengths: Sequence[int], sides: Sequence[int], room: int) -> list[tuple[i
     inner = [own * (side == _BETWEEN) for own, side in zip(lengths, sides, strict=True)]
     outer = [own - mid for own, mid in zip(lengths, inner, strict=True)]
     # Texts between entities come first: what they need is taken off the outer ones.
-    inner = kept_lengths(inner, room)
-    outer = kept_lengths(outer, room - sum(inner))
+    inner = truncated_lengths(inner, room)
+    outer = truncated_lengths(outer, room - sum(inner))
     found = []
     for out, mid, side in zip(outer, inner, sides, strict=True):
         shares = {_FIRST: (0, out), _BETWEEN: (mid - mid // 2, mid // 2), _LAST: (out, 0)}

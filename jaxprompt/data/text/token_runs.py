@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from jaxprompt.data.text.encoded import Row, make_row
-from jaxprompt.data.text.marking import fit, kept_lengths
+from jaxprompt.data.text.marking import truncate_around_entities, truncated_lengths
 from jaxprompt.data.text.template import Part, modify
 from jaxprompt.types import Role
 
@@ -58,9 +58,9 @@ def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]
     texts = [[run for _, run in group] for _, group in groupby(cuts, number)]
     kept: list[tuple[int, int]] = []  # the first and the last tokens that each keeps
     lengths = [sum(len(run.ids) for run in text) for text in texts]
-    for text, most in zip(texts, kept_lengths(lengths, room), strict=True):
+    for text, most in zip(texts, truncated_lengths(lengths, room), strict=True):
         sizes, sides = [len(run.ids) for run in text], [run.side for run in text]
-        kept += [(most, 0)] if sides[0] < 0 else fit(sizes, sides, most)
+        kept += [(most, 0)] if sides[0] < 0 else truncate_around_entities(sizes, sides, most)
     shares = iter(kept)
     short = [run._replace(ids=_ends(run.ids, *next(shares))) if run.cut else run for run in runs]
     return short, sum(map(sum, kept)) < sum(lengths)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.marking import truncated_lengths
 from jaxprompt.data.text.specials import SENTINEL, read_specials
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -206,7 +206,7 @@ def test_kept_lengths_equal_the_loop():
     for _ in range(500):
         lengths = rng.randint(0, 12, rng.randint(1, 5)).tolist()
         room = int(rng.randint(0, 30))
-        assert kept_lengths(lengths, room) == cut_by_loop(lengths, room)
+        assert truncated_lengths(lengths, room) == cut_by_loop(lengths, room)
 
 
 @pytest.mark.parametrize("max_len", range(20, 51))

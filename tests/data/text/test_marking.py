@@ -7,7 +7,7 @@ from refusing import refuse_line
 from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.marking import divide, fit
+from jaxprompt.data.text.marking import mark_entities, truncate_around_entities
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.template import parse
 from jaxprompt.types import Role
@@ -119,7 +119,7 @@ def test_cutting_is_that_of_the_loop():
         sides = [0, *[1] * rng.integers(0, 3), 2]
         lengths = rng.integers(0, 12, len(sides)).tolist()
         room = int(rng.integers(0, sum(lengths) + 3))
-        found = fit(lengths, sides, room)
+        found = truncate_around_entities(lengths, sides, room)
         assert [a + b for a, b in found] == by_loop(lengths, sides, room)
         for (first, last), side in zip(found, sides, strict=True):
             assert (
@@ -159,7 +159,7 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
 
 def test_divided_texts_are_whole():
     for spans in ((CHILD, CRADLE), (CRADLE, SMALL), (CHILD,), ((0, 3), (3, 9))):
-        pieces = list(divide(TEXT, spans, space=False))
+        pieces = list(mark_entities(TEXT, spans, space=False))
         held = "".join(piece.text for piece in pieces)
         assert held == TEXT and sum(piece.kind == "marker" for piece in pieces) == 2 * len(spans)
 
