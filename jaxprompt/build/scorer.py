@@ -12,7 +12,7 @@ from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.specials import FED, Specials, start_of
-from jaxprompt.data.text.template import OPTION, Template, check, parse, read_option
+from jaxprompt.data.text.template import OPTION, Template, check_template, parse, read_option
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
 from jaxprompt.data.text.verbalizer import Verbalizer
@@ -45,7 +45,7 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
     """Parses a template and checks it against the task, the head and the number of slots."""
     parsed = parse(text)
-    check(
+    check_template(
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",

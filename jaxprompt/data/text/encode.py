@@ -18,9 +18,9 @@ from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
     OPTION,
     Template,
-    check,
+    check_template,
+    get_field,
     read_option,
-    take_field,
     with_options,
 )
 from jaxprompt.data.text.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
@@ -83,7 +83,7 @@ class ExampleEncoder:
         demonstrations, if there are any.
         """
         marked = [part.text for part in template.parts if part.mark]
-        check(
+        check_template(
             template, fields=(*marked, *template.fields), num_slots=num_slots,
             needs_mask=needs_mask, has_choices=True, entities=entities,
             lists_classes=bool(lists),
@@ -342,7 +342,7 @@ class ExampleEncoder:
                 continue
             part = item.part
             if part.kind == "field":
-                text = take_field(self._template, example.fields, part.text)
+                text = get_field(self._template, example.fields, part.text)
                 cut = "whole" not in part.modifiers
             else:
                 text, cut = example.choices[part.number] if part.kind == "option" else choice, False

@@ -141,7 +141,7 @@ def modify(text: str, modifiers: Iterable[str]) -> str:
     return text
 
 
-def take_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
+def get_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
     """Returns the text of a field. Raises InputError if an example has no such field."""
     if name not in fields:
         raise InputError(
@@ -220,7 +220,7 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
     return joined
 
 
-def check(
+def check_template(
     template: Template,
     *,
     fields: Iterable[str],

@@ -3,14 +3,21 @@
 import pytest
 
 from jaxprompt.data.tasks.registry import get_task, task_names
-from jaxprompt.data.text.template import Part, check, modify, parse, read_option, with_options
+from jaxprompt.data.text.template import (
+    Part,
+    check_template,
+    modify,
+    parse,
+    read_option,
+    with_options,
+)
 from jaxprompt.errors import InputError
 
 FIELDS = ("sentence", "premise", "hypothesis")
 
 
 def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, **more):
-    check(
+    check_template(
         parse(text),
         fields=fields,
         num_slots=num_slots,
