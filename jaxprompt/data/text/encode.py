@@ -23,7 +23,7 @@ from jaxprompt.data.text.template import (
     read_option,
     with_options,
 )
-from jaxprompt.data.text.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
+from jaxprompt.data.text.token_runs import Gap, TextPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.text.tokenizer import (
     Tokenizer,
     encode_exact,
@@ -102,7 +102,7 @@ class ExampleEncoder:
         self._demo_layout = demo_layout
         self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
         # By the number of choices listed.
-        self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
+        self._layouts: dict[int, list[TokenRun | TextPart]] = {}
         behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
         self._room_behind = behind if specials.style == "causal" else 0
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
@@ -265,7 +265,7 @@ class ExampleEncoder:
             )
         return example.choices
 
-    def _layout(self, choices: int) -> list[TokenRun | OpenPart]:
+    def _layout(self, choices: int) -> list[TokenRun | TextPart]:
         """Returns the layout for so many choices, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
@@ -274,7 +274,7 @@ class ExampleEncoder:
 
     def _lay_out(
         self, shown: Template, num_slots: int, num_masks: int
-    ) -> list[TokenRun | OpenPart]:
+    ) -> list[TokenRun | TextPart]:
         """Encodes the fixed parts; adds the special tokens and slots not in the template."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
@@ -290,14 +290,14 @@ class ExampleEncoder:
         parts = shown.completed(cls=bool(sp.cls), **given)
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
-        layout: list[TokenRun | OpenPart] = []
+        layout: list[TokenRun | TextPart] = []
         next_slot, seps, at_start = 0, 0, True
         marks = self._template.slots_around(self._entities)
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
             space = lead if at_start else part.space
             if part.kind in ("field", "choice", "option"):
-                layout.append(OpenPart(part, space, segment, next_slot))
+                layout.append(TextPart(part, space, segment, next_slot))
                 next_slot += marks * (part.mark == "soft")
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
@@ -354,7 +354,7 @@ class ExampleEncoder:
             runs.append(item.run(text, cut)._replace(field=name))
         return runs
 
-    def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
+    def _mark(self, example: Example, text: str, item: TextPart, cut: bool) -> Iterator[TokenRun]:
         """Divides a field at its entities, which are never truncated."""
         words = self._markers if item.part.mark == "marked" else ()
         for piece in mark_entities(text, example.entities, words=words, space=item.space):

@@ -33,7 +33,7 @@ class Gap(NamedTuple):
     room: int  # tokens that the field may have
 
 
-class OpenPart(NamedTuple):
+class TextPart(NamedTuple):
     """A part whose text comes from the example."""
 
     part: Part
