@@ -11,7 +11,7 @@ from jaxprompt.data.text.chat import in_chat
 from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
-from jaxprompt.data.text.specials import FED, Specials, start_of
+from jaxprompt.data.text.specials import FED, Specials, answer_start
 from jaxprompt.data.text.template import OPTION, Template, check_template, parse, read_option
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
@@ -148,7 +148,7 @@ def build_scorer(
     follows = laid.answer
     if facts.style in FED:
         # What is fed apart from the input begins with a token of the tokenizer or the backbone.
-        stem = (start_of(laid.specials, facts.start), *follows.stem)
+        stem = (answer_start(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=layout.max_len,

@@ -10,7 +10,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.marking import truncated_lengths
-from jaxprompt.data.text.specials import FED, SENTINEL, read_specials, start_of
+from jaxprompt.data.text.specials import FED, SENTINEL, answer_start, read_specials
 from jaxprompt.data.text.target import (
     Branches,
     Frame,
@@ -132,7 +132,7 @@ def make_forms(
         plan = masked_plan(verbalizer.ids)
     else:
         plan = branch_plan(verbalizer.ids, around, whole=whole)
-    stem = (start_of(specials, start), *around.stem) if style in FED else ()
+    stem = (answer_start(specials, start), *around.stem) if style in FED else ()
     forms = {}
     for number in sorted(options, reverse=True):  # the longest first, for the errors
         template = parse(pattern.text(number))

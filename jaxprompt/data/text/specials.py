@@ -60,7 +60,7 @@ def read_specials(
     return Specials(style, (), (last,) if eos else (), (last,), found, pad, stop=last)
 
 
-def start_of(specials: Specials, own: int) -> int:
+def answer_start(specials: Specials, own: int) -> int:
     """Returns the token that starts an answer: the tokenizer's, else the backbone's `own`."""
     return own if specials.start < 0 else specials.start
 
