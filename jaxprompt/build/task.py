@@ -16,7 +16,7 @@ from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
@@ -90,7 +90,7 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
         splits={name: summarize(part, labels) for name, part in examples.splits.items()},
         sentence_encoder=fingerprint_of(scorer.demos),
         seen=scorer.model.prompt.seen,
-        identity=identity_of(scorer),
+        identity=scorer_fingerprints(scorer),
         template=scorer.template,
     )
 

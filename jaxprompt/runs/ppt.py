@@ -38,7 +38,7 @@ from jaxprompt.corpus.ppt import (
 )
 from jaxprompt.corpus.ppt.patterns import fields as fields_of
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import tell_words
 from jaxprompt.data.text.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
@@ -291,7 +291,7 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         store=corpus.checksums,
         labels=used,
         about=about,
-        identity=identity_of(ppt_task.scorer),
+        identity=scorer_fingerprints(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
     return Text(corpus, (train, dev), rows, held, data, () if labels is None else labels.classes)

@@ -22,12 +22,12 @@ _NAMES = {"tokenizer": "tokenizer", "layers": "config.json"}
 _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïve ÄÖÜ 中文 emoji 🙂")
 
 
-def identity_of(scorer: Any) -> dict[str, str]:
+def scorer_fingerprints(scorer: Any) -> dict[str, str]:
     """Returns the fingerprints of a scorer's tokenizer and backbone, see `identify`."""
-    return identify(scorer.tokenizer, scorer.model.backbone.cfg)
+    return fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
 
 
-def identify(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
+def fingerprints(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
     """Returns fingerprints of the tokenizer's ids and of what the layers of a config compute."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
     own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
@@ -82,7 +82,7 @@ def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_identity(
+def check_fingerprints(
     known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
 ) -> None:
     """Raises InputError if a fingerprint differs from the one that `known` has of it."""

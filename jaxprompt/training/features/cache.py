@@ -17,7 +17,7 @@ from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches
 from jaxprompt.data.batches.stacking import share_of
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import take
 from jaxprompt.models.model import Model
@@ -298,7 +298,7 @@ def _facts(
     at = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
-        "the backbone's layers": identity_of(scorer)["layers"],
+        "the backbone's layers": scorer_fingerprints(scorer)["layers"],
         "backbone.dtype": config.backbone.dtype,
         "backbone.rescale": str(config.backbone.rescale),
         "the data": split.digest(),
