@@ -17,7 +17,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import scorer_fingerprints
-from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
+from jaxprompt.data.text.overview import label_word_messages, truncation_message, unmarked_messages
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_front
@@ -124,12 +124,15 @@ def tell_examples(
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
     words = scorer.verbalizer.words if scorer.verbalizer else ()
-    lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
+    lines = [
+        *label_word_messages(scorer.task.labels, words),
+        truncation_message(scorer.layout.max_len, rows),
+    ]
     lines += [] if scorer.demos is None else [scorer.demos.summary()]
     unmarked = {n: (p.metric_data.unmarked, p.size) for n, p in splits.items() if p.metric_data}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
     positive = [scorer.task.positive_message] if scorer.task.positive_message else []
-    return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]
+    return [*notes, *own, *positive, *lines, *unmarked_messages(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

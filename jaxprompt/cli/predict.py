@@ -280,12 +280,12 @@ def _write(place: Path | None, lines: str) -> None:
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-    from jaxprompt.data.text.overview import tell_unmarked
+    from jaxprompt.data.text.overview import unmarked_messages
 
     total = len(answers.columns)
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
-    yield from tell_unmarked({"the input": (answers.unmarked, total)})
+    yield from unmarked_messages({"the input": (answers.unmarked, total)})
     if answers.known:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
         yield f"{scores} on {answers.known} of {total} examples, those with a label"

@@ -18,7 +18,7 @@ from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.overview import MANY, tell_labels
+from jaxprompt.data.text.overview import MANY, label_messages
 from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ class Kind:
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes the answers of a run and how often each occurs."""
         names = task.labels or tuple(string.ascii_uppercase[:classes])
-        return tell_labels(names, {name: part.labels for name, part in splits.items()})
+        return label_messages(names, {name: part.labels for name, part in splits.items()})
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Computes metrics of a split's outputs, [units, C or C + 1].

@@ -24,7 +24,7 @@ from jaxprompt.data.text.class_list import (
 )
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.overview import tell_labels
+from jaxprompt.data.text.overview import label_messages
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
@@ -234,7 +234,7 @@ class Head(Kind):
             + learned
         ]
         return (
-            tell_labels(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
+            label_messages(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
             + lines
         )
 

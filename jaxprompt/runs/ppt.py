@@ -39,7 +39,7 @@ from jaxprompt.corpus.ppt import (
 from jaxprompt.corpus.ppt.patterns import fields as fields_of
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.identity import scorer_fingerprints
-from jaxprompt.data.text.overview import tell_words
+from jaxprompt.data.text.overview import label_word_messages
 from jaxprompt.data.text.tokenizer import segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import verbalizer
@@ -322,7 +322,7 @@ def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
     """Returns log lines about the task: label words, and which text is used or left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
-    word_lines = tell_words(text.classes, words) or [f"label words: {first_words}"]
+    word_lines = label_word_messages(text.classes, words) or [f"label words: {first_words}"]
     return [
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",

@@ -10,7 +10,7 @@ from jaxprompt.data.text.encoded import Encoded, count_cut
 MANY = 100  # classes; of more than these some are named
 
 
-def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
+def label_messages(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
     """Returns messages with the label of each index, its count in train, and possible mistakes.
 
     `labels` are the class indices of each split, -1 = unknown. Possible mistakes are classes
@@ -36,7 +36,7 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
     return lines + _alike(names, train)
 
 
-def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
+def label_word_messages(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
     """Returns a message with the words of each class; none if equal to the names or too many."""
     # A task of choices has words, and names its classes by letters.
     pairs = list(zip(names, words, strict=False))
@@ -46,13 +46,13 @@ def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str
     return [f"label words: {'; '.join(shown)}"]
 
 
-def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
+def truncation_message(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
     """Returns a message with the number of truncated texts. `splits`: examples, K rows each."""
     shown = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]
     return f"texts cut to {max_len} tokens: {', '.join(shown)}"
 
 
-def tell_unmarked(splits: Mapping[str, tuple[int, int]]) -> list[str]:
+def unmarked_messages(splits: Mapping[str, tuple[int, int]]) -> list[str]:
     """Returns a message with the number of examples with an unmarked entity, and of all."""
     shown = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
     if not shown:

@@ -12,32 +12,32 @@ from jaxprompt.data.text.template import parse
 
 def test_which_index_is_which_label_and_how_many_there_are():
     labels = {"train": [0, 2, 2, 1, 2], "dev": [2, 1, 0], "test": [0, -1]}
-    lines = overview.tell_labels(("very bad", " okay", "good\x1b[2J"), labels)
+    lines = overview.label_messages(("very bad", " okay", "good\x1b[2J"), labels)
     assert lines == ["labels in train: 0 = very bad (1), 1 = ' okay' (1), 2 = 'good\\x1b[2J' (3)"]
 
 
 def test_which_word_stands_for_which_class():
-    told = overview.tell_words(("neg ", "pos"), (("bad", "awful"), ("pos",)))
+    told = overview.label_word_messages(("neg ", "pos"), (("bad", "awful"), ("pos",)))
     assert told == ["label words: 'neg ' = 'bad', 'awful'; pos = 'pos'"]
     # Nothing where each class is its own word, or has none.
-    assert overview.tell_words(("neg", "pos"), (("neg",), ("pos",))) == []
-    assert overview.tell_words(("neg", "pos"), ()) == []
+    assert overview.label_word_messages(("neg", "pos"), (("neg",), ("pos",))) == []
+    assert overview.label_word_messages(("neg", "pos"), ()) == []
     many = [str(i) for i in range(overview.MANY + 1)]
-    assert overview.tell_words(many, [("x",)] * len(many)) == []
+    assert overview.label_word_messages(many, [("x",)] * len(many)) == []
 
 
 def test_a_class_that_dev_lacks_is_said():
-    lines = overview.tell_labels(("a", "b", "c"), {"train": [0, 0, 1], "dev": [0]})
+    lines = overview.label_messages(("a", "b", "c"), {"train": [0, 0, 1], "dev": [0]})
     assert lines[0] == "labels in train: 0 = a (2), 1 = b (1), 2 = c (0)"
     assert lines[1:] == ["class b has no examples in dev (1 in train)"]
-    assert overview.tell_labels(("a", "b"), {"train": [0, 1]}) == [
+    assert overview.label_messages(("a", "b"), {"train": [0, 1]}) == [
         "labels in train: 0 = a (1), 1 = b (1)"
     ]
 
 
 def test_names_that_differ_in_case_or_spaces_only():
     names = ("Food", "food ", "tool", "FOOD", "Tool box")
-    lines = overview.tell_labels(names, {"train": [0, 0, 1, 3, 2, 4]})[1:]
+    lines = overview.label_messages(names, {"train": [0, 0, 1, 3, 2, 4]})[1:]
     assert lines == [
         "warning: labels 'Food' (2) and 'food ' (1) and 'FOOD' (1) differ only in case or spaces "
         "and are 3 classes; spell them the same if they are one"
@@ -47,8 +47,8 @@ def test_names_that_differ_in_case_or_spaces_only():
 def test_of_many_classes_the_most_frequent_are_told():
     names = [f"Word{i}" for i in range(overview.MANY)]
     given = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
-    assert len(overview.tell_labels(names, given)[0].split(", ")) == overview.MANY
-    assert overview.tell_labels([*names, "word1"], given) == [
+    assert len(overview.label_messages(names, given)[0].split(", ")) == overview.MANY
+    assert overview.label_messages([*names, "word1"], given) == [
         "labels in train: 3 of 101 classes, most frequent: Word3 (3), Word7 (2), Word5 (1)"
     ]
 
@@ -73,7 +73,10 @@ def test_texts_that_are_cut(request, kind):
     for most, cut in ((lengths[2] + behind, 3), (lengths[4] + behind, 1), (200, 0)):
         assert count_cut(rows(examples, most)) == cut
     splits = {"train": rows(examples, lengths[2] + behind), "dev": rows(examples[:2], 200)}
-    assert overview.tell_cut(24, splits) == "texts cut to 24 tokens: train 3 of 5, dev 0 of 2"
+    assert (
+        overview.truncation_message(24, splits)
+        == "texts cut to 24 tokens: train 3 of 5, dev 0 of 2"
+    )
 
 
 def test_an_example_of_several_rows_is_cut_once(tokenizer):
