@@ -14,7 +14,7 @@ from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.specials import FED, Specials, answer_start
 from jaxprompt.data.text.template import OPTION, Template, check_template, parse, read_option
 from jaxprompt.data.text.token_runs import TokenRun
-from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -153,7 +153,7 @@ def build_scorer(
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=layout.max_len,
         num_masks=laid.masks, needs_mask=kind.needs_mask(form),
-        num_types=segments(tokenizer, facts.types), answer=follows, option=task.option,
+        num_types=num_segments(tokenizer, facts.types), answer=follows, option=task.option,
         entities=task.marked, markers=task.markers, lists=laid.lists,
         names=task.widest if task.options else laid.names,
         demo_layout=None if demos is None else how_beside(demos, laid, tokenizer),

@@ -40,7 +40,7 @@ from jaxprompt.corpus.ppt.patterns import fields as fields_of
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages
-from jaxprompt.data.text.tokenizer import segments
+from jaxprompt.data.text.tokenizer import num_segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
@@ -206,7 +206,7 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
         decoder_slots=method.num_decoder_slots(),
         eos=config.task.eos,
         sentinel=config.backbone.sentinel,
-        num_types=segments(scorer.tokenizer, cfg.types),
+        num_types=num_segments(scorer.tokenizer, cfg.types),
         whole=config.head.get("span") == "target",
         answer=config.task.answer,
     )

@@ -233,7 +233,7 @@ def _check_case(tokenizer: Tokenizer, where: str) -> None:
         )
 
 
-def segments(tokenizer: Tokenizer, types: int) -> int:
+def num_segments(tokenizer: Tokenizer, types: int) -> int:
     """Returns how many segments texts have: one if a tokenizer, such as XLM-R's, has no second.
 
     A BERT with such a tokenizer, such as multilingual E5, was trained on one.

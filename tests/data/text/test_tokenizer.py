@@ -17,7 +17,7 @@ from jaxprompt.data.text.tokenizer import (
     encode_with_offsets,
     keeps_spaces,
     load_tokenizer,
-    segments,
+    num_segments,
     spaced_sections,
     special_ids,
     starts_with_space,
@@ -279,6 +279,6 @@ def test_a_gpt2_with_the_vocabulary_of_a_bert_ends_with_its_separator(shared):
 
 
 def test_a_second_text_is_a_segment_where_the_tokenizer_says_so(shared, tmp_path):
-    assert segments(load_tokenizer(shared / "tokenizers/bert-uncased"), 2) == 2
+    assert num_segments(load_tokenizer(shared / "tokenizers/bert-uncased"), 2) == 2
     roberta = load_tokenizer(shared / "tokenizers/roberta")
-    assert (segments(roberta, 2), segments(roberta, 0)) == (1, 0)
+    assert (num_segments(roberta, 2), num_segments(roberta, 0)) == (1, 0)
