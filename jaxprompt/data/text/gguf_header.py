@@ -24,7 +24,7 @@ _MOST_AXES = 4  # GGML_MAX_DIMS
 _ALIGNMENT = 32  # where general.alignment says nothing
 
 
-class Array(NamedTuple):
+class ArrayField(NamedTuple):
     """An array of the metadata, not read yet."""
 
     kind: int
@@ -33,7 +33,7 @@ class Array(NamedTuple):
     end: int
 
 
-class Place(NamedTuple):
+class TensorInfo(NamedTuple):
     """The position of a tensor."""
 
     shape: tuple[int, ...]  # the last axis is contiguous, as numpy has it
@@ -48,7 +48,7 @@ class Header(NamedTuple):
     size: int  # bytes of the file
     fields: dict[str, Any]  # by key: a number, a text, or an Array
     spans: dict[str, tuple[int, int]]  # the bytes that hold a key and its value
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorInfo]
 
     @property
     def architecture(self) -> str:
@@ -59,7 +59,7 @@ class Header(NamedTuple):
     def array(self, key: str) -> list[Any]:
         """Returns an array of the metadata."""
         found = self.fields[key]
-        if not isinstance(found, Array):
+        if not isinstance(found, ArrayField):
             raise InputError(
                 f"{self.path} has {key}={brief(found)}, which must be a list; download the file "
                 "again"
@@ -181,7 +181,7 @@ class _Reader:
             self.take(count * struct.calcsize("<" + _NUMBERS[kind]))
         else:
             raise self.damaged(f"a list of values of the unknown kind {kind}")
-        return Array(kind, count, start, self.at)
+        return ArrayField(kind, count, start, self.at)
 
     def values(self, kind: int, count: int) -> Iterator[Any]:
         if kind == _TEXT:
@@ -189,7 +189,7 @@ class _Reader:
         code = f"<{count}{_NUMBERS[kind]}"
         return iter(struct.unpack(code, self.take(struct.calcsize(code))))
 
-    def place(self) -> Place:
+    def place(self) -> TensorInfo:
         axes = self.number("I")
         if axes > _MOST_AXES:
             raise self.damaged(f"a tensor of {axes} axes")
@@ -201,7 +201,7 @@ class _Reader:
                 f"{self.path} is incomplete: it has {self.size:,} bytes, too few for a tensor of "
                 f"shape {list(shape)}; download it again"
             )
-        return Place(shape, self.number("I"), self.number("Q"))
+        return TensorInfo(shape, self.number("I"), self.number("Q"))
 
 
 def _opened(path: str | os.PathLike) -> BinaryIO:

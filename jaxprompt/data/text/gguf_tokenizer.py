@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.text.gguf_header import Array, Header, read_header
+from jaxprompt.data.text.gguf_header import ArrayField, Header, read_header
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import (
     file_checksum,
@@ -104,7 +104,7 @@ def _make(header: Header) -> Any:
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
+    if not isinstance(header.fields.get("tokenizer.ggml.tokens"), ArrayField):
         raise InputError(f"{header.path} has no tokenizer; {_CURE}")
     parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
     settings = _values(header, _ADDED | GGUF_TOKENIZER_MAPPING["tokenizer_config"])
@@ -159,7 +159,9 @@ def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
     """Reads the fields that a file has. `names`: from its names to transformers'."""
     known = {f"tokenizer.{key}": ours for key, ours in names.items()}
     return {
-        ours: header.array(key) if isinstance(header.fields[key], Array) else header.fields[key]
+        ours: header.array(key)
+        if isinstance(header.fields[key], ArrayField)
+        else header.fields[key]
         for key, ours in known.items()
         if key in header.fields
     }
