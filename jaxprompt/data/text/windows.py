@@ -8,7 +8,7 @@ from jaxprompt.errors import InputError
 USUAL = -1  # a stride that each kind of answer chooses itself
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """A part of a text, in words or tokens; some of these are read, the others are context."""
 
     first: int
@@ -26,7 +26,7 @@ def check_stride(stride: int, max_len: int) -> None:
         )
 
 
-def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
+def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[TextWindow]:
     """Splits a text into windows of at most `room` tokens, which overlap by about `stride`.
 
     They overlap by at most half a window; otherwise there would be one for nearly every token.
@@ -58,5 +58,5 @@ def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
         # The middle of what two windows share: each word is read where it has more context.
         read = 0 if number == 0 else (first + windows[number - 1][1] + 1) // 2
         end = count if number + 1 == len(windows) else (windows[number + 1][0] + last + 1) // 2
-        found.append(Window(first, last, read, end))
+        found.append(TextWindow(first, last, read, end))
     return found
