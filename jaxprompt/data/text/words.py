@@ -76,9 +76,7 @@ def task_words(
     return _draw(rng, known, length, "the training text")
 
 
-def class_labels(
-    labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]
-) -> Ids:
+def label_rows(labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Returns for row i all token ids of class i's words (Lester et al. 2021), then the fallback.
 
     `fallback(n)` returns n lists. Classes beyond `length` are dropped, with a warning.
@@ -94,7 +92,7 @@ def class_labels(
     return found + fallback(length - len(found))
 
 
-def given_text(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
+def text_rows(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Returns for row i token i of a text, up to `length`, then the fallback as in class_labels."""
     ids = starting_ids(tokenizer, text.strip())
     if not ids:
@@ -167,9 +165,9 @@ def choose_rows(
     if kind == "labels":
         if not labels:
             raise InputError("prompt words 'labels' need label words; set them, or use 'vocab'")
-        return class_labels(labels, length, from_vocab)
+        return label_rows(labels, length, from_vocab)
     if kind == "text":
-        return given_text(tokenizer, text, length, from_vocab)
+        return text_rows(tokenizer, text, length, from_vocab)
     if counts is None:
         raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
     if kind == "task":
