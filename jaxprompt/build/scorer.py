@@ -12,7 +12,7 @@ from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
 from jaxprompt.data.text.specials import FED, Specials, answer_start
-from jaxprompt.data.text.template import OPTION, Template, check_template, parse, read_option
+from jaxprompt.data.text.template import OPTION, Template, parse, read_option, validate_template
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
@@ -45,7 +45,7 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
     """Parses a template and checks it against the task, the head and the number of slots."""
     parsed = parse(text)
-    check_template(
+    validate_template(
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",

@@ -105,7 +105,7 @@ def check_backbone(
 ) -> None:
     """Raises InputError if a run would continue with a different backbone than in its record.
 
-    `identity` describes the backbone without its weights, see `identity_of`; {} if unknown.
+    `identity` describes the backbone without its weights, see `scorer_fingerprints`; {} if unknown.
     """
     learned = record.backbone.fingerprint
     if learned != fingerprint:

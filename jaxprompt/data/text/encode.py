@@ -18,9 +18,9 @@ from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
     OPTION,
     Template,
-    check_template,
     get_field,
     read_option,
+    validate_template,
     with_options,
 )
 from jaxprompt.data.text.token_runs import Gap, TextPart, TokenRun, cut_runs, join_runs, with_ids
@@ -83,7 +83,7 @@ class ExampleEncoder:
         demonstrations, if there are any.
         """
         marked = [part.text for part in template.parts if part.mark]
-        check_template(
+        validate_template(
             template, fields=(*marked, *template.fields), num_slots=num_slots,
             needs_mask=needs_mask, has_choices=True, entities=entities,
             lists_classes=bool(lists),

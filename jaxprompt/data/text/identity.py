@@ -23,7 +23,7 @@ _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïv
 
 
 def scorer_fingerprints(scorer: Any) -> dict[str, str]:
-    """Returns the fingerprints of a scorer's tokenizer and backbone, see `identify`."""
+    """Returns the fingerprints of a scorer's tokenizer and backbone, see `fingerprints`."""
     return fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
 
 

@@ -11,7 +11,7 @@ class MarkedPiece(NamedTuple):
 
     text: str
     kind: str  # context | entity | marker
-    number: int = 0  # of an entity i; 2i opens it, 2i + 1 closes it; of a context: see `fit`
+    number: int = 0  # of an entity i; 2i opens it, 2i + 1 closes it; of a context: see `truncate_around_entities`
 
 
 def default_markers(entities: int) -> tuple[str, ...]:

@@ -220,7 +220,7 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
     return joined
 
 
-def check_template(
+def validate_template(
     template: Template,
     *,
     fields: Iterable[str],

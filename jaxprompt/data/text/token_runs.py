@@ -20,7 +20,7 @@ class TokenRun(NamedTuple):
     text: str = ""
     cut: bool = False
     field: str = ""  # whose text it is
-    side: int = -1  # where it stands among the entities of the field, see `fit`; -1 = it has none
+    side: int = -1  # where it stands among the entities of the field, see `truncate_around_entities`; -1 = it has none
     pending: bool = False  # its tokens are those of `text`, which `with_ids` gives it
 
 

@@ -70,7 +70,7 @@ def test_a_task_is_consistent(name):
     assert not task.negative or task.negative in task.labels
     for text, needs_mask in ((task.template, True), (task.causal, True), (task.plain, False)):
         parsed = template.parse(text)
-        template.check_template(
+        template.validate_template(
             parsed, fields=task.texts, num_slots=0, needs_mask=needs_mask, has_choices=False,
             entities=2,
         )  # fmt: skip
@@ -214,7 +214,7 @@ def test_tasks_that_do_not_fit(fields, said):
 ])  # fmt: skip
 def test_templates_that_do_not_fit(text, slots, entities, said):
     line = refuse_line(
-        template.check_template, template.parse(text), fields=("text", "other"), num_slots=slots,
+        template.validate_template, template.parse(text), fields=("text", "other"), num_slots=slots,
         needs_mask=True, has_choices=False, entities=entities,
     )  # fmt: skip
     assert said in line

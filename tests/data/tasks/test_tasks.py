@@ -82,7 +82,7 @@ def test_layouts_follow_the_grammar(name):
     task = tasks.get_task(name)
     layouts = ((task.template, True), (task.causal, True), (task.text, False), (task.plain, False))
     for text, needs_mask in layouts:
-        template.check_template(
+        template.validate_template(
             template.parse(text),
             fields=task.fields,
             num_slots=0,

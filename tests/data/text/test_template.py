@@ -5,10 +5,10 @@ import pytest
 from jaxprompt.data.tasks.registry import get_task, task_names
 from jaxprompt.data.text.template import (
     Part,
-    check_template,
     modify,
     parse,
     read_option,
+    validate_template,
     with_options,
 )
 from jaxprompt.errors import InputError
@@ -17,7 +17,7 @@ FIELDS = ("sentence", "premise", "hypothesis")
 
 
 def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, **more):
-    check_template(
+    validate_template(
         parse(text),
         fields=fields,
         num_slots=num_slots,
