@@ -169,7 +169,7 @@ class Kind:
         """Returns the special tokens of its input and its output."""
         return read_specials(
             tokenizer, facts.style, eos=setup.eos, sentinel=facts.sentinel,
-            masks=max(int(setup.template.has_mask), sentinels),
+            num_masks=max(int(setup.template.has_mask), sentinels),
         )  # fmt: skip
 
     def encode(

@@ -199,7 +199,7 @@ class Head(Kind):
         found = []
         for number, own in enumerate(members):
             wanted = [i for i, lists in enumerate(class_lists) if number in lists]
-            rows = encoder.listing(number).encode_all([examples[i] for i in wanted])
+            rows = encoder.with_list(number).encode_all([examples[i] for i in wanted])
             for i, row in zip(wanted, rows, strict=True):
                 labels = np.full(width, -1, np.int32)
                 label = examples[i].label

@@ -101,7 +101,7 @@ class InText(Kind):
             # Cut by tokens, each a unit of its own: words need not stay whole.
             stride = _STRIDE if self.stride == USUAL else self.stride
             for window in cut_windows([1] * len(ids), gap.room, stride):
-                row, at = encoder.place(gap, ids[window.first : window.last])
+                row, at = encoder.fill_gap(gap, ids[window.first : window.last])
                 read, own, inside = self.read_window(window, at, encoder.cls_at, right)
                 rows.append([row._replace(label_pos=read, num_choices=len(read))])
                 labels.append(own)

@@ -133,7 +133,7 @@ class Head(Kind):
             windows, room = self._windows(pieces, marked, gap.room)
             for window in windows:
                 ids, starts = _lay(pieces, window, marked, room)
-                row, at = encoder.place(gap, ids)
+                row, at = encoder.fill_gap(gap, ids)
                 read = slice(window.read - window.first, window.end - window.first)
                 label_pos = (at + starts[read]).astype(np.int32)
                 # Only a word that is alone in its window can be longer than the room.

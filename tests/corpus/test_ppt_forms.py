@@ -28,7 +28,7 @@ OPTIONS = {"nss": 3, "unified": 3}
 def downstream(tokenizer, style, pattern, options, max_len, slots):
     """An encoder as a classification task with a verbalizer has it."""
     said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=sentinels)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, num_masks=sentinels)
     words = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
     around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
     stem = (0, *around.stem) if style == "seq2seq" else ()

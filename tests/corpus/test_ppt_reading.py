@@ -30,7 +30,7 @@ MARKS = {"t5": 32099, "bert": 103, "roberta": 50264}  # the sentinel, or the mas
 def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
     """An encoder of a task, as a verbalizer's run has it."""
     said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, num_masks=sentinels)
     words = make_verbalizer(tokenizer, task.words, leading_space=task.spaced)
     around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
     plan = masked_plan(words.ids)

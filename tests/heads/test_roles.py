@@ -27,7 +27,7 @@ def make_task(rows=(ROW,), **fields):
 
 
 def make_encoder(tokenizer, task, template, max_len):
-    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
     return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=0, num_masks=1, max_len=max_len,
         needs_mask=False, num_types=2, entities=task.marked, markers=task.markers,

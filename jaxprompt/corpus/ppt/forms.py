@@ -124,7 +124,9 @@ def make_forms(
     that the loss can cover all of them, as in the released code with "[mask] {label} [mask]".
     """
     said, sentinels = read_answer(answer or default_answer(style))
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
+    specials = read_specials(
+        tokenizer, style, eos=eos, sentinel=sentinel, num_masks=max(1, sentinels)
+    )
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
     around = answer_frame(said, specials) if style in FED else Frame((), ())
     if style == "masked":

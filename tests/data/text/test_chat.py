@@ -44,7 +44,7 @@ def tokenizer():
 
 
 def encode(tokenizer, template, text, **changes):
-    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=0)
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", num_masks=0)
     encoder = ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=changes.get("slots", 0), max_len=80,
         needs_mask=True, num_masks=1, num_types=1,

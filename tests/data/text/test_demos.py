@@ -30,7 +30,7 @@ def make_encoder(
 ):  # fmt: skip
     """Makes an encoder whose classes are terrible and great, as build_scorer does."""
     parsed = parse(template)
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=1)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, num_masks=1)
     words = encode_texts(tokenizer, [" terrible", " great"])
     between, role = list(specials.end), Role.SPECIAL
     if style == "causal":
@@ -52,7 +52,7 @@ def make_encoder(
 
 
 def encode(encoder, example, *demos):
-    ((row,),) = encoder.showing([demos]).encode_all([example])
+    ((row,),) = encoder.with_demos([demos]).encode_all([example])
     return row
 
 

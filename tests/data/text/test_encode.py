@@ -357,7 +357,7 @@ def test_a_word_keeps_the_space_that_is_written_before_it(template, name, shared
     folder = shared / "tokenizers" / name if name in STYLES else write_pieces(tmp_path, name)
     released, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     style = STYLES.get(name, "causal")
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=0)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, num_masks=0)
     made = ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=0, num_masks=0, max_len=64,
         needs_mask=False, num_types=1,

@@ -24,7 +24,7 @@ def make_example(*spans, text=TEXT):
 
 def make_encoder(tokenizer, text=ROWS, slots=7, max_len=64, style="masked", **fields):
     specials = read_specials(
-        tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=int(style != "causal")
+        tokenizer, style, eos=True, sentinel="<extra_id_{}>", num_masks=int(style != "causal")
     )
     return ExampleEncoder(
         tokenizer, parse(text), specials, num_slots=slots, num_masks=1, max_len=max_len,

@@ -60,8 +60,8 @@ STYLES = {"bert": "masked", "roberta": "causal", "t5": "seq2seq"}
 def test_texts_that_are_cut(request, kind):
     """A text is cut where it is longer than what the template leaves of max_len, not before."""
     tokenizer, style = request.getfixturevalue(kind), STYLES[kind]
-    specials = read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=0)
-    answer = Answer(text=2) if style == "causal" else Answer()
+    specials = read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", num_masks=0)
+    answer = Answer(max_tokens=2) if style == "causal" else Answer()
     rows = lambda examples, most: ExampleEncoder(
         tokenizer, parse("{a} {b}"), specials, num_slots=2, num_masks=1, max_len=most,
         needs_mask=False, num_types=1, answer=answer,
@@ -80,7 +80,7 @@ def test_texts_that_are_cut(request, kind):
 
 
 def test_an_example_of_several_rows_is_cut_once(tokenizer):
-    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
     encoder = ExampleEncoder(
         tokenizer, parse("{a} {choice}"), specials, num_slots=0, num_masks=1, max_len=9,
         needs_mask=False, num_types=1,

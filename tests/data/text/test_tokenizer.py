@@ -274,7 +274,7 @@ def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
 
 def test_a_gpt2_with_the_vocabulary_of_a_bert_ends_with_its_separator(shared):
     bert = load_tokenizer(shared / "tokenizers/bert-uncased")
-    found = read_specials(bert, "causal", eos=True, sentinel="", masks=0)
+    found = read_specials(bert, "causal", eos=True, sentinel="", num_masks=0)
     assert (found.cls, found.stop) == ((bert.cls_token_id,), bert.sep_token_id)
 
 

@@ -62,7 +62,7 @@ def test_text_ids_leave_the_template_out(bert):
     encoder = ExampleEncoder(
         bert,
         parse("{a} It was [mask]."),
-        read_specials(bert, "masked", eos=True, sentinel=SENTINEL, masks=1),
+        read_specials(bert, "masked", eos=True, sentinel=SENTINEL, num_masks=1),
         num_slots=2,
         num_masks=1,
         max_len=32,
