@@ -30,7 +30,7 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
     """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
-    layout = scorer.layout.whole()  # every process finds the same
+    layout = scorer.layout.single_host()  # every process finds the same
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
@@ -104,7 +104,7 @@ def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
 def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
     """Returns the endless stream of training batches; full ones if features are cached."""
     layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
-    layout = layout.whole() if config.cache.location else layout
+    layout = layout.single_host() if config.cache.location else layout
     return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 

@@ -219,7 +219,9 @@ class _Fields:
         # 0 is ggml's number of float32.
         if place.kind != 0 or place.shape != turns.shape:
             raise self.refused("rope_freqs.weight", f"{len(turns)} factors of type F32", place)
-        factors = np.frombuffer(self.header.read_bytes(place.start, place.start + 4 * len(turns)), "<f4")
+        factors = np.frombuffer(
+            self.header.read_bytes(place.start, place.start + 4 * len(turns)), "<f4"
+        )
         # What turns slowest is scaled by the whole factor, so the largest number is the factor.
         factor = float(factors.max())
         smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
