@@ -181,7 +181,7 @@ class _DataSet:
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
             task, split, source=self.config.data.source, files=self.files,
-            cache_dir=self.cache_dir, given=self.in_memory,
+            cache_dir=self.cache_dir, in_memory=self.in_memory,
         )  # fmt: skip
 
     def read(self, task: Task, split: str) -> Rows:
@@ -189,7 +189,7 @@ class _DataSet:
         config, name = self.config, source_split(self.config, split, self.in_memory)
         rows = sources.read_split(
             task, name, source=config.data.source, files=self.files, cache_dir=self.cache_dir,
-            given=self.in_memory, only=config.data.only,
+            in_memory=self.in_memory, only=config.data.only,
         )  # fmt: skip
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
@@ -282,7 +282,7 @@ def _train_splits(
     splits = {"train": [examples[i] for i in split.train]}
     if split.dev is not None:
         dev = [examples[i] for i in split.dev]
-        splits["dev"] = scored_examples(task, rows.take(split.dev.tolist()), dev)
+        splits["dev"] = scored_examples(task, rows.select(split.dev.tolist()), dev)
     return splits, notes
 
 
@@ -420,7 +420,7 @@ def _draw(
         groups = [example.question for example in examples]
     elif task.predicate and keeps:  # a sentence is an example for each
         groups = [example.words for example in examples]
-    return fewshot.split(
+    return fewshot.sample_split(
         data.protocol, labels, data.seed, names=task.labels, groups=groups,
-        rows=([rows.number(i) for i in range(len(rows))], rows.total),
+        rows=([rows.source_index(i) for i in range(len(rows))], rows.total),
     )  # fmt: skip

@@ -106,4 +106,4 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
             f"examples, e.g. {spelling(rows[0][task.label])!r:.40}; use a list that contains them "
             "as single tokens, or set task.label to another column"
         )
-    return rows.take(kept), f"{len(rows) - len(kept)} of {len(rows)}"
+    return rows.select(kept), f"{len(rows) - len(kept)} of {len(rows)}"

@@ -157,7 +157,7 @@ def answer_asked(
     for number, found in sorted(answers.items()):
         name, task = bank.names[number], bank.scorers[number].task
         mine = [own for at, own in requests if at == number]
-        for line in records.tell_unknown(task, mine):
+        for line in records.unknown_label_messages(task, mine):
             _say(f"{name}: {line}")
         if found.cut:
             length = bank.scorers[number].layout.max_len

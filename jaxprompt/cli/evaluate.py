@@ -129,7 +129,7 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
-    from jaxprompt.data.sources.records import tell_unknown, with_examples
+    from jaxprompt.data.sources.records import unknown_label_messages, with_examples
     from jaxprompt.serving.answers import make_answers, mark_errors
 
     (where,) = args.prompt
@@ -142,7 +142,7 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
         scorer = scorer.writing(generation.max_new_tokens)
     given = with_examples(scorer.task, given)
     _refuse(given)
-    for line in tell_unknown(scorer.task, given):
+    for line in unknown_label_messages(scorer.task, given):
         print(escape(line), file=sys.stderr)
     answer = make_answers(scorer, generation=generation, placement=placement)
 
@@ -197,7 +197,7 @@ def _read(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
 def _write(
     place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
-    from jaxprompt.data.sources.records import to_lines
+    from jaxprompt.data.sources.records import output_lines
     from jaxprompt.data.tasks.readers.dialogues import last_turns
     from jaxprompt.files import write_output
 
@@ -206,4 +206,4 @@ def _write(
         ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, found = split._replace(counts=split.counts[ends]), found[ends]
     answers = scorer.answers(examples, split, found)
-    write_output(place, "".join(to_lines(records, answers, prefix)))
+    write_output(place, "".join(output_lines(records, answers, prefix)))

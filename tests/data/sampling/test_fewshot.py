@@ -163,7 +163,7 @@ def test_fraction_draws_train_then_dev_from_the_shuffle_of_the_seed(seed):
     for rows in shuffled.values():
         generator.shuffle(rows)
         assert rows != sorted(rows)
-    found = fewshot.split(Fraction(ratio=0.4, holdout=0.2), TEN, seed)
+    found = fewshot.sample_split(Fraction(ratio=0.4, holdout=0.2), TEN, seed)
     assert found.train.tolist() == sorted(shuffled[0][:2] + shuffled[1][:2])
     assert found.dev.tolist() == sorted(shuffled[0][2:3] + shuffled[1][2:3])
 
@@ -288,21 +288,21 @@ def test_listed_rows_of_real_data(shared, name, total):
     column = "coarse_label" if name == "trec" else "label"
     labels = [row[column] for row in read_file(folder / "train.jsonl.gz")]
     for seed in (13, 21, 42, 87, 100):
-        for rows in fewshot.listed(folder / "kshot_16.jsonl.gz", seed, total):
+        for rows in fewshot.listed_rows(folder / "kshot_16.jsonl.gz", seed, total):
             assert set(collections.Counter(labels[row] for row in rows).values()) == {16}
 
 
 def test_listed_errors(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"seed": 1, "train": [0, 9], "dev": [1]}) + "\n")
-    assert fewshot.listed(path, 1, 10).train.tolist() == [0, 9]
+    assert fewshot.listed_rows(path, 1, 10).train.tolist() == [0, 9]
     with pytest.raises(InputError, match=r"no rows for seed 2; .* seeds 1"):
-        fewshot.listed(path, 2, 10)
+        fewshot.listed_rows(path, 2, 10)
     with pytest.raises(InputError, match=r"rows.jsonl:1: train lists row 9, .* 0 to 8"):
-        fewshot.listed(path, 1, 9)
+        fewshot.listed_rows(path, 1, 9)
     path.write_text('{"seed": 1, "train": "0", "dev": []}\n')
     with pytest.raises(InputError, match=r"'train' must be a list of row numbers"):
-        fewshot.listed(path, 1, 9)
+        fewshot.listed_rows(path, 1, 9)
 
 
 @pytest.mark.parametrize(
@@ -318,21 +318,21 @@ def test_listed_rows_are_there_and_there_once(train, dev, told, tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"seed": 1, "train": [0], "dev": []}, {"seed": 2, "train": train, "dev": dev}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert fewshot.listed(path, 1, 10).dev.tolist() == []
+    assert fewshot.listed_rows(path, 1, 10).dev.tolist() == []
     with pytest.raises(InputError, match=told):
-        fewshot.listed(path, 2, 10)
+        fewshot.listed_rows(path, 2, 10)
 
 
 def test_listed_seeds_are_compared_by_their_spelling(tmp_path):
     path = tmp_path / "rows.jsonl"
     for seed in (1, "1", 1.0, "1.0"):
         path.write_text(json.dumps({"seed": seed, "train": [0], "dev": [1]}) + "\n")
-        assert fewshot.listed(path, 1, 10).train.tolist() == [0]
+        assert fewshot.listed_rows(path, 1, 10).train.tolist() == [0]
         with pytest.raises(InputError, match="no rows for seed 0; .* seeds 1"):
-            fewshot.listed(path, 0, 10)
+            fewshot.listed_rows(path, 0, 10)
     path.write_text('{"seed": true, "train": [0], "dev": [1]}\n')
     with pytest.raises(InputError, match="no rows for seed 1; .* seeds True"):
-        fewshot.listed(path, 1, 10)
+        fewshot.listed_rows(path, 1, 10)
 
 
 def test_dispatch(tmp_path):
@@ -340,7 +340,7 @@ def test_dispatch(tmp_path):
     path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')
     first = fewshot.kfold(TEN, 5, seed=1)[0]
     for protocol in (KFold(folds=5, k=0), KFold(folds=5, k=0, fold=0)):
-        split = fewshot.split(protocol, TEN, 1)
+        split = fewshot.sample_split(protocol, TEN, 1)
         np.testing.assert_array_equal(split.dev, first.dev)
     cases = {
         KShot(k=2): fewshot.kshot(TEN, 2, seed=1),
@@ -348,11 +348,11 @@ def test_dispatch(tmp_path):
         Fraction(ratio=0.5): fewshot.fraction(TEN, 0.5, seed=1),
         KFold(folds=3, fold=2, k=4): fewshot.kfold(TEN, 3, seed=1, k=4)[2],
         HoldOut(size=3): fewshot.holdout(TEN, 3, seed=1),
-        Listed(rows=str(path)): fewshot.listed(path, 1, 10),
+        Listed(rows=str(path)): fewshot.listed_rows(path, 1, 10),
     }
     assert {protocol.name for protocol in cases} == CHOICES["data.protocol"].options.keys() - {""}
     for protocol, expected in cases.items():
-        split = fewshot.split(protocol, TEN, 1)
+        split = fewshot.sample_split(protocol, TEN, 1)
         np.testing.assert_array_equal(split.train, expected.train)
         np.testing.assert_array_equal(split.dev, expected.dev)
 
@@ -360,7 +360,7 @@ def test_dispatch(tmp_path):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: fewshot.split(KFold(folds=2, fold=2, k=0), TEN, 1), "fold=2.* 0 to 1"),
+        (lambda: fewshot.sample_split(KFold(folds=2, fold=2, k=0), TEN, 1), "fold=2.* 0 to 1"),
         (
             lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1),
             "data.protocol.dev_k=-1; it must be at least 0",
@@ -382,7 +382,7 @@ def test_dispatch(tmp_path):
         ),
         (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
         (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
-        (lambda: fewshot.split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
+        (lambda: fewshot.sample_split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
         (
             lambda: fewshot.holdout(TEN, 10, 0),
             "data.protocol.size=10 leaves none of 10 examples.* e.g. 2",
@@ -411,13 +411,13 @@ RIGHT = [int(number % 3 == 0) for number in range(30)]
     ],
 )  # fmt: skip
 def test_no_question_is_divided(protocol):
-    found = fewshot.split(protocol, RIGHT, 3, groups=GROUPS)
+    found = fewshot.sample_split(protocol, RIGHT, 3, groups=GROUPS)
     train, dev = ({GROUPS[row] for row in part} for part in (found.train, found.dev))
     assert dev and not train & dev
     assert len(found.dev) == 3 * len(dev)
     assert found.dev.tolist() == sorted(found.dev) and len({*found.dev}) == len(found.dev)
     if isinstance(protocol, KShot | Balanced):
-        plain = fewshot.split(protocol, RIGHT, 3)
+        plain = fewshot.sample_split(protocol, RIGHT, 3)
         assert found.train.tolist() == plain.train.tolist()
         assert len(plain.dev) <= len(found.dev) < len(plain.dev) + 3
     else:
@@ -438,11 +438,11 @@ def test_no_question_is_divided(protocol):
 )
 def test_too_few_questions(protocol, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        fewshot.split(protocol, RIGHT, 0, groups=GROUPS)
+        fewshot.sample_split(protocol, RIGHT, 0, groups=GROUPS)
 
 
 def test_questions_that_train_takes_all_of():
     with pytest.raises(InputError, match="which leaves none for dev; .* data.files.dev"):
-        fewshot.split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
+        fewshot.sample_split(KShot(k=9, dev_k=1), RIGHT, 0, groups=GROUPS)
     everything = KShot(k=20, dev_k=1, on_shortage="use_fewer")
-    assert not len(fewshot.split(everything, RIGHT, 0, groups=GROUPS).dev)
+    assert not len(fewshot.sample_split(everything, RIGHT, 0, groups=GROUPS).dev)

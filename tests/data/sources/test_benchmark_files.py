@@ -141,8 +141,8 @@ def asked(name, path):
 
 def submit(form, name, path, found):
     task, records = asked(name, path)
-    submissions.check(form, task, records)
-    return submissions.write(form, task, records, found)
+    submissions.check_submission(form, task, records)
+    return submissions.format_submission(form, task, records, found)
 
 
 def test_wsc(tmp_path):

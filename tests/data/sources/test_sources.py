@@ -458,7 +458,7 @@ def test_tfds(tfds_folder):
     expected = [{"text": f"row {i} é", "label": ("bad", "good")[i % 2]} for i in range(6)]
     assert sorted(rows, key=lambda row: row["text"]) == expected and rows.left_out == 1
     assert rows[5] == list(rows)[5]
-    assert rows.classes == rows.take([1]).classes == ("bad", "good")
+    assert rows.classes == rows.select([1]).classes == ("bad", "good")
     assert rows.origin(2).startswith("tfds:toy_polarity/train:")
     assert len(sources.read_split(TASK, "dev", **where)) == 2
     assert sources.has_split(TASK, "dev", **where)

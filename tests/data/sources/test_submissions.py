@@ -23,8 +23,8 @@ def read(name, rows):
 def submit(form, name, rows, found):
     """Writes what was found of rows, -> the text of the file"""
     task, records = read(name, rows)
-    submissions.check(form, task, records)
-    return submissions.write(form, task, records, found)
+    submissions.check_submission(form, task, records)
+    return submissions.format_submission(form, task, records, found)
 
 
 def classes(*names):
@@ -115,7 +115,7 @@ def test_record_takes_the_likeliest_candidate():
 )  # fmt: skip
 def test_rows_that_the_server_would_not_know_are_named(form, name, rows, told):
     with pytest.raises(InputError, match=re.escape(told)):
-        submissions.check(form, *read(name, rows))
+        submissions.check_submission(form, *read(name, rows))
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_rows_that_the_server_would_not_know_are_named(form, name, rows, told):
 def test_a_task_of_another_benchmark_is_refused(form, name, head, told):
     task = get_task(name)
     with pytest.raises(InputError) as error:
-        submissions.file_name(form, task, make_head(head).columns(task))
+        submissions.submission_file_name(form, task, make_head(head).columns(task))
     assert str(error.value).startswith(told)
