@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.data.sources.files import read_file
-from jaxprompt.data.tasks.cells import spelling, whole
+from jaxprompt.data.tasks.cells import spelling, whole_number
 from jaxprompt.errors import InputError
 
 
@@ -36,7 +36,7 @@ def read_listed(
     rows = read_file(path)
     for row_number, row in enumerate(rows):
         # By spelling: "13" and 13.0 are 13, and true is not 1.
-        if whole(spelling(row.get("seed"))) == str(seed):
+        if whole_number(spelling(row.get("seed"))) == str(seed):
             where = rows.origin(row_number)
             train, dev = (
                 _row_numbers(row, part, total, examples_by_row, where) for part in ("train", "dev")

@@ -12,7 +12,7 @@ _TAGS = "; for one tag per word, use task.tags={} with head.name=tags"
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def unreadable(value: Any) -> str:
+def describe_non_text(value: Any) -> str:
     """Describes a value that is not text, in JSON terms: null, NaN, a list; "" if it is text."""
     if value is None:
         return "null"
@@ -31,9 +31,9 @@ def is_blank(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def read_text(value: Any, column: str, where: str) -> str:
+def cell_text(value: Any, column: str, where: str) -> str:
     """Returns a cell as text. Raises InputError for null, NaN, a list, an object or bytes."""
-    if what := unreadable(value):
+    if what := describe_non_text(value):
         raise InputError(
             f"{where}: column {column!r} is {what}, not text; write a text there, or remove the "
             "example"
@@ -43,7 +43,7 @@ def read_text(value: Any, column: str, where: str) -> str:
 
 def check_label(value: Any, column: str, where: Callable[[], str]) -> None:
     """Raises InputError for a value that cannot be a label: null, NaN, blank, a list, an object."""
-    if what := unreadable(value) or is_blank(value) and "empty":
+    if what := describe_non_text(value) or is_blank(value) and "empty":
         raise InputError(
             f"{where()}: label column {column!r} is {what}, which is not a label; write a label "
             f"there, or remove the example{_TAGS.format(column) * isinstance(value, list)}"
@@ -64,7 +64,7 @@ def is_number(text: str) -> bool:
     return bool(_NUMBER.fullmatch(text))
 
 
-def whole(text: str) -> str:
+def whole_number(text: str) -> str:
     """Returns "2.0" as "2": pandas writes whole numbers of a column with gaps as floats."""
     found = _WHOLE.fullmatch(text)
     return found[1] if found else text
@@ -74,5 +74,5 @@ def class_names(spelled: Iterable[str]) -> tuple[str, ...]:
     """Returns the distinct labels, in numeric order if all are whole numbers, else sorted."""
     names = set(spelled)
     if all(map(_WHOLE.fullmatch, names)):
-        return tuple(sorted(set(map(whole, names)), key=lambda name: (int(name), name)))
+        return tuple(sorted(set(map(whole_number, names)), key=lambda name: (int(name), name)))
     return tuple(sorted(names))

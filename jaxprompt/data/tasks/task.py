@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import is_number, spelling, whole
+from jaxprompt.data.tasks.cells import is_number, spelling, whole_number
 from jaxprompt.errors import InputError
 
 BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
@@ -164,7 +164,9 @@ class Task:
         # where all are numbers: 1 is no class of ("3", "4", "5"), and of ("+1", "-1") the first.
         numbers = bool(names) and all(map(is_number, names))
         if numbers:
-            table = {whole(name.removeprefix("+")): i for i, name in enumerate(names)} | table
+            table = {
+                whole_number(name.removeprefix("+")): i for i, name in enumerate(names)
+            } | table
         return table if numbers or table.keys() & indices.keys() else table | indices
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.data.tasks.cells import read_text
+from jaxprompt.data.tasks.cells import cell_text
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -67,7 +67,7 @@ def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[i
             f'{where}: column {task.answers!r} must be {{"text": [...], "answer_start": [...]}} of '
             f"equal length, got {value!r:.60}"
         )
-    texts = tuple(read_text(text, task.answers, where) for text in columns[0])
+    texts = tuple(cell_text(text, task.answers, where) for text in columns[0])
     if not all(isinstance(start, int) and not isinstance(start, bool) for start in columns[1]):
         raise InputError(f"{where}: answer_start {columns[1]!r:.40} must be whole numbers")
     if not all(text.strip() for text in texts):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks.cells import read_text, spelling
+from jaxprompt.data.tasks.cells import cell_text, spelling
 from jaxprompt.data.tasks.published import is_published, published_rows
 from jaxprompt.data.tasks.readers.predicates import rows_of_predicates
 from jaxprompt.data.tasks.task import Task
@@ -133,4 +133,4 @@ def _texts(row: Mapping[str, Any], column: str, where: str) -> list[str]:
     found = row[column]
     if not isinstance(found, (list, tuple)) or not found:
         raise InputError(f"{where}: column {column!r} must be a list of 1 or more texts")
-    return list(dict.fromkeys(read_text(text, column, where) for text in found))
+    return list(dict.fromkeys(cell_text(text, column, where) for text in found))

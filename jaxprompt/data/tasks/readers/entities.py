@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import read_text, whole
+from jaxprompt.data.tasks.cells import cell_text, whole_number
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, choose, nearest, show_columns
 
@@ -102,7 +102,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
     else:
         many = column in task.lines and isinstance(value, (list, tuple))
         lines = value if many else (value,)
-        text = "\n".join(read_text(line, column, where) for line in lines)
+        text = "\n".join(cell_text(line, column, where) for line in lines)
         how = {"tags": _of_tags, "characters": _of_characters, "text": _of_texts}[task.offsets]
         found = how(task, row, text, where)
     for (i, own), (j, other) in itertools.combinations(enumerate(found.spans, 1), 2):
@@ -172,7 +172,7 @@ def _nearest(
     """
     plain = lambda word: re.sub(r"\W", "", word).casefold()
     column = task.called[index]
-    name = read_text(_column(row, column, index + 1, where), column, where)
+    name = cell_text(_column(row, column, index + 1, where), column, where)
     own, all_words = [plain(word) for word in name.split()], [plain(word) for word in words]
     places = [i for i in range(len(words)) if own and all_words[i : i + len(own)] == own]
     if not places:
@@ -192,7 +192,7 @@ def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Mark
     """
     names, every = [], []
     for i, column in enumerate(task.entities, 1):
-        names.append(read_text(_column(row, column, i, where), column, where).strip())
+        names.append(cell_text(_column(row, column, i, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; write its text")
         # Absent comes last: of combinations that mark as many, the one of the first places is best.
@@ -222,8 +222,8 @@ def _places(name: str, text: str) -> list[tuple[int, int]]:
 
 def _words(value: Any, column: str, where: str) -> list[str]:
     if isinstance(value, (list, tuple)):
-        return [read_text(word, column, where) for word in value]
-    return read_text(value, column, where).split()
+        return [cell_text(word, column, where) for word in value]
+    return cell_text(value, column, where).split()
 
 
 def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
@@ -271,7 +271,7 @@ def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tu
 def _numbers(value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
         return []
-    spelled = [whole(str(part)) for part in value if not isinstance(part, bool)]
+    spelled = [whole_number(str(part)) for part in value if not isinstance(part, bool)]
     found = [int(part) for part in spelled if re.fullmatch("-?[0-9]{1,9}", part)]
     return found if len(found) == len(value) else []
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import spelling, unreadable, whole
+from jaxprompt.data.tasks.cells import describe_non_text, spelling, whole_number
 from jaxprompt.data.tasks.task import PREDICATE, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -73,10 +73,10 @@ def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], whe
             f"{where}: there is no predicate in column {task.predicate!r}; {show_columns(row)}"
         )
     value = row[task.predicate]
-    number = "" if isinstance(value, bool) else whole(spelling(value))
+    number = "" if isinstance(value, bool) else whole_number(spelling(value))
     if not re.fullmatch("-?[0-9]{1,9}", number):
         raise InputError(
-            f"{where}: column {task.predicate!r} is {unreadable(value) or repr(value):.40}; write "
+            f"{where}: column {task.predicate!r} is {describe_non_text(value) or repr(value):.40}; write "
             "the index of the predicate there, 0 for the first word"
         )
     if not 0 <= int(number) < len(words):

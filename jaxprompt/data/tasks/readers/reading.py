@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.tasks.cells import (
+    cell_text,
     check_label,
     class_names,
+    describe_non_text,
     is_blank,
-    read_text,
     spelling,
-    unreadable,
-    whole,
+    whole_number,
 )
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.counting import read_each
@@ -115,7 +115,7 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     # The hub's data sets hide labels as -1; a class may be called so all the same.
-    hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
+    hidden = whole_number(spelling(value)) == "-1" and "-1" not in task.label_table
     return not is_blank(value) and not hidden
 
 
@@ -223,8 +223,8 @@ def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
         )
     value = row[column]
     if column in task.lines and isinstance(value, (list, tuple)):
-        return "\n".join(read_text(line, column, where) for line in value)
-    return read_text(value, column, where)
+        return "\n".join(cell_text(line, column, where) for line in value)
+    return cell_text(value, column, where)
 
 
 def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
@@ -241,7 +241,7 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         value = row.get(column)
         if not isinstance(value, (list, tuple)) or len(value) < 2:
             raise InputError(f"{where}: column {column!r} must be a list of 2 or more choices")
-        found = tuple(read_text(text, column, where) for text in value)
+        found = tuple(cell_text(text, column, where) for text in value)
     most = len(task.words) or len(string.ascii_uppercase)
     if len(found) > most:
         raise InputError(
@@ -254,7 +254,7 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
     value = row.get(column)
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if wrong := next(filter(None, map(unreadable, texts)), ""):
+    if wrong := next(filter(None, map(describe_non_text, texts)), ""):
         raise InputError(
             f"{where}: target column {column!r} must be a text or a list of texts, not {wrong}"
         )
@@ -273,13 +273,13 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
     value, name = row.get(task.label), row.get(f"{task.label}_text")
     if isinstance(name, str) and name in task.labels and not choices:
         return task.labels.index(name)
-    if unreadable(value):
+    if describe_non_text(value):
         return -1
     spelled, is_custom = spelling(value), task.name == "custom"
     # Where the column has `values`, a choice may read like one of them. In known tasks a number is
     # an index; in a user's file it may be the text of a choice.
     if is_custom and choices and spelled not in choices:  # 2.0 of a column with gaps is 2
-        spelled, choices = whole(spelled), tuple(map(whole, choices))
+        spelled, choices = whole_number(spelled), tuple(map(whole_number, choices))
     if spelled in choices and not task.values and (is_custom or isinstance(value, str)):
         found, other = choices.index(spelled), task.label_table.get(spelled, -1)
         if is_custom and other != found and 0 <= other < len(choices):
@@ -292,5 +292,5 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
                 f"{also}; give the correct choices as {cure}"
             )
         return found
-    index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
+    index = task.label_table.get(spelled, task.label_table.get(whole_number(spelled), -1))
     return -1 if choices and index >= len(choices) else index

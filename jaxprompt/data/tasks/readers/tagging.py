@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import is_blank, read_text
+from jaxprompt.data.tasks.cells import cell_text, is_blank
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.predicates import read_predicate
 from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
@@ -92,9 +92,9 @@ def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         )
     value = row[column]
     if isinstance(value, (list, tuple)):
-        words = tuple(read_text(word, column, where) for word in value)
+        words = tuple(cell_text(word, column, where) for word in value)
     else:
-        words = tuple(read_text(value, column, where).split())
+        words = tuple(cell_text(value, column, where).split())
     if not words or not all(word.strip() for word in words):
         raise InputError(
             f"{where}: column {column!r} has an empty word, or no words; write them, or remove the "
