@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import decode_line, file_errors, parse_row, raw_lines, read_file
 from jaxprompt.data.sources.splits import feature_names, label_namer
-from jaxprompt.data.tasks.readers.candidates import readable_rows
+from jaxprompt.data.tasks.readers.candidates import example_rows_or_errors
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
@@ -102,7 +102,7 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
         if record.row is None:
             expanded.append(record)
             continue
-        for row, error in readable_rows(task, record.row, record.origin):
+        for row, error in example_rows_or_errors(task, record.row, record.origin):
             expanded.append(_with_example(task, record._replace(row=row, error=error), row))
     return expanded
 

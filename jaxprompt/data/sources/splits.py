@@ -13,7 +13,7 @@ from typing import Any
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import SUFFIXES, file_errors, read_file
 from jaxprompt.data.tasks.cells import spelling
-from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, nearest, show_columns
@@ -76,7 +76,7 @@ def read_split(
                 rows = read_file(_find_file(Path(folder), split))
         else:
             rows = _from_file(task, _find_file(user_path(source), split))
-    rows = spread(task, _select_rows(rows, only) if only else rows)
+    rows = expand_rows(task, _select_rows(rows, only) if only else rows)
     if task.left_out or rows.classes:
         labelled = [i for i, row in enumerate(rows) if not _is_left_out(task, row, rows.classes)]
         # A test split may have no labels at all.

@@ -15,7 +15,7 @@ from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks import registry as tasks
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.definitions.sequences import SEQUENCES
-from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import (
     has_label,
     labels_from_rows,
@@ -174,7 +174,7 @@ def test_text_formats_are_those_of_t5(name):
 def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
     split = "test" if name == "wsc" else "train"  # FewGLUE's training rows are of one class
-    rows = spread(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
+    rows = expand_rows(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
     seen = set()
     for row in rows:
         example = read_example(task, row, "x:1")

@@ -35,16 +35,16 @@ def check_candidates(task: Task) -> None:
         raise InputError("metric answer_f1 compares answers; set task.candidate to their field")
 
 
-def spread(task: Task, rows: Rows) -> Rows:
+def expand_rows(task: Task, rows: Rows) -> Rows:
     """Returns the rows of all examples, each with the origin of its row; see `rows_of`."""
     grows = task.candidates or task.predicate
     # The first row tells a benchmark's own file: one of the hub is not read as a whole for this.
     if not grows and not (len(rows) and is_published(task, rows[0])):
         return rows
-    return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
+    return rows.expand(lambda number, row: example_rows(task, row, rows.origin(number)))
 
 
-def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def example_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes the rows of the examples that a row of a file holds; most hold one.
 
     Rows that a benchmark nests in a row are unnested first, see `published_rows`; for predicates
@@ -58,7 +58,7 @@ def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]
     ]
 
 
-def readable_rows(
+def example_rows_or_errors(
     task: Task, row: dict[str, Any], where: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Makes the same rows, each with "" or with the reason why it cannot be read."""
@@ -83,7 +83,7 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     known = _texts(row, right, where) if row.get(right) not in (None, []) else None
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     # Hidden answers are not scored, so that nothing has to tell the questions apart.
-    made, asked = [], question_of(task, row, where, needed=known is not None)
+    made, asked = [], question_id(task, row, where, needed=known is not None)
     candidates = _texts(row, column, where)
     if known is not None and not set(known) & set(candidates):
         raise InputError(
@@ -106,7 +106,7 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
 _NUMBERED = ("paragraph", "question", "passage", "query")
 
 
-def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
+def question_id(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
     """Returns the question that a row answers, "" if the task has none.
 
     Raises InputError if a column is missing and the question is `needed`.

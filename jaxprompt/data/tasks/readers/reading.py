@@ -18,7 +18,7 @@ from jaxprompt.data.tasks.cells import (
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.answering import read_answered
-from jaxprompt.data.tasks.readers.candidates import question_of
+from jaxprompt.data.tasks.readers.candidates import question_id
 from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.readers.numbers import read_number
 from jaxprompt.data.tasks.readers.tagging import is_untagged, read_tagged, with_tags
@@ -162,7 +162,7 @@ def read_example(
     own = () if task.options else _choices(task, row, where)
     # Options that all rows have are classes, and their labels are read like those of classes.
     choices, is_hidden = task.options or own, not need_label and not has_label(task, row)
-    asked = question_of(task, row, where, needed=not is_hidden)
+    asked = question_id(task, row, where, needed=not is_hidden)
     if need_label and task.label not in row:
         _check_right(task, row, where)
         raise InputError(
