@@ -16,7 +16,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.tasks.checks import check_task
-from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.dialogues import read_turns
 from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
@@ -323,7 +323,7 @@ def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Exa
         return examples
     made: list[Example] = []
     for pair, example in enumerate(examples):
-        made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
+        made += read_turns(task, rows[pair], example, rows.origin(pair), pair)
     return made
 
 

@@ -198,12 +198,12 @@ def _write(
     place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
     from jaxprompt.data.sources.records import output_lines
-    from jaxprompt.data.tasks.readers.dialogues import last_turns
+    from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
     from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
     if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
-        ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
+        ends = indices_of_last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, found = split._replace(counts=split.counts[ends]), found[ends]
     answers = scorer.answers(examples, split, found)
     write_output(place, "".join(output_lines(records, answers, prefix)))

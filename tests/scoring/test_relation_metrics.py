@@ -9,7 +9,7 @@ import pytest
 from official_semeval import official_semeval
 from sklearn.metrics import f1_score
 
-from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.dialogues import read_turns
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
@@ -171,7 +171,7 @@ def turns_and_examples(by_turn):
             row = {"dialog": turns, "x": x, "y": y}
             row |= {"r": [str(name) for name in own], "t": list(own.values())}
             whole = read_example(task, row, "x:1")
-            found = list(turns_of(task, row, whole, "x:1", pair)) if by_turn else [whole]
+            found = list(read_turns(task, row, whole, "x:1", pair)) if by_turn else [whole]
             lengths = [one.fields["dialog"].count("\n") for one in found]
             examples += found
             places += [at + n for n in lengths] if by_turn else [pair]

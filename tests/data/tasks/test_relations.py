@@ -10,7 +10,7 @@ from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
-from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.dialogues import read_turns
 from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
@@ -362,14 +362,14 @@ def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}
-    found = list(turns_of(task, row, read_example(task, row, "x:1"), "x:1", 3))
+    found = list(read_turns(task, row, read_example(task, row, "x:1"), "x:1", 3))
     assert [one.expressed for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
     assert [one.fields["dialog"] for one in found] == ["\n".join(TURNS[:n]) for n in (2, 3, 4)]
     assert {one.pair for one in found} == {3} and {one.label for one in found} == {16}
     row = {"dialog": TURNS, **PAIRS[2]}  # never named: told at the last turn alone
-    (last,) = turns_of(task, row, read_example(task, row, "x:1"), "x:1", 0)
+    (last,) = read_turns(task, row, read_example(task, row, "x:1"), "x:1", 0)
     assert last.fields["dialog"] == "\n".join(TURNS)
-    line = refuse_line(list, turns_of(task, row | {"dialog": "text"}, last, "x:9", 0))
+    line = refuse_line(list, read_turns(task, row | {"dialog": "text"}, last, "x:9", 0))
     assert line.startswith("x:9: task.metric=f1c reads turn by turn")
-    line = refuse_line(list, turns_of(task, row | {"t": ["a", "b"]}, last, "x:9", 0))
+    line = refuse_line(list, read_turns(task, row | {"t": ["a", "b"]}, last, "x:9", 0))
     assert line.startswith("x:9: 2 triggers in column 't' for 1 relations")

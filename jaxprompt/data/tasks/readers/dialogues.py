@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError
 TRIGGERS = "t"  # column of the words by which a dialogue tells each relation, "" = none
 
 
-def turns_of(
+def read_turns(
     task: Task, row: Mapping[str, Any], example: Example, where: str, pair: int
 ) -> Iterator[Example]:
     """Yields an example per turn by which both entities of a pair were named, and for the last.
@@ -51,11 +51,11 @@ def turns_of(
         yield example._replace(fields=fields, entities=marked.spans, expressed=expressed, pair=pair)
 
 
-def last_turns(
+def indices_of_last_turns(
     task: Task, read: Iterable[tuple[str, Mapping[str, Any], Example]]
 ) -> list[int]:  # where each row stands, the row, its example
     """Lists the examples of `turns_of`, over all rows in order, that contain a whole dialogue."""
-    counts = (sum(1 for _ in turns_of(task, row, own, where, 0)) for where, row, own in read)
+    counts = (sum(1 for _ in read_turns(task, row, own, where, 0)) for where, row, own in read)
     return [end - 1 for end in itertools.accumulate(counts)]
 
 
