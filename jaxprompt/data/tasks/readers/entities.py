@@ -37,7 +37,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-class Marked(NamedTuple):
+class MarkedText(NamedTuple):
     """A text and its entities."""
 
     text: str
@@ -85,7 +85,7 @@ def check_entities(task: Task) -> None:
         )
 
 
-def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
+def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
     """Reads the first field of a row and the positions of its entities.
 
     Raises InputError, starting with `where`, if a column is missing, an entity is empty, outside of
@@ -115,7 +115,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
     return found
 
 
-def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Removes the tags; the text itself may contain a closing tag elsewhere."""
     places: list[tuple[int, int, int]] = []  # place, length, entity
     for i, entry in enumerate(task.entities):
@@ -142,14 +142,14 @@ def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marke
     return _trimmed(plain, spans, where)
 
 
-def _of_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _of_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     spans = [_read_span(task, row, i, where) for i in range(len(task.entities))]
     for i, span in enumerate(spans, 1):
         _check(span, i, len(text), "characters", where)
     return _trimmed(text, spans, where)
 
 
-def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> Marked:
+def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> MarkedText:
     starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
     spans = []
     for i in range(len(task.entities)):
@@ -184,7 +184,7 @@ def _nearest(
     return place, place + len(own)
 
 
-def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Takes the first occurrences, as whole words, of entities that do not overlap.
 
     An entity that does not occur as whole words is not marked, but a template can still name it: a
@@ -202,7 +202,7 @@ def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Mark
         best = min(best, spans, key=lambda some: some.count(ABSENT))
         if ABSENT not in best:
             break
-    return Marked(text, best, tuple(names))
+    return MarkedText(text, best, tuple(names))
 
 
 def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
@@ -226,7 +226,7 @@ def _words(value: Any, column: str, where: str) -> list[str]:
     return cell_text(value, column, where).split()
 
 
-def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
+def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedText:
     """Strips white space from the ends of entities."""
     found = []
     for i, (start, end) in enumerate(spans, 1):
@@ -235,7 +235,7 @@ def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
             raise InputError(f"{where}: entity {i} is only white space; fix its position")
         start += len(own) - len(own.lstrip())
         found.append((start, start + len(own.strip())))
-    return Marked(text, tuple(found))
+    return MarkedText(text, tuple(found))
 
 
 def _check(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
