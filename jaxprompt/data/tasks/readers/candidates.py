@@ -7,7 +7,7 @@ from typing import Any
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.tasks.cells import cell_text, spelling
 from jaxprompt.data.tasks.published import is_published, published_rows
-from jaxprompt.data.tasks.readers.predicates import rows_of_predicates
+from jaxprompt.data.tasks.readers.predicates import predicate_rows
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -76,7 +76,7 @@ def example_rows_or_errors(
 
 def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if task.predicate:
-        return rows_of_predicates(task, row, where)
+        return predicate_rows(task, row, where)
     if not task.candidates or task.candidates[0] not in row:
         return [row]
     column, right = task.candidates

@@ -40,7 +40,7 @@ def check_predicate(task: Task) -> None:
         )
 
 
-def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def predicate_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes one row per predicate that a row lists, with the tags of that predicate.
 
     A row with one predicate, or without tags, stays as it is.
