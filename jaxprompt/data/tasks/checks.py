@@ -6,7 +6,7 @@ import string
 from jaxprompt.data.tasks.readers.candidates import check_candidates
 from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.readers.predicates import check_predicate
-from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, labels_of
+from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, iob2_labels
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
 from jaxprompt.errors import InputError
 
@@ -40,7 +40,7 @@ def _fit_tags(task: Task) -> Task:
         )
     if not task.labels:
         return task
-    labels = task.labels if OUTSIDE in task.labels else labels_of(task.labels)
+    labels = task.labels if OUTSIDE in task.labels else iob2_labels(task.labels)
     return dataclasses.replace(task, labels=_iob2(labels))
 
 

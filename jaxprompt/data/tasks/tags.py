@@ -160,7 +160,7 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
         ) from None
 
 
-def labels_of(types: Iterable[str]) -> tuple[str, ...]:
+def iob2_labels(types: Iterable[str]) -> tuple[str, ...]:
     """Lists the IOB2 tags of some entity types: O first, then B- and I- of each, sorted by type."""
     pairs = ((f"B-{kind}", f"I-{kind}") for kind in sorted(set(types)))
     return (OUTSIDE, *(tag for pair in pairs for tag in pair))

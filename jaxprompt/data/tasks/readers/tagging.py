@@ -7,7 +7,7 @@ from typing import Any
 from jaxprompt.data.tasks.cells import cell_text, is_blank
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.predicates import read_predicate
-from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
+from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, iob2_labels, split_tag, to_iob2
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -35,7 +35,7 @@ def with_tags(
         raise InputError(
             f"task.tags={task.tags!r} has only O in the training rows; a task needs entities"
         )
-    return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels_of(types))
+    return dataclasses.replace(task, scheme=scheme, labels=task.labels or iob2_labels(types))
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
