@@ -53,8 +53,10 @@ def check_task(task: Task) -> Task:
     check_predicate(task)
     check_positive(task)
     if task.predicate and task.markers:  # off by default, unlike those of relations
-        field = f"{{{task.fields[0]}}}"
-        task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
+        placeholder = f"{{{task.fields[0]}}}"
+        task = dataclasses.replace(
+            task, plain=task.plain.replace(placeholder, f"{placeholder[:-1]}|marked}}")
+        )
     if task.kind == "tags":
         return _fit_tags(task)
     if task.kind != "classes":

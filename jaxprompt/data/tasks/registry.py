@@ -39,8 +39,8 @@ def get_task(name: str) -> Task:
     Raises InputError with the nearest names if there is none.
     """
     if name not in task_names():
-        known = nearest(name, task_names())
-        raise InputError(f"unknown task {name!r}; {known}; for your data use task.name=custom")
+        suggestion = nearest(name, task_names())
+        raise InputError(f"unknown task {name!r}; {suggestion}; for your data use task.name=custom")
     fields, plugin = TASKS.load(name), TASKS.plugin(name)
     if plugin is None:
         return check_task(Task(name=name, **fields))
@@ -107,13 +107,13 @@ def custom_task(
         texts[0] = f"{{{fields[0]}|marked}}"
     if task.answers:  # the last field alone is cut into windows
         texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
-    behind = ["{choice}"] * bool(task.choices) + [f"{{{PREDICATE}}}"] * bool(task.predicate)
-    named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
+    extras = ["{choice}"] * bool(task.choices) + [f"{{{PREDICATE}}}"] * bool(task.predicate)
+    named_texts = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
     task = dataclasses.replace(
         task,
         template=task.template or _relation_template(texts, task.entities),
-        text=" ".join(named + ["choices: {choices}"] * bool(task.choices)),
-        plain=task.plain or " [sep] ".join(texts + behind),
+        text=" ".join(named_texts + ["choices: {choices}"] * bool(task.choices)),
+        plain=task.plain or " [sep] ".join(texts + extras),
         metric=columns.get("metric") or _default_metric(task),
     )
     return check_task(task)

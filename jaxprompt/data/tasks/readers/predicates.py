@@ -63,7 +63,7 @@ def predicate_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str
             f"of tags in {task.tags!r}; give one list per predicate"
         )
     pairs = zip(indices, tags, strict=True)
-    return [{**row, task.predicate: index, task.tags: own} for index, own in pairs]
+    return [{**row, task.predicate: i, task.tags: tags_of_one} for i, tags_of_one in pairs]
 
 
 def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
@@ -76,8 +76,9 @@ def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], whe
     number = "" if isinstance(value, bool) else whole_number(spelling(value))
     if not re.fullmatch("-?[0-9]{1,9}", number):
         raise InputError(
-            f"{where}: column {task.predicate!r} is {describe_non_text(value) or repr(value):.40}; write "
-            "the index of the predicate there, 0 for the first word"
+            f"{where}: column {task.predicate!r} is "
+            f"{describe_non_text(value) or repr(value):.40}; write the index of the predicate "
+            "there, 0 for the first word"
         )
     if not 0 <= int(number) < len(words):
         raise InputError(
