@@ -108,9 +108,9 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.answers and isinstance(value, Mapping):
         texts = value.get("text")
-        is_list = isinstance(texts, (list, tuple))
-        is_hidden = is_list and all(str(text).startswith(_FAKE) for text in texts)
-        return texts not in ([], ()) and not is_hidden
+        if not isinstance(texts, (list, tuple)):
+            return True
+        return bool(texts) and not all(str(text).startswith(_FAKE) for text in texts)
     if task.kind == "tags":
         return not is_untagged(value)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
