@@ -31,7 +31,7 @@ ANIMALS = ("dog", "cat")
 def encoder(tokenizer, template, **changes):
     settings = {"num_slots": 0, "num_masks": 1, "max_len": 64, "needs_mask": False, "num_types": 2}
     parsed = parse(template)
-    needs = dict(eos=True, sentinel=SENTINEL, masks=int(parsed.has_mask))
+    needs = dict(eos=True, sentinel=SENTINEL, num_masks=int(parsed.has_mask))
     specials = read_specials(tokenizer, "masked", **needs)
     return ExampleEncoder(tokenizer, parsed, specials, **settings | changes)
 
