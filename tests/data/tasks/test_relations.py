@@ -11,7 +11,7 @@ from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.readers.dialogues import read_turns
-from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words
+from jaxprompt.data.tasks.readers.entities import ABSENT, _occurrences, relation_words
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.text import template
@@ -316,7 +316,7 @@ def test_dialogues_as_published(tmp_path):
     ],
 )  # fmt: skip
 def test_a_name_is_found_as_a_word(text, name, found):
-    assert _places(name, text) == found
+    assert _occurrences(name, text) == found
 
 
 def test_events_with_several_arguments(tmp_path):
