@@ -312,7 +312,7 @@ def test_a_tree_lists_children_of_one_parent():
     names = [[tree.names[n] for n in members] for members in tree.lists]
     assert names == [["x", "y"], ["z"], ["a", "b"], ["u"], ["c", "d"], ["f", "g"]]
     assert [tree.names[n] for n in tree.paths[2]] == ["x", "u", "c"]
-    assert tree.lists_of(2) == [0, 1, 2, 3, 4] and tree.on_path(4) == [0, 1]
+    assert tree.lists_of(2) == [0, 1, 2, 3, 4] and tree.lists_of(4) == [0, 1]
     assert tree.depth == 5
     flat = make_tree("abcde", [4, 3, 2, 1, 0], group=3)
     assert flat.lists == ((4, 3, 2), (1, 0)) and flat.lists_of(1) == [0, 1] and flat.depth == 2

@@ -4,27 +4,24 @@ import itertools
 
 import numpy as np
 import pytest
+import reading_rows
 
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.specials import SENTINEL, Specials, read_specials
+from jaxprompt.data.text.specials import Specials
 from jaxprompt.data.text.target import Frame, branch_plan
 from jaxprompt.data.text.template import parse
-from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
 
-def make_encoder(tokenizer, style, template, *, eos=True, slots=0, max_len=40, **changes):
-    parsed = parse(template)
-    masks = int(parsed.has_mask)
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, num_masks=masks)
-    return ExampleEncoder(
-        tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
-        needs_mask=False, num_types=1, **changes,
-    )  # fmt: skip
+def make_encoder(tokenizer, style, template, *, max_len=40, **changes):
+    return reading_rows.make_encoder(
+        tokenizer, template, style, max_len=max_len, num_types=1, **changes
+    )
 
 
 def example(text="A fine film", target=""):
@@ -201,8 +198,3 @@ def test_a_sentence_piece_tokenizer_takes_spaces_as_written(t5):
     assert encode_texts(t5, [" a \n b"]) == encode_texts(t5, [" a b"])
     # The letters of lettered options, as PPT's code has them: without a space in front.
     assert encode_texts(t5, ["A", "B", "."]) == [[188], [279], [5]]
-
-
-def test_loading_again_changes_nothing(shared):
-    first = load_tokenizer(shared / "tokenizers/t5")
-    assert encode_texts(first, [" yes", " no"]) == [[4273], [150]]

@@ -1,13 +1,12 @@
 """What a run says of its labels and of texts that are cut, on counts made by hand."""
 
 import pytest
+from reading_rows import make_encoder
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text import overview
-from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.encoded import count_cut
-from jaxprompt.data.text.specials import read_specials
-from jaxprompt.data.text.template import parse
 
 
 def test_which_index_is_which_label_and_how_many_there_are():
@@ -60,12 +59,10 @@ STYLES = {"bert": "masked", "roberta": "causal", "t5": "seq2seq"}
 def test_texts_that_are_cut(request, kind):
     """A text is cut where it is longer than what the template leaves of max_len, not before."""
     tokenizer, style = request.getfixturevalue(kind), STYLES[kind]
-    specials = read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", num_masks=0)
     answer = Answer(max_tokens=2) if style == "causal" else Answer()
-    rows = lambda examples, most: ExampleEncoder(
-        tokenizer, parse("{a} {b}"), specials, num_slots=2, num_masks=1, max_len=most,
-        needs_mask=False, num_types=1, answer=answer,
-    ).encode_all(examples)  # fmt: skip
+    rows = lambda examples, most: make_encoder(
+        tokenizer, "{a} {b}", style, num_slots=2, max_len=most, num_types=1, answer=answer
+    ).encode_all(examples)
     examples = [Example({"a": "the " * n, "b": "the"}) for n in (1, 9, 3, 4, 5)]
     lengths = [len(example[0].ids) for example in rows(examples, 200)]
     assert lengths == [lengths[0] + n for n in (0, 8, 2, 3, 4)]
@@ -80,10 +77,6 @@ def test_texts_that_are_cut(request, kind):
 
 
 def test_an_example_of_several_rows_is_cut_once(tokenizer):
-    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
-    encoder = ExampleEncoder(
-        tokenizer, parse("{a} {choice}"), specials, num_slots=0, num_masks=1, max_len=9,
-        needs_mask=False, num_types=1,
-    )  # fmt: skip
+    encoder = make_encoder(tokenizer, "{a} {choice}", max_len=9, num_types=1)
     long, short = Example({"a": "the " * 9}, ("x", "y")), Example({"a": "the"}, ("x", "y"))
     assert count_cut(encoder.encode_all([long, short])) == 1
