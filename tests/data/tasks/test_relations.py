@@ -351,14 +351,6 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
     assert line.startswith(f"{path}:2: column 'arguments' must be a list of objects")
 
 
-@pytest.mark.parametrize("pairs", [5, None, "x", [3]])
-def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps([[TURNS, pairs]]))
-    line = refuse_line(read_split, get_task("dialog_re"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:1: column ") and "must be a list of objects" in line
-
-
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}
