@@ -203,9 +203,7 @@ def test_kfold_of_2k_rows_is_what_kshot_divides():
 def test_kfold_of_a_scarce_class():
     """The class counts of CB's training split: 16 neutral examples, 4 a fold."""
     labels = np.repeat([0, 1, 2], (115, 119, 16))
-    with pytest.raises(
-        InputError, match="class 'neutral' has 16 examples, but data.protocol.k=64 needs 64"
-    ):
+    with pytest.raises(InputError, match="class 'neutral' has 16 .*data.protocol.k=64 needs 64"):
         fewshot.kfold(labels, 4, seed=0, k=64, names=("yes", "no", "neutral"))
     folds = fewshot.kfold(labels, 4, seed=0, k=64, on_shortage="use_fewer")
     for fold in folds:
@@ -314,10 +312,7 @@ def test_dispatch(tmp_path):
     "call, message",
     [
         (lambda: fewshot.sample_split(KFold(folds=2, fold=2, k=0), TEN, 1), "fold=2.* 0 to 1"),
-        (
-            lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1),
-            "data.protocol.dev_k=-1; it must be at least 0",
-        ),
+        (lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1), "dev_k=-1; it must be at least 0"),
         (lambda: fewshot.kshot(TEN, 0, 1), "data.protocol.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
         (lambda: fewshot.fraction(TEN, 1.5), "data.protocol.ratio=1.5"),
@@ -325,21 +320,12 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.fraction(TEN, 2.5), "data.protocol.ratio=2.5"),
         (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.protocol.holdout=1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
-        (
-            lambda: fewshot.kfold(TEN, 6, 0),
-            "class 0 has 5 examples, but data.protocol.folds=6 .* needs 6",
-        ),
-        (
-            lambda: fewshot.kfold(TEN, 4, 0, k=3),
-            "class 0 has 3 examples, but data.protocol.folds=4 .*",
-        ),
+        (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, .*folds=6 .* needs 6"),
+        (lambda: fewshot.kfold(TEN, 4, 0, k=3), "class 0 has 3 examples, .*folds=4 .* needs 4"),
         (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
         (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
         (lambda: fewshot.sample_split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
-        (
-            lambda: fewshot.holdout(TEN, 10, 0),
-            "data.protocol.size=10 leaves none of 10 examples.* e.g. 2",
-        ),
+        (lambda: fewshot.holdout(TEN, 10, 0), "size=10 leaves none of 10 examples.* e.g. 2"),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; use 8 or less"),
         (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; set data.files.dev"),
         (lambda: fewshot.balanced(TEN, 1, 0), "data.protocol.n=1; it must be at least 2"),

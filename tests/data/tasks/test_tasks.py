@@ -389,9 +389,7 @@ def test_unknown_labels():
             read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
         read_example(task, row | {"label": "neutral"}, "x:7")
-    with pytest.raises(
-        InputError, match="x:1: there is no label column 'label'; columns: sentence"
-    ):
+    with pytest.raises(InputError, match="x:1: .* no label column 'label'; columns: sentence"):
         read_example(task, row, "x:1")
     for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
         example = read_example(task, row | {"label": unknown}, "x:7", need_label=False)
@@ -570,9 +568,7 @@ def test_target_of_a_row(value, references):
 
 def test_wrong_targets():
     row = {"document": "long"}
-    with pytest.raises(
-        InputError, match="x:3: there is no target column 'summary'; columns: document"
-    ):
+    with pytest.raises(InputError, match="x:3: .* no target column 'summary'; columns: document"):
         read_example(SUMMARY, row, "x:3")
     assert read_example(SUMMARY, row, "x:3", need_label=False) == Example(row)
     for empty in ("", "  ", None, [], ["", ""]):

@@ -43,9 +43,7 @@ def test_windows_share_half_at_most(stride):
 
 def test_windows_that_would_share_all_are_refused():
     for stride in (24, 128):
-        with pytest.raises(
-            InputError, match=f"head.stride={stride} must be below data.max_len=24,"
-        ):
+        with pytest.raises(InputError, match=f"head.stride={stride} .* data.max_len=24,"):
             check_stride(stride, 24)
     for stride in (23, 0, USUAL):
         check_stride(stride, 24)
