@@ -126,9 +126,14 @@ def collate(
 
 
 def _pad(
-    rows: Mapping[int, Row | Encoded], total: int, length: int, pad_id: int, side: str, shift: int,
+    rows: Mapping[int, Row | Encoded],
+    total: int,
+    length: int,
+    pad_id: int,
+    side: str,
+    shift: int,
     has_segments: bool,
-) -> Tokens:  # fmt: skip
+) -> Tokens:
     """Pads rows, by index, to the arrays of one stream, [total, length]."""
     ids = np.full((total, length), pad_id, np.int32)
     mask = np.zeros((total, length), bool)

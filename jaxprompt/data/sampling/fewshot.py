@@ -171,8 +171,13 @@ def kshot(
             logging.getLogger(__name__).warning(
                 "class %s has %d examples, fewer than data.protocol.k=%d plus %d for dev: train "
                 "gets %d, dev %d",
-                _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
-            )  # fmt: skip
+                _name(label, names),
+                len(rows),
+                k,
+                dev_k,
+                len(rows[:k]),
+                len(rows[k:]),
+            )
     train = [row for rows in groups.values() for row in rows[:k]]
     return _split_rows(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
 
@@ -203,8 +208,13 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
             logging.getLogger(__name__).warning(
                 "class %s has %d examples, but data.protocol.n=%d over %d classes, with as many "
                 "for dev, needs %d: train and dev get %d each",
-                _name(label, names), len(rows), n, len(groups), 2 * share, half,
-            )  # fmt: skip
+                _name(label, names),
+                len(rows),
+                n,
+                len(groups),
+                2 * share,
+                half,
+            )
             share = half
         train += rows[:share]
         dev += rows[share : 2 * share]
@@ -369,9 +379,13 @@ def _split_rows(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
 
 
 def _check_counts(
-    groups: dict[int, list[int]], needs: dict[int, int], request: str, names: Sequence[str], *,
+    groups: dict[int, list[int]],
+    needs: dict[int, int],
+    request: str,
+    names: Sequence[str],
+    *,
     can_use_fewer: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     advice = "reduce the number, or add examples"
     if can_use_fewer:
         advice += ", or set data.protocol.on_shortage=use_fewer"

@@ -156,8 +156,9 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
             f'{path}: must be a list of objects, or an object whose "data" is such a list; name a '
             "file with one object per line .jsonl"
         )
-    is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
-    rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
+    for i, row in enumerate(rows):
+        if isinstance(row, list) and len(row) == len(columns) > 0:
+            rows[i] = dict(zip(columns, row, strict=True))
     return Rows([_check_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
 
 
@@ -217,8 +218,8 @@ def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
 
 def _delimiter(line: str) -> str:
     """Finds the delimiter: a comma, or if the line has none, the one that gives most cells."""
-    count = lambda delimiter: len(_cells(line, delimiter))
-    return "," if count(",") > 1 else max(",;\t", key=count)
+    counts = {delimiter: len(_cells(line, delimiter)) for delimiter in ",;\t"}
+    return "," if counts[","] > 1 else max(counts, key=lambda delimiter: counts[delimiter])
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -243,17 +244,19 @@ def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
     lines = list(_decoded_lines(path))
     cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
     header = _names_if_headerless(cells, columns)
-    quoted = lambda: _read_table(path, lines, header, delimiter="\t", strict=True)
+
+    def read_quoted() -> Rows:
+        return _read_table(path, lines, header, delimiter="\t", strict=True)
+
+    # Without quoting first, which never fails on a quote and shows the cells as written.
     try:
         rows = _read_table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
-    except InputError:
+    except InputError as error:
         try:
-            return quoted()
+            return read_quoted()
         except InputError:
-            pass
-        raise
-    # Without quoting first, which never fails and shows the cells as written.
-    return quoted() if _is_quoted(rows) else rows
+            raise error from None
+    return read_quoted() if _is_quoted(rows) else rows
 
 
 def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:

@@ -31,10 +31,12 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
     turns = [{"role": "user", "content": _PLACEHOLDER}]
     try:
         chat = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True,
+            turns,
+            tokenize=False,
+            add_generation_prompt=True,
             enable_thinking=False,  # Qwen 3: the answer is scored, without thoughts before it
             chat_template=_stop_clock(tokenizer.get_chat_template()),
-        )  # fmt: skip
+        )
     except Exception as error:  # raised by Jinja, or by what the template calls
         reason = " ".join(str(error).split())
         raise InputError(

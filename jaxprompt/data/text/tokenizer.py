@@ -174,9 +174,12 @@ def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
     if backend is None:
         return tokenizer
     path = cached_file(
-        where, _TOKENIZER_FILE, revision=revision, _raise_exceptions_for_missing_entries=False,
+        where,
+        _TOKENIZER_FILE,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
-    )  # fmt: skip
+    )
     if path is None:
         _restore_charsmap(backend, Path(where) / "spm.model")
         return tokenizer
@@ -360,10 +363,16 @@ def encode_with_offsets(
     if not texts:
         return {}
     encoding = tokenizer(
-        texts, add_special_tokens=False, split_special_tokens=True, padding=False,
-        truncation=False, return_offsets_mapping=True, return_attention_mask=False,
-        return_token_type_ids=False, verbose=False,
-    )  # fmt: skip
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        padding=False,
+        truncation=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
     offsets = (
         _trim_offsets(text, np.array(spans, np.int32).reshape(-1, 2))
         for text, spans in zip(texts, encoding["offset_mapping"], strict=True)

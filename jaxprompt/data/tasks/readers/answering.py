@@ -13,9 +13,13 @@ class MisplacedAnswer(InputError):
 
 
 def read_answered(
-    task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool,
+    task: Task,
+    row: Mapping[str, Any],
+    fields: dict[str, str],
+    where: str,
+    need_label: bool,
     need_place: bool,
-) -> Example:  # fmt: skip
+) -> Example:
     """Reads the answers of a row whose `fields` are already read.
 
     A row without an answer has "" as its only reference. An answer that is not where the row says

@@ -170,7 +170,10 @@ def _nearest(
 
     A few of WSC's pronouns are not at their given position.
     """
-    normalize = lambda word: re.sub(r"\W", "", word).casefold()
+
+    def normalize(word: str) -> str:
+        return re.sub(r"\W", "", word).casefold()
+
     column = task.called[index]
     name = cell_text(_column(row, column, index + 1, where), column, where)
     name_words, all_words = (
@@ -218,8 +221,9 @@ def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _occurrences(name: str, text: str) -> list[tuple[int, int]]:
-    word_before, word_behind = (bool(re.match(_LETTER, end)) for end in (name[0], name[-1]))
-    pattern = rf"(?<!{_LETTER})" * word_before + re.escape(name) + rf"(?!{_LETTER})" * word_behind
+    before = rf"(?<!{_LETTER})" if re.match(_LETTER, name[0]) else ""
+    after = rf"(?!{_LETTER})" if re.match(_LETTER, name[-1]) else ""
+    pattern = before + re.escape(name) + after
     for flags in (0, re.I):
         spans = [
             m.span() for m in itertools.islice(re.finditer(pattern, text, flags), _MAX_OCCURRENCES)
@@ -321,4 +325,5 @@ def relation_words(name: str) -> str:
     directed = inverse or re.fullmatch(r"\s*e1\s*,\s*e2\s*\)", direction)
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", base if directed else name)
     words = [word.lower() for word in re.findall(r"[^\W_]+", spaced)]
-    return " ".join(["inverse"] * inverse + [_EXPANSIONS.get(word, word) for word in words]) or name
+    words = [_EXPANSIONS.get(word, word) for word in words]
+    return " ".join(["inverse", *words] if inverse else words) or name

@@ -29,9 +29,11 @@ _FAKE = "FAKE_ANSWER_"  # beginning of the answers in CLUE's test set of CMRC 20
 
 
 def with_labels(
-    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None,
+    task: Task,
+    rows: Iterable[Mapping[str, Any]],
+    origin: Callable[[int], str] | None = None,
     classes: Sequence[str] = (),
-) -> Task:  # fmt: skip
+) -> Task:
     """Returns the task with class names from the training rows, unless it has or needs none.
 
     Args:
@@ -67,9 +69,12 @@ def with_labels(
 
 
 def labels_from_rows(
-    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None,
-    *, many: bool = False,
-) -> tuple[str, ...]:  # fmt: skip
+    rows: Iterable[Mapping[str, Any]],
+    column: str,
+    origin: Callable[[int], str] | None = None,
+    *,
+    many: bool = False,
+) -> tuple[str, ...]:
     """Returns the distinct labels of `column`, in numeric order if all are whole numbers.
 
     Other labels are sorted as text. With `many` a row may have a list of labels. Raises InputError,
@@ -121,9 +126,12 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
 
 
 def read_example(
-    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True,
+    task: Task,
+    row: Mapping[str, Any],
+    where: str,
+    need_label: bool = True,
     need_place: bool = True,
-) -> Example:  # fmt: skip
+) -> Example:
     """Reads one row.
 
     An answer that is not where the row says is taken from the nearest position in the text. If the
@@ -200,16 +208,22 @@ def _unknown_label_error(task: Task, value: Any, labels: Sequence[str], where: s
 
 
 def read_all(
-    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str], *,
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    origin: Callable[[int], str],
+    *,
     need_place: bool = True,
-) -> list[Example]:  # fmt: skip
+) -> list[Example]:
     """Reads labelled rows. Raises InputError for the first that is invalid.
 
     For answers that do not occur in their texts, and tags that their scheme does not allow, the
     message says how many rows have the same problem.
     """
     iterator = iter(rows)  # data sets on disk are read faster in order
-    read = lambda number: read_example(task, next(iterator), origin(number), need_place=need_place)
+
+    def read(number: int) -> Example:
+        return read_example(task, next(iterator), origin(number), need_place=need_place)
+
     return read_each(read, len(rows))
 
 
