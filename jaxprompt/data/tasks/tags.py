@@ -1,7 +1,7 @@
 """Tags of words: the schemes IOB2, IOB1 and BIOES, read, checked and made IOB2.
 
 An entity is words in a row of one type. In IOB2 its first word has B-TYPE and the others I-TYPE; in
-IOB1 B-TYPE is only for the first word behind another entity of that type; BIOES, also written
+IOB1 B-TYPE is only for the first word after another entity of that type; BIOES, also written
 BILOU, has E- (L-) for the last word and S- (U-) for an entity of one word. O is outside of all.
 Tags without a scheme, as parts of speech, are of single words and stay as they are.
 """
@@ -32,7 +32,7 @@ class Entity(NamedTuple):
 
     type: str
     start: int  # first word
-    end: int  # behind the last
+    end: int  # after the last
 
 
 def split_tag(tag: str) -> tuple[str, str]:

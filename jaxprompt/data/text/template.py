@@ -2,7 +2,7 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
 
     {sentence} It was [mask].            a text field, hard words, the position that the head reads
     {premise|chop} ? [mask] , {hypothesis|lower}
-    [soft*4] [cls] {text} [soft*16]      4 slots in front of [CLS], 16 after the text
+    [soft*4] [cls] {text} [soft*16]      4 slots before [CLS], 16 after the text
     {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
     {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
@@ -17,8 +17,8 @@ field, `soft` two slots each: those of {entity1}, then of {entity2}. In brackets
 (all slots of the prompt), `soft*n` (the next n), `classes` (for a head that reads them), `cls`,
 `sep`, and text in double quotes, written as JSON has it, in which names of special tokens are these
 tokens. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
-template does not place stand in front of [CLS].
-White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
+template does not place precede [CLS].
+White space at the beginning puts a space before the first text. A backslash makes `{ } [ ] \`
 literal.
 
 How {choices} writes each of them is a small template of its own, "{name}. {text}"; see

@@ -55,8 +55,8 @@ def read_answered(
 def _nearest(answer: str, text: str, start: int) -> int:
     """Finds where `answer` occurs in `text` nearest to `start`; -1 = nowhere."""
     start = min(max(start, 0), len(text))
-    before, behind = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
-    positions = [position for position in (before, behind) if position >= 0]
+    before, after = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
+    positions = [position for position in (before, after) if position >= 0]
     return min(positions, key=lambda position: abs(position - start), default=-1)
 
 
