@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.types import Batch, Front, Role, Tokens
 
 EncodedExamples = Sequence[Sequence[Encoded]]  # examples, K rows each
@@ -40,7 +40,7 @@ class Layout:
             raise InputError(
                 f"batch size {self.batch} is not a positive multiple of {self.hosts} hosts; use one"
             )
-        _check_min("batching multiple", self.multiple, 1)
+        at_least("batching multiple", self.multiple, 1)
         if self.side not in ("left", "right"):
             raise InputError(f"padding side {self.side!r} is unknown; use left or right")
 
@@ -220,8 +220,8 @@ class TrainBatches(BatchStream):
         prefetch: int = 4,
     ):
         """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        _check_min("group", group, 1)
-        _check_min("prefetch", prefetch, 0)
+        at_least("group", group, 1)
+        at_least("prefetch", prefetch, 0)
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
         self._group = group
@@ -339,11 +339,6 @@ def _require(value: Part | None, name: str) -> Part:
     if value is None:
         raise ValueError(f"a row has no {name}, and the first row of its batch has")
     return value
-
-
-def _check_min(name: str, value: int, limit: int) -> None:
-    if value < limit:
-        raise InputError(f"{name} is {value}; use {limit} or more")
 
 
 def _chunks(order: np.ndarray, size: int) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from jaxprompt.config.run import (
     Protocol,
 )
 from jaxprompt.data.sampling.listed_rows import read_listed
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, at_least, choose
 
 ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
 
@@ -99,7 +99,7 @@ def keeps_groups(protocol: Protocol) -> bool:
 def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> SplitRows:
     rows, needed = _rows_of_groups(groups, range(len(groups))), 2
     if isinstance(protocol, HoldOut):
-        _check_min("data.protocol.size", protocol.size, 1)
+        at_least("data.protocol.size", protocol.size, 1)
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
         size = int(np.searchsorted(sizes, protocol.size)) + 1
         protocol, needed = dataclasses.replace(protocol, size=size), size + 1
@@ -159,8 +159,8 @@ def kshot(
     warning; "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
-    _check_min("data.protocol.k", k, 1)
-    _check_min("data.protocol.dev_k", dev_k, 0)
+    at_least("data.protocol.k", k, 1)
+    at_least("data.protocol.dev_k", dev_k, 0)
     groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
     choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     if on_shortage == "raise":
@@ -198,7 +198,7 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     )
     if len(groups) > 5:
         n = 8 * len(groups)
-    _check_min("data.protocol.n", n, len(groups))
+    at_least("data.protocol.n", n, len(groups))
     train: list[int] = []
     dev: list[int] = []
     for position, (label, rows) in enumerate(groups.items()):
@@ -276,11 +276,11 @@ def kfold(
     divides what there is; "raise" is an error. Rows are in file order. Raises InputError for a
     class with fewer rows than folds, unless it has none.
     """
-    _check_min("data.protocol.folds", folds, 2)
+    at_least("data.protocol.folds", folds, 2)
     choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
-        _check_min("data.protocol.k", k, 1)
+        at_least("data.protocol.k", k, 1)
         if on_shortage == "raise":
             all_groups = _with_absent(groups, names)
             _check_counts(
@@ -313,7 +313,7 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Without classes, all labels are equal.
     """
     total = len(labels)
-    _check_min("data.protocol.size", size, 1)
+    at_least("data.protocol.size", size, 1)
     if size >= total:
         raise InputError(
             f"data.protocol.size={size} leaves none of {total} examples for train; use e.g. "
@@ -399,8 +399,3 @@ def _check_counts(
 
 def _name(label: int, names: Sequence[str]) -> str:
     return repr(names[label]) if 0 <= label < len(names) else str(label)
-
-
-def _check_min(name: str, value: int, minimum: int) -> None:
-    if value < minimum:
-        raise InputError(f"{name}={value}; it must be at least {minimum}")

@@ -350,9 +350,9 @@ def test_bad_layouts():
         layout(batch=6, hosts=4)
     with pytest.raises(InputError, match="batch size 0"):
         layout(batch=0)
-    with pytest.raises(InputError, match="batching multiple is 0"):
+    with pytest.raises(InputError, match="batching multiple=0"):
         layout(multiple=0)
-    with pytest.raises(InputError, match="group is 0"):
+    with pytest.raises(InputError, match="group=0"):
         TrainBatches(*split(), layout(), seed=0, group=0)
     with pytest.raises(InputError, match="padding side 'top' is unknown"):
         layout(side="top")

@@ -312,8 +312,8 @@ def test_dispatch(tmp_path):
     "call, message",
     [
         (lambda: fewshot.sample_split(KFold(folds=2, fold=2, k=0), TEN, 1), "fold=2.* 0 to 1"),
-        (lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1), "dev_k=-1; it must be at least 0"),
-        (lambda: fewshot.kshot(TEN, 0, 1), "data.protocol.k=0; it must be at least 1"),
+        (lambda: fewshot.kshot(TEN, 1, 1, dev_k=-1), "dev_k=-1 must be at least 0"),
+        (lambda: fewshot.kshot(TEN, 0, 1), "data.protocol.k=0 must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
         (lambda: fewshot.fraction(TEN, 1.5), "data.protocol.ratio=1.5"),
         (lambda: fewshot.fraction(TEN, 0), "data.protocol.ratio=0 is invalid"),
@@ -322,13 +322,13 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
         (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, .*folds=6 .* needs 6"),
         (lambda: fewshot.kfold(TEN, 4, 0, k=3), "class 0 has 3 examples, .*folds=4 .* needs 4"),
-        (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1; it must be at least 2"),
-        (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0; it must be at least 1"),
+        (lambda: fewshot.kfold(TEN, 1, 0), "data.protocol.folds=1 must be at least 2"),
+        (lambda: fewshot.kfold(TEN, 2, 0, k=0), "data.protocol.k=0 must be at least 1"),
         (lambda: fewshot.sample_split(KFold(folds=2, fold=-1, k=0), TEN, 1), "fold=-1.* 0 to 1"),
         (lambda: fewshot.holdout(TEN, 10, 0), "size=10 leaves none of 10 examples.* e.g. 2"),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; use 8 or less"),
         (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; set data.files.dev"),
-        (lambda: fewshot.balanced(TEN, 1, 0), "data.protocol.n=1; it must be at least 2"),
+        (lambda: fewshot.balanced(TEN, 1, 0), "data.protocol.n=1 must be at least 2"),
     ],
 )
 def test_wrong_input(call, message):
@@ -370,7 +370,7 @@ def test_no_question_is_divided(protocol):
 @pytest.mark.parametrize(
     ("protocol", "message"),
     [
-        (HoldOut(size=0), "data.protocol.size=0; it must be at least 1"),
+        (HoldOut(size=0), "data.protocol.size=0 must be at least 1"),
         (HoldOut(size=30), "the 30 training examples belong to only 10 questions"),
         (KFold(folds=11, k=0), "which data.protocol=kfold does not divide"),
     ],
