@@ -18,6 +18,16 @@ _TOKENIZER_FILE = "tokenizer.json"
 _PRECOMPILED, _BYTE_LEVEL = "Precompiled", "ByteLevel"  # steps of a tokenizer
 _MAX_CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
+# Options for the subwords of a text alone, in which names of special tokens stay plain text.
+_PLAIN = {
+    "add_special_tokens": False,
+    "split_special_tokens": True,
+    "padding": False,
+    "truncation": False,
+    "return_attention_mask": False,
+    "return_token_type_ids": False,
+    "verbose": False,
+}
 
 
 class AddedToken(Protocol):
@@ -362,17 +372,7 @@ def encode_with_offsets(
     texts = list(dict.fromkeys(texts))
     if not texts:
         return {}
-    encoding = tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        padding=False,
-        truncation=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
+    encoding = tokenizer(texts, **_PLAIN, return_offsets_mapping=True)
     offsets = (
         _trim_offsets(text, np.array(spans, np.int32).reshape(-1, 2))
         for text, spans in zip(texts, encoding["offset_mapping"], strict=True)
@@ -417,16 +417,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
     try:
-        sequences = tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        sequences = tokenizer(texts, **_PLAIN)["input_ids"]
     except Exception as error:  # the Rust tokenizers raise no subclass
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
