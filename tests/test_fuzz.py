@@ -18,7 +18,7 @@ from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
 from jaxprompt.data.sources.files import read_file
-from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
 
@@ -211,7 +211,7 @@ TASKS = [
 
 def read_all(path, task) -> None:
     """Reads a file as examples of a task."""
-    rows = spread(task, read_file(path))
+    rows = expand_rows(task, read_file(path))
     task = with_labels(task, rows)
     for i, row in enumerate(rows):
         read_example(task, row, rows.origin(i))

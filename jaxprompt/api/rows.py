@@ -8,7 +8,7 @@ from typing import Any
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import SUFFIXES, read_file
 from jaxprompt.data.sources.records import Record, from_rows, from_texts, with_examples
-from jaxprompt.data.sources.splits import as_python, name_classes
+from jaxprompt.data.sources.splits import as_python, with_class_names
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief
 
@@ -22,7 +22,7 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     Raises:
       InputError: if `given` cannot be read as rows.
     """
-    return name_classes(task, read_rows(given, split, task.columns))
+    return with_class_names(task, read_rows(given, split, task.columns))
 
 
 def read_rows(given: AnyRows, split: str, columns: Sequence[str] = (), texts: str = "") -> Rows:

@@ -76,7 +76,7 @@ def demos_of(
     )  # fmt: skip
     if not splits.get("train"):
         raise InputError(
-            f"{settings.shown} shows training examples, but there are none here; set it to 0"
+            f"{settings.field} shows training examples, but there are none here; set it to 0"
         )
     return _make(settings, splits["train"], task)
 

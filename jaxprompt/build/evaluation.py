@@ -7,7 +7,7 @@ import jax
 from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
-from jaxprompt.data.text.encoded import Answers, Split
+from jaxprompt.data.text.encoded import Predictions, Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
@@ -25,20 +25,20 @@ def build_measure(
 
 def build_judge(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
-) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Answers]]:
+) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Predictions]]:
     """Returns a function from (split, trainable, frozen) to metrics and answers.
 
     A prompt that is computed from other parameters is computed once per pass, not per batch.
     """
     kept = kept or FeatureCache(scorer)
-    steps: dict[bool, Callable[..., Answers]] = {}
+    steps: dict[bool, Callable[..., Predictions]] = {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes = scorer.head.WRITES
 
     def judge(
         split: Split, trainable: tree.Flat, frozen: tree.Flat
-    ) -> tuple[dict[str, float], Answers]:
+    ) -> tuple[dict[str, float], Predictions]:
         goes_on = not writes and kept.holds(split)
         model = kept.model if goes_on else scorer.model
         if folds:

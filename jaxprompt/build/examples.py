@@ -16,7 +16,7 @@ from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
 from jaxprompt.data.tasks.checks import check_task
-from jaxprompt.data.tasks.readers.dialogues import turns_of
+from jaxprompt.data.tasks.readers.dialogues import read_turns
 from jaxprompt.data.tasks.readers.reading import has_label, read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example, Task
@@ -181,7 +181,7 @@ class _DataSet:
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
             task, split, source=self.config.data.source, files=self.files,
-            cache_dir=self.cache_dir, given=self.in_memory,
+            cache_dir=self.cache_dir, in_memory=self.in_memory,
         )  # fmt: skip
 
     def read(self, task: Task, split: str) -> Rows:
@@ -189,7 +189,7 @@ class _DataSet:
         config, name = self.config, source_split(self.config, split, self.in_memory)
         rows = sources.read_split(
             task, name, source=config.data.source, files=self.files, cache_dir=self.cache_dir,
-            given=self.in_memory, only=config.data.only,
+            in_memory=self.in_memory, only=config.data.only,
         )  # fmt: skip
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
@@ -282,7 +282,7 @@ def _train_splits(
     splits = {"train": [examples[i] for i in split.train]}
     if split.dev is not None:
         dev = [examples[i] for i in split.dev]
-        splits["dev"] = scored_examples(task, rows.take(split.dev.tolist()), dev)
+        splits["dev"] = scored_examples(task, rows.select(split.dev.tolist()), dev)
     return splits, notes
 
 
@@ -323,7 +323,7 @@ def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Exa
         return examples
     made: list[Example] = []
     for pair, example in enumerate(examples):
-        made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
+        made += read_turns(task, rows[pair], example, rows.origin(pair), pair)
     return made
 
 
@@ -420,7 +420,7 @@ def _draw(
         groups = [example.question for example in examples]
     elif task.predicate and keeps:  # a sentence is an example for each
         groups = [example.words for example in examples]
-    return fewshot.split(
+    return fewshot.sample_split(
         data.protocol, labels, data.seed, names=task.labels, groups=groups,
-        rows=([rows.number(i) for i in range(len(rows))], rows.total),
+        rows=([rows.source_index(i) for i in range(len(rows))], rows.total),
     )  # fmt: skip

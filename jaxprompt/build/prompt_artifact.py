@@ -26,7 +26,7 @@ from jaxprompt.convert.prompt_metadata import (
     PromptMetadata,
 )
 from jaxprompt.data.text.encoded import Encoded
-from jaxprompt.data.text.identity import check_identity, identity_of
+from jaxprompt.data.text.identity import check_fingerprints, scorer_fingerprints
 from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
@@ -101,7 +101,7 @@ def make_metadata(
             quantize=backbone.quantize,
             fingerprint=fingerprint,
             dims=scorer.model.prompt.dims,
-            **identity_of(scorer),
+            **scorer_fingerprints(scorer),
         ),
         task=scorer.task,
         template=scorer.template,
@@ -223,8 +223,8 @@ def scorer_from_metadata(
     )  # fmt: skip
     if not force:
         cure = "load that backbone, or pass --force (force=True)"
-        check_identity(
-            backbone.identity(), identity_of(scorer), "the prompt was trained with", cure
+        check_fingerprints(
+            backbone.identity(), scorer_fingerprints(scorer), "the prompt was trained with", cure
         )
     return scorer
 

@@ -8,13 +8,13 @@ from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.batches.batching import Layout
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.chat import in_chat
-from jaxprompt.data.text.demos import Beside, Demonstrations
+from jaxprompt.data.text.demos import DemoLayout, Demonstrations
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.identity import check_id
-from jaxprompt.data.text.specials import FED, Specials, start_of
-from jaxprompt.data.text.template import OPTION, Template, check, parse, read_option
+from jaxprompt.data.text.specials import FED, Specials, answer_start
+from jaxprompt.data.text.template import OPTION, Template, parse, read_option, validate_template
 from jaxprompt.data.text.token_runs import TokenRun
-from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, segments
+from jaxprompt.data.text.tokenizer import Tokenizer, encode_exact, load_tokenizer, num_segments
 from jaxprompt.data.text.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -45,7 +45,7 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
     """Parses a template and checks it against the task, the head and the number of slots."""
     parsed = parse(text)
-    check(
+    validate_template(
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
@@ -148,15 +148,15 @@ def build_scorer(
     follows = laid.answer
     if facts.style in FED:
         # What is fed apart from the input begins with a token of the tokenizer or the backbone.
-        stem = (start_of(laid.specials, facts.start), *follows.stem)
+        stem = (answer_start(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=layout.max_len,
         num_masks=laid.masks, needs_mask=kind.needs_mask(form),
-        num_types=segments(tokenizer, facts.types), answer=follows, option=task.option,
+        num_types=num_segments(tokenizer, facts.types), answer=follows, option=task.option,
         entities=task.marked, markers=task.markers, lists=laid.lists,
         names=task.widest if task.options else laid.names,
-        beside=None if demos is None else how_beside(demos, laid, tokenizer),
+        demo_layout=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     batches = Layout(
         batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.padding_side,
@@ -187,7 +187,7 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
         raise InputError(f"task.chat=True does not support task.form={form}; use cloze or text")
     if demos is not None:
         raise InputError(
-            f"task.chat=True formats one turn, but {demos.settings.shown} would add several; set "
+            f"task.chat=True formats one turn, but {demos.settings.field} would add several; set "
             "it to 0, or set task.chat=False"
         )
 
@@ -203,7 +203,7 @@ def check_computed(
         return
     if demos is not None:
         raise InputError(
-            f"{demos.settings.shown} adds other texts to the input, but prompt.name={name} "
+            f"{demos.settings.field} adds other texts to the input, but prompt.name={name} "
             "computes its prompt from the input; set it to 0, or use another method"
         )
     before = [part.kind for part in template.parts if part.kind != "mask"]
@@ -215,7 +215,7 @@ def check_computed(
         )
 
 
-def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> Beside:
+def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> DemoLayout:
     """Returns how demonstrations are formatted, each with the first word of its class.
 
     For a left-to-right model they precede the example, and each ends with a line break. For a
@@ -224,7 +224,7 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) ->
     specials, settings = laid.specials, demos.settings
     if laid.verbalizer is None:
         raise InputError(
-            f"{settings.shown} shows label words, which head.name={laid.head.name} does not use; "
+            f"{settings.field} shows label words, which head.name={laid.head.name} does not use; "
             "use head.name=verbalizer, or set it to 0"
         )
     words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
@@ -232,9 +232,12 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) ->
     if specials.style == "causal":
         between = encode_exact(tokenizer, "\n")
     role = Role.SPECIAL if specials.style == "masked" else Role.HARD
-    return Beside(
-        words, (TokenRun(between, role, 0),) if between else (),
-        first=settings.per_class == 0 or specials.style == "causal", drops=settings.total > 0,
-        whole=settings.exact > 0, max_demo_tokens=settings.max_demo_tokens,
+    return DemoLayout(
+        words,
+        (TokenRun(between, role, 0),) if between else (),
+        demos_first=settings.per_class == 0 or specials.style == "causal",
+        drop_unfit=settings.total > 0,
+        never_cut=settings.exact > 0,
+        max_demo_tokens=settings.max_demo_tokens,
         max_example_tokens=settings.max_example_tokens,
-    )  # fmt: skip
+    )

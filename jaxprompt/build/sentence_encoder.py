@@ -64,7 +64,7 @@ class SentenceEncoder:
     def _tokens(self) -> tuple[ExampleEncoder, int]:
         """Reads the tokenizer. -> the encoder of texts, and the id that pads them"""
         tokenizer = load_tokenizer(self._opened.folder)
-        specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+        specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
         encoder = ExampleEncoder(
             tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
             max_len=self._max_len, needs_mask=False,

@@ -16,8 +16,8 @@ from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.identity import identity_of
-from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
+from jaxprompt.data.text.identity import scorer_fingerprints
+from jaxprompt.data.text.overview import label_word_messages, truncation_message, unmarked_messages
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer, with_front
@@ -30,7 +30,7 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
     """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
-    layout = scorer.layout.whole()  # every process finds the same
+    layout = scorer.layout.single_host()  # every process finds the same
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
@@ -90,7 +90,7 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
         splits={name: summarize(part, labels) for name, part in examples.splits.items()},
         sentence_encoder=fingerprint_of(scorer.demos),
         seen=scorer.model.prompt.seen,
-        identity=identity_of(scorer),
+        identity=scorer_fingerprints(scorer),
         template=scorer.template,
     )
 
@@ -104,7 +104,7 @@ def longest_batch(config: RunConfig, scorer: Scorer, split: Split) -> Batch:
 def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatches:
     """Returns the endless stream of training batches; full ones if features are cached."""
     layout = dataclasses.replace(scorer.layout, batch=config.data.batch)
-    layout = layout.whole() if config.cache.location else layout
+    layout = layout.single_host() if config.cache.location else layout
     return TrainBatches(split.rows, split.labels, layout, seed=config.seed, group=config.data.group)
 
 
@@ -124,12 +124,15 @@ def tell_examples(
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
     words = scorer.verbalizer.words if scorer.verbalizer else ()
-    lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
-    lines += [] if scorer.demos is None else [scorer.demos.tell()]
-    unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
+    lines = [
+        *label_word_messages(scorer.task.labels, words),
+        truncation_message(scorer.layout.max_len, rows),
+    ]
+    lines += [] if scorer.demos is None else [scorer.demos.summary()]
+    unmarked = {n: (p.metric_data.unmarked, p.size) for n, p in splits.items() if p.metric_data}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
     positive = [scorer.task.positive_message] if scorer.task.positive_message else []
-    return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]
+    return [*notes, *own, *positive, *lines, *unmarked_messages(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks.cells import is_blank, spelling, unreadable
+from jaxprompt.data.tasks.cells import describe_non_text, is_blank, spelling
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
@@ -97,7 +97,7 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
 
     def is_known(row: Mapping[str, object]) -> bool:
         value = row.get(task.label)
-        return unreadable(value) != "" or is_blank(value) or spelling(value) in known
+        return describe_non_text(value) != "" or is_blank(value) or spelling(value) in known
 
     kept = [number for number, row in enumerate(rows) if is_known(row)]
     if not kept:
@@ -106,4 +106,4 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
             f"examples, e.g. {spelling(rows[0][task.label])!r:.40}; use a list that contains them "
             "as single tokens, or set task.label to another column"
         )
-    return rows.take(kept), f"{len(rows) - len(kept)} of {len(rows)}"
+    return rows.select(kept), f"{len(rows) - len(kept)} of {len(rows)}"

@@ -157,7 +157,7 @@ def answer_requests(
     for number, answers in sorted(answers_by_prompt.items()):
         name, task = bank.names[number], bank.scorers[number].task
         rows = [record for prompt, record in requests if prompt == number]
-        for line in records.tell_unknown(task, rows):
+        for line in records.unknown_label_messages(task, rows):
             _log(f"{name}: {line}")
         if answers.cut:
             length = bank.scorers[number].layout.max_len

@@ -132,7 +132,7 @@ def _measure_bank(args: Any, records: Sequence[Any]) -> dict[str, Any]:
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.build.prompt_artifact import read_export
-    from jaxprompt.data.sources.records import tell_unknown, with_examples
+    from jaxprompt.data.sources.records import unknown_label_messages, with_examples
     from jaxprompt.serving.answers import make_answers, mark_errors
 
     (path,) = args.prompt
@@ -145,7 +145,7 @@ def _measure_export(args: Any, read: Any) -> dict[str, Any]:
         scorer = scorer.writing(generation.max_new_tokens)
     records = with_examples(scorer.task, records)
     _raise_error(records)
-    for line in tell_unknown(scorer.task, records):
+    for line in unknown_label_messages(scorer.task, records):
         print(escape(line), file=sys.stderr)
     answer = make_answers(scorer, generation=generation, placement=placement)
 
@@ -206,13 +206,13 @@ def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> li
 def _write_records(
     path: Path, scorer: Any, records: Sequence[Any], split: Any, scores: Any, prefix: str
 ) -> None:
-    from jaxprompt.data.sources.records import to_lines
-    from jaxprompt.data.tasks.readers.dialogues import last_turns
+    from jaxprompt.data.sources.records import output_lines
+    from jaxprompt.data.tasks.readers.dialogues import indices_of_last_turns
     from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
     if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
-        ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
+        ends = indices_of_last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, scores = split._replace(counts=split.counts[ends]), scores[ends]
     answers = scorer.answers(examples, split, scores)
-    write_output(path, "".join(to_lines(records, answers, prefix)))
+    write_output(path, "".join(output_lines(records, answers, prefix)))

@@ -94,12 +94,12 @@ def _predict(args: Any) -> int:
     from jaxprompt.data.sources import records, submissions
     from jaxprompt.files import make_folder
 
-    choose("--format", args.format, submissions.formats())
+    choose("--format", args.format, submissions.format_names())
     path, metadata = _read_metadata(args)
     head, generation = _make_head(args, path, metadata)
     name, task = "", metadata.task
     if _is_submission(args):
-        name = submissions.file_name(args.format, task, head.columns(task))
+        name = submissions.submission_file_name(args.format, task, head.columns(task))
     # Before the weights are loaded, so that errors in the output or input are reported at once.
     output = _check_output(args, name)
     inputs = _read_texts(args, task.fields, task.columns)
@@ -114,16 +114,16 @@ def _predict(args: Any) -> int:
     # Some rows become several examples, each with its own line.
     inputs = records.with_examples(task, inputs)
     unreadable.raise_first(inputs, args.on_error)
-    for line in records.tell_unknown(task, inputs):
+    for line in records.unknown_label_messages(task, inputs):
         _log(line)
     if _is_submission(args):
-        submissions.check(args.format, task, _with_example(inputs))
+        submissions.check_submission(args.format, task, _with_example(inputs))
     inputs, answers = _answer(exported, placement, generation, inputs, args.on_error)
     unreadable.report(inputs)
     if _is_submission(args):
-        lines = submissions.write(args.format, task, _with_example(inputs), answers)
+        lines = submissions.format_submission(args.format, task, _with_example(inputs), answers)
     else:
-        lines = "".join(records.to_lines(inputs, answers, args.prefix))
+        lines = "".join(records.output_lines(inputs, answers, args.prefix))
     if name and output:
         make_folder(output.parent)
     _write(output, lines)
@@ -243,7 +243,7 @@ def _predict_by_bank(args: Any) -> int:
         shown = ", ".join(f"{key} {x:.4f}" for key, x in values.items() if key != "examples")
         _log(f"{name}: {shown} on {values['examples']} of {total} examples, those with a label")
     rows = [record for _, record in requests]
-    lines = records.to_lines(rows, in_order(requests, answers), args.prefix)
+    lines = records.output_lines(rows, in_order(requests, answers), args.prefix)
     _write(output, "".join(lines))
     return 0
 
@@ -281,12 +281,12 @@ def _write(output: Path | None, lines: str) -> None:
 
 def _answer_messages(answers: Any, max_len: int) -> Iterator[str]:
     """Yields messages: how many texts were truncated, and the metrics if there are labels."""
-    from jaxprompt.data.text.overview import tell_unmarked
+    from jaxprompt.data.text.overview import unmarked_messages
 
     total = len(answers.columns)
     if answers.cut:
         yield f"texts cut to {max_len} tokens: {answers.cut} of {total}"
-    yield from tell_unmarked({"the input": (answers.unmarked, total)})
+    yield from unmarked_messages({"the input": (answers.unmarked, total)})
     if answers.known:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in answers.measured.items())
         yield f"{scores} on {answers.known} of {total} examples, those with a label"

@@ -42,7 +42,7 @@ class BackboneMetadata(Document):
     layers: str | None = None
 
     def identity(self) -> dict[str, str]:
-        """Returns the available digests, in the form of `data.text.identity.identity_of`."""
+        """Returns the available digests, like `data.text.identity.scorer_fingerprints`."""
         digests = {"tokenizer": self.tokenizer, "layers": self.layers}
         return {name: digest for name, digest in digests.items() if digest is not None}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxprompt.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources.files import reading, unpacking
+from jaxprompt.data.sources.files import file_errors, open_unpacked
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError, nearest
@@ -103,7 +103,7 @@ class Source:
             for i in range(len(self._rows)):
                 yield _of_row(self._rows, i, self.settings)
         for path in self.files.values():
-            with reading(path):
+            with file_errors(path):
                 yield from _reader(path)(path, self.settings)
 
     def fingerprint(self, known: Mapping[str, int]) -> dict[str, list[int]]:
@@ -120,7 +120,7 @@ class Source:
             return {self.place: [len(self._rows), crc]}
         found = {}
         for name, path in self.files.items():
-            with reading(path):
+            with file_errors(path):
                 # Its key tells whether a file is as another store has seen it.
                 key, size, is_settled = stat_key(path), path.stat().st_size, _is_settled(path)
                 crc = known[key] if key in known else file_checksum(path)
@@ -133,7 +133,7 @@ class Source:
     def check_unmoved(self) -> None:
         """Raises InputError if a file has changed since `fingerprint`."""
         for name, path in self.files.items():
-            with reading(path):
+            with file_errors(path):
                 # A file that only got another link or mode has another key, and the same text.
                 is_same = path.is_file() and (
                     stat_key(path) in self.stats or file_checksum(path) == self._checksums[name]
@@ -272,7 +272,7 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
     number, offset = 1, 0  # of what is read next
     line, start, held, size = 1, 0, [], 0  # of the part at hand
     begins = True  # a line
-    with unpacking(path) as file:
+    with open_unpacked(path) as file:
         # A chunk is a line, or a part of one that is longer: a file without line ends must not be
         # read at once.
         for chunk in iter(partial(file.readline, _CHUNK), b""):

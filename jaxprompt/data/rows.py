@@ -15,7 +15,7 @@ class Rows(Sequence[dict[str, Any]]):
         convert: Callable[[Any], dict[str, Any]] | None = None,
         classes: Sequence[str] = (),
         features: Mapping[str, Any] | None = None,
-        numbers: Sequence[int] | None = None,
+        source_indices: Sequence[int] | None = None,
         total: int | None = None,
     ):
         """Wraps `data` (a list or a data set with random access) that was read from `path`.
@@ -27,8 +27,8 @@ class Rows(Sequence[dict[str, Any]]):
           convert: makes a dict of a row of `data`.
           classes: the data set's class names, by index.
           features: types of a file's columns, if `datasets` has written them there.
-          numbers: for rows that were selected or made from others, the index (from 0) of the row
-            that each comes from.
+          source_indices: for selected or expanded rows, the index (from 0) of the row that each
+            comes from.
           total: number of rows that were read.
         """
         self.path = path
@@ -36,9 +36,9 @@ class Rows(Sequence[dict[str, Any]]):
         self._data = data
         self._lines = lines
         self._convert = convert
-        self._numbers = numbers
+        self._source_indices = source_indices
         self.total = len(data) if total is None else total
-        self.left_out = 0  # rows without a label, which `read_split` leaves out
+        self.left_out = 0  # number of rows without a label, which `read_split` leaves out
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -53,7 +53,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | Rows":
         """Returns one row, or the rows of a slice."""
         if isinstance(index, slice):
-            return self.take(range(len(self))[index])
+            return self.select(range(len(self))[index])
         row = self._data[int(index)]
         return self._convert(row) if self._convert else row
 
@@ -61,31 +61,32 @@ class Rows(Sequence[dict[str, Any]]):
         """Iterates over all rows in order, as the data set reads them fastest."""
         return map(self._convert, self._data) if self._convert else iter(self._data)
 
-    def take(self, indices: Sequence[int]) -> "Rows":
+    def select(self, indices: Sequence[int]) -> "Rows":
         """Returns the rows at `indices`; each keeps its origin."""
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
-        numbers = [self.number(i) for i in indices]
+        source_indices = [self.source_index(i) for i in indices]
         rows = [self[i] for i in indices]
-        return Rows(rows, self.path, lines, None, self.classes, None, numbers, self.total)
+        return Rows(rows, self.path, lines, None, self.classes, None, source_indices, self.total)
 
     def named(self, convert: Callable[[Any], dict[str, Any]], classes: Sequence[str]) -> "Rows":
         """Returns the rows converted by `convert`, with `classes` as the names of their classes."""
-        more = convert, classes, None, self._numbers, self.total
-        return Rows(self, self.path, self._lines, *more)
+        return Rows(
+            self, self.path, self._lines, convert, classes, None, self._source_indices, self.total
+        )
 
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
         """Returns the rows that `make` makes of each index and row; they keep its origin."""
-        rows, lines, numbers = [], [], []
-        for number, row in enumerate(self):
-            made = make(number, row)
-            rows += made
-            numbers += [self.number(number)] * len(made)
-            lines += [self._lines[number] if self._lines else number + 1] * len(made)
-        return Rows(rows, self.path, lines, None, self.classes, None, numbers, self.total)
+        rows, lines, source_indices = [], [], []
+        for i, row in enumerate(self):
+            new_rows = make(i, row)
+            rows += new_rows
+            source_indices += [self.source_index(i)] * len(new_rows)
+            lines += [self._lines[i] if self._lines else i + 1] * len(new_rows)
+        return Rows(rows, self.path, lines, None, self.classes, None, source_indices, self.total)
 
-    def number(self, index: int) -> int:
+    def source_index(self, index: int) -> int:
         """Returns the index, among the rows that were read, of the row that row `index` is from."""
-        return self._numbers[index] if self._numbers else index
+        return self._source_indices[index] if self._source_indices else index
 
     def origin(self, index: int) -> str:
         """Returns where row `index` was read from, as "path:line"."""

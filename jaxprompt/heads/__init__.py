@@ -18,7 +18,7 @@ from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.data.text.class_list import ClassList
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.overview import MANY, tell_labels
+from jaxprompt.data.text.overview import MANY, label_messages
 from jaxprompt.data.text.specials import Specials, read_specials
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -169,7 +169,7 @@ class Kind:
         """Returns the special tokens of its input and its output."""
         return read_specials(
             tokenizer, facts.style, eos=setup.eos, sentinel=facts.sentinel,
-            masks=max(int(setup.template.has_mask), sentinels),
+            num_masks=max(int(setup.template.has_mask), sentinels),
         )  # fmt: skip
 
     def encode(
@@ -201,7 +201,7 @@ class Kind:
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
         """Describes the answers of a run and how often each occurs."""
         names = task.labels or tuple(string.ascii_uppercase[:classes])
-        return tell_labels(names, {name: part.labels for name, part in splits.items()})
+        return label_messages(names, {name: part.labels for name, part in splits.items()})
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Computes metrics of a split's outputs, [units, C or C + 1].
@@ -210,7 +210,9 @@ class Kind:
         """
         scores = drop_absent(found, split.counts, classes)
         best = decide(scores, classes)
-        own = metrics.score(metric, split.labels, best, classes, split.judged, scores[:, :classes])
+        own = metrics.score(
+            metric, split.labels, best, classes, split.metric_data, scores[:, :classes]
+        )
         other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
         return own | other
 
@@ -237,8 +239,8 @@ class Kind:
         if not known.any():
             return {}, 0
         part = split._replace(labels=split.labels[known], counts=split.counts[known])
-        if split.judged:
-            part = part._replace(judged=split.judged.take(known))
+        if split.metric_data:
+            part = part._replace(metric_data=split.metric_data.select(known))
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 

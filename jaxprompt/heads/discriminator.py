@@ -17,14 +17,14 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.class_list import (
     ClassList,
     ClassTree,
-    Entry,
+    ListEntry,
     check_hierarchy,
     check_lists,
     make_tree,
 )
 from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.overview import tell_labels
+from jaxprompt.data.text.overview import label_messages
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
@@ -148,7 +148,7 @@ class Head(Kind):
         starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
         row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
         lists = tuple(
-            ClassList(tuple(Entry(ids[n], n, row(n)) for n in members), tuple(between))
+            ClassList(tuple(ListEntry(ids[n], n, row(n)) for n in members), tuple(between))
             for members in tree.lists
         )
         rows = int(starts[-1]) if self.copies else 0
@@ -194,16 +194,16 @@ class Head(Kind):
         width = max(map(len, members))
         every = range(len(tree.lists))
         class_lists = [
-            tree.on_path(e.label) if targets and e.label >= 0 else every for e in examples
+            tree.lists_of(e.label) if targets and e.label >= 0 else every for e in examples
         ]
         found = []
         for number, own in enumerate(members):
             wanted = [i for i, lists in enumerate(class_lists) if number in lists]
-            rows = encoder.listing(number).encode_all([examples[i] for i in wanted])
+            rows = encoder.with_list(number).encode_all([examples[i] for i in wanted])
             for i, row in zip(wanted, rows, strict=True):
                 labels = np.full(width, -1, np.int32)
                 label = examples[i].label
-                if label >= 0 and number in tree.on_path(label):
+                if label >= 0 and number in tree.lists_of(label):
                     labels[: len(own)] = np.isin(own, tree.paths[label])
                 found.append((i, number, [row[0]._replace(num_choices=len(own))], labels))
         found.sort(key=lambda unit: unit[:2])
@@ -234,7 +234,7 @@ class Head(Kind):
             + learned
         ]
         return (
-            tell_labels(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
+            label_messages(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
             + lines
         )
 
@@ -242,7 +242,7 @@ class Head(Kind):
         """Compares the best classes with the right ones."""
         scores = log_scores(split, found, classes)
         gold, best = self.labels_of(split), scores.argmax(-1)
-        return metrics.score(metric, gold, best, classes, split.judged, scores)
+        return metrics.score(metric, gold, best, classes, split.metric_data, scores)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
@@ -252,9 +252,9 @@ class Head(Kind):
         known = gold >= 0
         if not known.any():
             return {}, 0
-        judged = split.judged and split.judged.take(known)
+        metric_data = split.metric_data and split.metric_data.select(known)
         best = scores.argmax(-1)[known]
-        measured = metrics.score(metric, gold[known], best, classes, judged, scores[known])
+        measured = metrics.score(metric, gold[known], best, classes, metric_data, scores[known])
         return measured, int(known.sum())
 
     def labels_of(self, split: Split) -> np.ndarray:

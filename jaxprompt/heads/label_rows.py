@@ -13,9 +13,9 @@ from jaxprompt.data.text.encode import Answer
 from jaxprompt.data.text.specials import FED
 from jaxprompt.data.text.target import (
     Frame,
+    answer_frame,
     branch_plan,
     default_answer,
-    frame,
     masked_plan,
     read_answer,
 )
@@ -67,7 +67,7 @@ class Head(ByWords):
         spaced = setup.task.spaced and not written
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
-        around = frame(said, specials) if style in FED else Frame((), ())
+        around = answer_frame(said, specials) if style in FED else Frame((), ())
         plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)
         counts = tuple(int(n) for n in (verbalizer.ids >= 0).any(-1).sum(-1))
         module = LabelRows(counts, self.scores)

@@ -21,7 +21,7 @@ from jaxprompt.config import kinds
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.data.text.windows import USUAL, Window
+from jaxprompt.data.text.windows import USUAL, TextWindow
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
@@ -125,7 +125,7 @@ class Head(InText):
         return right
 
     def read_window(
-        self, window: Window, at: int, cls_at: int, right: np.ndarray
+        self, window: TextWindow, at: int, cls_at: int, right: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Selects the tokens that no other window reads, or else [CLS] without a label."""
         first, _, begin, behind = window

@@ -20,7 +20,7 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
-from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, take
@@ -101,7 +101,7 @@ class InText(Kind):
             # Cut by tokens, each a unit of its own: words need not stay whole.
             stride = _STRIDE if self.stride == USUAL else self.stride
             for window in cut_windows([1] * len(ids), gap.room, stride):
-                row, at = encoder.place(gap, ids[window.first : window.last])
+                row, at = encoder.fill_gap(gap, ids[window.first : window.last])
                 read, own, inside = self.read_window(window, at, encoder.cls_at, right)
                 rows.append([row._replace(label_pos=read, num_choices=len(read))])
                 labels.append(own)
@@ -119,7 +119,7 @@ class InText(Kind):
         raise TypeError(f"{type(self).__module__} must define answer_of")
 
     def read_window(
-        self, window: Window, at: int, cls_at: int, right: Any
+        self, window: TextWindow, at: int, cls_at: int, right: Any
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Returns what is read of a window whose text begins at position `at`.
 
@@ -190,7 +190,7 @@ class Head(InText):
         return (example.spans and _tokens_of(places, example.spans[0])) or (-1, -1)
 
     def read_window(
-        self, window: Window, at: int, cls_at: int, right: tuple[int, int] | None
+        self, window: TextWindow, at: int, cls_at: int, right: tuple[int, int] | None
     ) -> tuple[np.ndarray, np.ndarray, slice]:
         """Reads [CLS], the label if the answer is elsewhere, and every token."""
         first, last = window.first, window.last

@@ -21,7 +21,7 @@ from jaxprompt.data.text.encode import ExampleEncoder
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.template import Template
 from jaxprompt.data.text.tokenizer import Tokenizer
-from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError, at_least, brief, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
@@ -133,7 +133,7 @@ class Head(Kind):
             windows, room = self._windows(pieces, marked, gap.room)
             for window in windows:
                 ids, starts = _lay(pieces, window, marked, room)
-                row, at = encoder.place(gap, ids)
+                row, at = encoder.fill_gap(gap, ids)
                 read = slice(window.read - window.first, window.end - window.first)
                 label_pos = (at + starts[read]).astype(np.int32)
                 # Only a word that is alone in its window can be longer than the room.
@@ -238,7 +238,7 @@ class Head(Kind):
 
     def _windows(
         self, pieces: Sequence[Sequence[int]], marked: Marked, room: int
-    ) -> tuple[list[Window], int]:
+    ) -> tuple[list[TextWindow], int]:
         """Cuts a text into windows, each with room for the predicate between its markers.
 
         -> windows, tokens that all words but the predicate may have in one
@@ -306,7 +306,7 @@ def _unknown(tokenizer: Tokenizer, word: str) -> list[int]:
 
 
 def _lay(
-    pieces: Sequence[Sequence[int]], window: Window, marked: Marked, room: int
+    pieces: Sequence[Sequence[int]], window: TextWindow, marked: Marked, room: int
 ) -> tuple[list[int], np.ndarray]:
     """Lays the words of a window out. -> tokens, where each word begins
 

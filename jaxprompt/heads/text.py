@@ -41,7 +41,9 @@ class Head(Kind):
     def lay_out(self, facts: BackboneFacts, setup: TaskSetup, tokenizer: Tokenizer) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
         specials = self.specials(facts, setup, tokenizer)
-        return HeadLayout(self, {"main": TargetScores()}, specials, Answer(text=setup.max_target))
+        return HeadLayout(
+            self, {"main": TargetScores()}, specials, Answer(max_tokens=setup.max_target)
+        )
 
     def encode(
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,

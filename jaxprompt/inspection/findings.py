@@ -367,7 +367,7 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
     answered = scorer.head.classes_of(split, scores, scorer.classes)
     if answered is None:
         raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
-    right = right_classes(scorer.head.labels_of(split), answered, split.judged)
+    right = right_classes(scorer.head.labels_of(split), answered, split.metric_data)
     counts = count_confusion(right, answered, len(names))
     findings.confusion = Confusion(tuple(names), counts)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())

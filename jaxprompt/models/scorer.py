@@ -97,8 +97,10 @@ class Scorer(NamedTuple):
                 "the backbone is an encoder, which cannot generate text; use a T5, a GLM, a GPT-2 "
                 "or a Llama"
             )
-        demos = self.demos and self.demos.once()  # texts have no average
-        return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
+        demos = self.demos and self.demos.single_sample()  # texts have no average
+        return self._replace(
+            head=writer(), encoder=self.encoder.with_generation(tokens), demos=demos
+        )
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
         """Returns a scorer with the values that the head selected on dev."""
@@ -130,12 +132,12 @@ class Scorer(NamedTuple):
             count = self.demos.settings.samples
             shown = [own for samples in self.demos.sample(examples) for own in samples]
             repeated = [example for example in examples for _ in range(count)]
-            split = self._encode(self.encoder.showing(shown), repeated, targets)
+            split = self._encode(self.encoder.with_demos(shown), repeated, targets)
             # Units of one example stand side by side, and are compared with its references once.
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
-        return split._replace(judged=judge(self.task, examples))
+        return split._replace(metric_data=judge(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
         given = encoder, self.task, examples
@@ -176,6 +178,6 @@ def with_front(scorer: Scorer) -> Scorer:
     reads_all = any(head.reads_all for head in model.heads.values())
     if not getattr(model.backbone, "shares_front", False) or model.prompt.reads or reads_all:
         return scorer
-    front = scorer.encoder.shared_front()
-    layout = dataclasses.replace(scorer.layout, front=front)
+    front = scorer.encoder.shared_prefix()
+    layout = dataclasses.replace(scorer.layout, shared_prefix=front)
     return scorer._replace(layout=layout, model=dataclasses.replace(model, front=front))

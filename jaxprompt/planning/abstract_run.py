@@ -20,7 +20,7 @@ from jaxprompt.build.task import build_objectives, scorer_from_config, share_fro
 from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.data.tasks.readers.reading import with_labels
-from jaxprompt.data.tasks.tags import labels_of
+from jaxprompt.data.tasks.tags import iob2_labels
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.demos import COUNTS
 from jaxprompt.data.text.gguf_header import is_gguf
@@ -241,7 +241,7 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     if task.kind == "tags" and not task.labels:
-        task = dataclasses.replace(task, labels=task.values or labels_of("X"))
+        task = dataclasses.replace(task, labels=task.values or iob2_labels("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
     if (made := head_of(config).made_up(task, text, config.data.max_target)) is not None:
         return task, made, notes

@@ -15,7 +15,7 @@ from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
-from jaxprompt.data.text.identity import identify
+from jaxprompt.data.text.identity import fingerprints
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
@@ -106,7 +106,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             corpus=corpus.fingerprint,
             store=corpus.checksums,
             backbone=BackboneRecord(adapted.backbone.family, adapted.fingerprint),
-            identity=identify(tokenizer, backbone.module.cfg),
+            identity=fingerprints(tokenizer, backbone.module.cfg),
         )
         return PreparedBackbone(
             placement=placement,

@@ -32,10 +32,10 @@ def measure_majority(config: RunConfig, split: str) -> dict[str, str | float]:
         raise InputError(f"task {task.name} has no {split} split; give data.files.{split}")
     gold = np.array([example.label for example in scored])
     check_relations(task.metric, task.labels, task.negative)
-    judged = judge(task, scored)
+    metric_data = judge(task, scored)
     given = np.full_like(gold, best)
     measured = metrics.score(
-        task.metric, gold, given, len(task.labels), judged,
+        task.metric, gold, given, len(task.labels), metric_data,
         scores=np.broadcast_to(counts, (len(gold), len(task.labels))),
     )  # fmt: skip
     return {"split": split, "examples": len(scored), "majority": task.labels[best], **measured}

@@ -38,9 +38,9 @@ from jaxprompt.corpus.ppt import (
 )
 from jaxprompt.corpus.ppt.patterns import fields as fields_of
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.data.text.identity import identity_of
-from jaxprompt.data.text.overview import tell_words
-from jaxprompt.data.text.tokenizer import segments
+from jaxprompt.data.text.identity import scorer_fingerprints
+from jaxprompt.data.text.overview import label_word_messages
+from jaxprompt.data.text.tokenizer import num_segments
 from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
@@ -206,7 +206,7 @@ def open_task(config: RunConfig, placement: Placement, *, restored: bool = False
         decoder_slots=method.num_decoder_slots(),
         eos=config.task.eos,
         sentinel=config.backbone.sentinel,
-        num_types=segments(scorer.tokenizer, cfg.types),
+        num_types=num_segments(scorer.tokenizer, cfg.types),
         whole=config.head.get("span") == "target",
         answer=config.task.answer,
     )
@@ -291,7 +291,7 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
         store=corpus.checksums,
         labels=used,
         about=about,
-        identity=identity_of(ppt_task.scorer),
+        identity=scorer_fingerprints(ppt_task.scorer),
         template=ppt_task.scorer.template,
     )
     return Text(corpus, (train, dev), rows, held, data, () if labels is None else labels.classes)
@@ -322,7 +322,7 @@ def tell_task(ppt_task: PptTask, text: Text) -> list[str]:
     """Returns log lines about the task: label words, and which text is used or left out."""
     words = ppt_task.forms.verbalizer.words
     first_words = ", ".join(entry[0] for entry in words)
-    word_lines = tell_words(text.classes, words) or [f"label words: {first_words}"]
+    word_lines = label_word_messages(text.classes, words) or [f"label words: {first_words}"]
     return [
         f"task {ppt_task.scorer.task.name}, template {ppt_task.scorer.template!r}",
         f"  {word_lines[0]}",

@@ -12,7 +12,7 @@ from jaxprompt.build.initial_params import rows_of_file
 from jaxprompt.build.method import inherited, start_files, starts_of
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata
-from jaxprompt.data.text.identity import check_identity
+from jaxprompt.data.text.identity import check_fingerprints
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import (
@@ -105,7 +105,7 @@ def check_backbone(
 ) -> None:
     """Raises InputError if a run would continue with a different backbone than in its record.
 
-    `identity` describes the backbone without its weights, see `identity_of`; {} if unknown.
+    `identity` describes the backbone without its weights, see `scorer_fingerprints`; {} if unknown.
     """
     learned = record.backbone.fingerprint
     if learned != fingerprint:
@@ -114,7 +114,7 @@ def check_backbone(
             f"{fingerprint[:12]}; use the same backbone or another workdir"
         )
     cure = "use the same backbone or another workdir"
-    check_identity(record.identity, identity, f"{workdir} was trained with", cure)
+    check_fingerprints(record.identity, identity, f"{workdir} was trained with", cure)
 
 
 def other_splits(record: TaskData, data: TaskData) -> tuple[str, ...]:

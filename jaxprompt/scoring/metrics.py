@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxprompt.data.text.encoded import Judged
+from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.scoring import questions, relations, roles
 from jaxprompt.scoring.answer_words import (
@@ -72,28 +72,28 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
         )
 
 
-def right_classes(gold: np.ndarray, pred: np.ndarray, judged: Judged | None) -> np.ndarray:
+def right_classes(gold: np.ndarray, pred: np.ndarray, metric_data: MetricData | None) -> np.ndarray:
     """Returns the right class of each example; if there are several, the predicted or the first."""
-    if judged is None:
+    if metric_data is None:
         return gold
-    triples = zip(gold, pred, judged.right, strict=True)
+    triples = zip(gold, pred, metric_data.correct, strict=True)
     return np.array([said if said in own else first for first, said, own in triples])
 
 
 def score(
     name: str, gold: ArrayLike, pred: ArrayLike, num_classes: int,
-    judged: Judged | None = None, scores: np.ndarray | None = None,
+    metric_data: MetricData | None = None, scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Returns the metric `name` first, and accuracy, as fractions. gold, pred: [examples]
 
     RANKINGS need `scores` [examples, C], and are all returned, without accuracy; see `score_ranks`.
 
-    f1 is that of the positive class, `judged.positive`, or else of class 1. macro_f1 averages over
-    the classes that occur in gold or pred, which is scikit-learn's default, so that a class that is
-    predicted but never right counts as 0. matthews is the correlation over all classes. pred = -1
-    (no class) is wrong but not a class. If `judged` has several right classes of an example, a pred
-    or a rank among them is right. Metrics of relations and questions need `judged`; see
-    scoring/relations.py and scoring/questions.py.
+    f1 is that of the positive class, `metric_data.positive`, or else of class 1. macro_f1 averages
+    over the classes that occur in gold or pred, which is scikit-learn's default, so that a class
+    that is predicted but never right counts as 0. matthews is the correlation over all classes.
+    pred = -1 (no class) is wrong but not a class. If `metric_data` has several right classes of an
+    example, a pred or a rank among them is right. Metrics of relations and questions need
+    `metric_data`; see scoring/relations.py and scoring/questions.py.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
@@ -104,22 +104,22 @@ def score(
     if name in RANKINGS:
         if scores is None:
             raise ValueError(f"metric {name} needs the scores of the classes")
-        right = judged.right if judged else gold[:, None].tolist()
+        right = metric_data.correct if metric_data else gold[:, None].tolist()
         pairs = zip(right, scores, strict=True)
         ranks = score_ranks(np.array([max(own, key=row.__getitem__) for own, row in pairs]), scores)
         return {name: ranks.pop(name), **ranks}
     if name in relations.METRICS:
-        if judged is None:
-            raise ValueError(f"metric {name} needs `judged`, the facts about the relations")
-        return relations.score_relations(name, judged, gold, pred)
+        if metric_data is None:
+            raise ValueError(f"metric {name} needs `metric_data`, the facts about the relations")
+        return relations.score_relations(name, metric_data, gold, pred)
     if name in questions.METRICS:
-        if judged is None or not judged.questions:
+        if metric_data is None or not metric_data.questions:
             raise ValueError(f"metric {name} needs the question of each example")
-        return questions.score_questions(name, judged, gold, pred, scores)
-    gold = right_classes(gold, pred, judged)
+        return questions.score_questions(name, metric_data, gold, pred, scores)
+    gold = right_classes(gold, pred, metric_data)
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
-        positive = judged.positive if judged else 1
+        positive = metric_data.positive if metric_data else 1
         measured = {name: float(_sklearn(name, gold, pred, positive)), **measured}
     return measured
 

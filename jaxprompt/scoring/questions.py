@@ -1,37 +1,41 @@
 """Metrics of questions whose candidate answers are separate examples, as in SuperGLUE.
 
-Each candidate of a question is right or wrong separately: `Judged.positive` is the class of right
-ones, and `Judged.questions` is the question of each (Wang et al. 2019, section 3.2: MultiRC and
-ReCoRD).
+Each candidate of a question is right or wrong separately: `MetricData.positive` is the class of
+right ones, and `MetricData.questions` is the question of each (Wang et al. 2019, section 3.2:
+MultiRC and ReCoRD).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxprompt.data.text.encoded import Judged
+from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.scoring.answer_words import answer_words, shared_words
 
 METRICS = ("f1a", "answer_f1")
 
 
 def score_questions(
-    metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray, scores: np.ndarray | None
+    metric: str,
+    metric_data: MetricData,
+    gold: np.ndarray,
+    pred: np.ndarray,
+    scores: np.ndarray | None,
 ) -> dict[str, float]:
     """Returns the metric first, exact_match and accuracy, as fractions. gold, pred: [examples]
 
     See `score_candidates` and `score_best`, which needs `scores` [examples, 2].
     """
     rows: dict[str, list[int]] = {}
-    for row, question in enumerate(judged.questions):
+    for row, question in enumerate(metric_data.questions):
         rows.setdefault(question, []).append(row)
     asked = list(rows.values())
     if metric == "f1a":
-        found = score_candidates(asked, gold, pred, judged.positive)
+        found = score_candidates(asked, gold, pred, metric_data.positive)
     elif scores is None:
         raise ValueError("metric answer_f1 needs the scores of the classes")
     else:
-        found = score_best(asked, judged.candidates, gold, scores, judged.positive)
+        found = score_best(asked, metric_data.candidates, gold, scores, metric_data.positive)
     return {**found, "accuracy": float(np.mean(gold == pred))}
 
 

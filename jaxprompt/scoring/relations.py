@@ -1,6 +1,6 @@
 """Metrics of relations: the class of no relation is excluded, and an example may have several.
 
-gold and pred are class indices; other facts are in a `Judged` of data/text/encoded.py.
+gold and pred are class indices; other facts are in a `MetricData` of data/text/encoded.py.
 """
 
 import re
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.data.tasks.readers.entities import ABSENT
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.data.text.encoded import Judged
+from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")
@@ -30,21 +30,21 @@ def check_relations(metric: str, names: Sequence[str], negative: str) -> None:
 
 
 def score_relations(
-    metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray
+    metric: str, metric_data: MetricData, gold: np.ndarray, pred: np.ndarray
 ) -> dict[str, float]:
     """Returns the metric first, and others of its kind, as fractions. gold, pred: [examples]
 
     pred = -1 (no class) counts as no relation. See `micro`, `semeval_f1` and `conversational`.
     """
-    right = [set(own) - {judged.negative} for own in judged.right]
-    said = [{int(p)} - {judged.negative, -1} for p in pred]
-    if metric == "f1c" and max(judged.pairs) >= 0:  # of whole dialogues it is micro_f1
-        scores = conversational(judged, right, said)
+    right = [set(own) - {metric_data.negative} for own in metric_data.correct]
+    said = [{int(p)} - {metric_data.negative, -1} for p in pred]
+    if metric == "f1c" and max(metric_data.pairs) >= 0:  # of whole dialogues it is micro_f1
+        scores = conversational(metric_data, right, said)
     else:
         scores = micro(right, said)
         if metric == "semeval_f1":
-            scores = {"semeval_f1": semeval_f1(judged, gold, pred), **scores}
-    hits = [int(p) in own for p, own in zip(pred, judged.right, strict=True)]
+            scores = {"semeval_f1": semeval_f1(metric_data, gold, pred), **scores}
+    hits = [int(p) in own for p, own in zip(pred, metric_data.correct, strict=True)]
     return {**scores, "accuracy": float(np.mean(hits))}
 
 
@@ -59,7 +59,7 @@ def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, floa
     return {"micro_f1": _mean(precision, recall), "precision": precision, "recall": recall}
 
 
-def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
+def semeval_f1(metric_data: MetricData, gold: np.ndarray, pred: np.ndarray) -> float:
     """Returns the official score of SemEval-2010 task 8: (9+1)-way, with directionality.
 
     Macro-averaged F1 over the relations that are right for an example, without `Other`; 0 if there
@@ -67,8 +67,8 @@ def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
     wrong direction is an error in both respects: it counts among the predictions of the relation
     and among its right examples.
     """
-    base = [_DIRECTED.sub(r"\1", name) for name in judged.names]
-    of = lambda index: "" if index in (-1, judged.negative) else base[index]
+    base = [_DIRECTED.sub(r"\1", name) for name in metric_data.names]
+    of = lambda index: "" if index in (-1, metric_data.negative) else base[index]
     golds, preds = [of(int(g)) for g in gold], [of(int(p)) for p in pred]
     # Compared with the direction, which `golds` and `preds` leave out.
     exact = [g for g, a, b in zip(golds, gold, pred, strict=True) if a == b]
@@ -81,7 +81,7 @@ def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
 
 
 def conversational(
-    judged: Judged, right: Sequence[set[int]], said: Sequence[set[int]]
+    metric_data: MetricData, right: Sequence[set[int]], said: Sequence[set[int]]
 ) -> dict[str, float]:
     """Returns the conversational F1 of dialogues read turn by turn (Yu et al. 2020, section 4.2).
 
@@ -89,9 +89,11 @@ def conversational(
     entities were named. Precision and recall are those of each pair of entities, averaged;
     precision is 1 if no relation is predicted.
     """
-    sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in judged.pairs}
-    for pair, own, told, found in zip(judged.pairs, right, judged.told, said, strict=True):
-        known = set(told) - {judged.negative}
+    sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in metric_data.pairs}
+    for pair, own, told, found in zip(
+        metric_data.pairs, right, metric_data.expressed, said, strict=True
+    ):
+        known = set(told) - {metric_data.negative}
         # What is right and not told up to this turn is not held against what was said.
         counted = {name for name in found if name in known or name not in own}
         for place, more in enumerate((found & known, counted, known)):
@@ -101,19 +103,19 @@ def conversational(
     return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
 
 
-def judge(task: Task, examples: Iterable[Example]) -> Judged:
+def judge(task: Task, examples: Iterable[Example]) -> MetricData:
     """Collects what metrics of relations and questions need to know of a task's examples."""
     names = task.labels
     at = {name: i for i, name in enumerate(names)}
     rows = list(examples)
     right = [tuple(at[n] for n in e.references) or (e.label,) for e in rows]
-    told = [tuple(at[n] for n in e.told) for e in rows]
+    told = [tuple(at[n] for n in e.expressed) for e in rows]
     pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
     asked = [e.question for e in rows] if task.question else ()
     texts = [e.fields[task.candidate] for e in rows] if task.candidate else ()
     negative = at.get(task.negative, -1)
     known = right, told, pairs, unmarked, asked, texts
-    return Judged(tuple(names), negative, *known, task.positive_class)
+    return MetricData(tuple(names), negative, *known, task.positive_class)
 
 
 def _share(part: int, whole: int, otherwise: float) -> float:

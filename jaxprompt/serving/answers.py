@@ -41,7 +41,7 @@ def make_answers(
         head.check_found(split.average(found))
         measured, known = scorer.measure_known(split, found)
         columns = list(scorer.answers(examples, split, found))
-        unmarked = split.judged.unmarked if split.judged else 0
+        unmarked = split.metric_data.unmarked if split.metric_data else 0
         return Answered(columns, measured, known, count_cut(split.by_example()), unmarked)
 
     return answer

@@ -14,7 +14,7 @@ from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.sources.records import Record, with_examples
-from jaxprompt.data.tasks.cells import spelling, unreadable
+from jaxprompt.data.tasks.cells import describe_non_text, spelling
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import Encoded, Split, count_cut
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -58,7 +58,7 @@ class PromptBank(NamedTuple):
 
     def find(self, name: Any, where: str) -> int:
         """Returns the index of a prompt. Raises InputError, with `where`, for an unknown name."""
-        held = unreadable(name)
+        held = describe_non_text(name)
         spelled = "" if held else spelling(name)  # names may be numbers, too
         if spelled not in self.names:
             known = nearest(str(name), self.names)
@@ -263,7 +263,7 @@ def answer(bank: PromptBank, requests: Sequence[tuple[int, Record]]) -> dict[int
         scorer.head.check_found(split.average(scores))
         measured, known = scorer.measure_known(split, scores)
         columns = list(scorer.answers(_examples(records[number]), split, scores))
-        unmarked = split.judged.unmarked if split.judged else 0
+        unmarked = split.metric_data.unmarked if split.metric_data else 0
         answers[number] = Answered(
             columns, measured, known, count_cut(split.by_example()), unmarked
         )

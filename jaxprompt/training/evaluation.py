@@ -106,7 +106,7 @@ def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any,
     With several processes, whose compilers may wait for each other, and with batches that are not
     EvalBatches, shapes are compiled one after another.
     """
-    firsts = getattr(batches, "firsts", None)
+    firsts = getattr(batches, "one_of_each_shape", None)
     if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
         yield score
         return

@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
-    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=1)
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", num_masks=1)
     laid = SimpleNamespace(
         specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
     )

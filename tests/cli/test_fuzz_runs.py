@@ -186,7 +186,7 @@ def test_damaged_tensors_of_an_export(export, rng, monkeypatch):
 def use_tokenizer(folder, style: str) -> None:
     """Loads a tokenizer and does with it what encoding does."""
     tokenizer = load_tokenizer(folder)
-    read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=1)
+    read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", num_masks=1)
     encode_texts(tokenizer, ["a cat", "[MASK] é 不", ""])
 
 

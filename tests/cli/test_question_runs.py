@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.data.tasks.readers.candidates import rows_of
+from jaxprompt.data.tasks.readers.candidates import example_rows
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
@@ -62,7 +62,7 @@ def test_a_field_named_question_keeps_its_text():
     names = {"fields": ("question", "word"), "question": ("question",), "candidate": "word"}
     task = custom_task(**names, candidates=("options", "answers"), placeholder="___")
     row = {"question": "a ___ ?", "options": ["cat", "dog"], "answers": ["dog"]}
-    found = [read_example(task, own, "x:1", False) for own in rows_of(task, row, "x:1")]
+    found = [read_example(task, own, "x:1", False) for own in example_rows(task, row, "x:1")]
     assert [own.fields["question"] for own in found] == ["a cat ?", "a dog ?"]
     assert found[0].question == found[1].question != ""
 
@@ -79,8 +79,8 @@ def test_a_column_of_the_question_that_is_missing_is_named():
     names |= {"candidate": "word", "candidates": ("options", "answers")}
     task, row = custom_task(**names), {"text": "a", "ask": "b", "options": ["c", "d"]}
     with pytest.raises(InputError, match="x:1: column 'aks' of task.question is missing"):
-        rows_of(task, row | {"answers": ["c"]}, "x:1")
-    assert len(rows_of(task, row | {"answers": []}, "x:1")) == 2
+        example_rows(task, row | {"answers": ["c"]}, "x:1")
+    assert len(example_rows(task, row | {"answers": []}, "x:1")) == 2
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_what_the_weights_decide_is_not_compared(backbone):
         tokenizer=tokenizer, model=SimpleNamespace(backbone=SimpleNamespace(cfg=cfg))
     )
     read = dataclasses.replace(cfg, tied=not cfg.tied, rows=cfg.vocab + 8)
-    assert identity.identity_of(made(cfg)) == identity.identity_of(made(read))
+    assert identity.scorer_fingerprints(made(cfg)) == identity.scorer_fingerprints(made(read))
     other = dataclasses.replace(cfg, activation="relu")
-    assert identity.identity_of(made(cfg)) != identity.identity_of(made(other))
+    assert identity.scorer_fingerprints(made(cfg)) != identity.scorer_fingerprints(made(other))
 
 
 def test_what_differs_by_process_or_machine_is_summed_up_alike():

@@ -53,7 +53,7 @@ def test_a_family_gets_its_own(family, trained, text):
     assert len(tokenizer) == SIZE and sorted(tokenizer.get_vocab().values()) == list(range(SIZE))
     style = FAMILIES[family]
     sentinel = "<extra_id_{}>"
-    found = read_specials(tokenizer, style, eos=True, sentinel=sentinel, masks=2)
+    found = read_specials(tokenizer, style, eos=True, sentinel=sentinel, num_masks=2)
     expected = {
         "bert": ((2,), (3,), (3,), (4,), 0),
         "electra": ((2,), (3,), (3,), (4,), 0),

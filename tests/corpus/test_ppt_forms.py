@@ -10,7 +10,7 @@ from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_for
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.target import Frame, answer_frame, branch_plan, masked_plan, read_answer
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.verbalizer import make_verbalizer
@@ -28,9 +28,9 @@ OPTIONS = {"nss": 3, "unified": 3}
 def downstream(tokenizer, style, pattern, options, max_len, slots):
     """An encoder as a classification task with a verbalizer has it."""
     said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=sentinels)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, num_masks=sentinels)
     words = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
     stem = (0, *around.stem) if style == "seq2seq" else ()
     if style == "masked":
         plan = masked_plan(words.ids)

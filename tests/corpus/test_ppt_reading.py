@@ -16,7 +16,7 @@ from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.target import Frame, answer_frame, branch_plan, masked_plan, read_answer
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.verbalizer import make_verbalizer
@@ -30,9 +30,9 @@ MARKS = {"t5": 32099, "bert": 103, "roberta": 50264}  # the sentinel, or the mas
 def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
     """An encoder of a task, as a verbalizer's run has it."""
     said, sentinels = read_answer("[mask] {label}")
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, num_masks=sentinels)
     words = make_verbalizer(tokenizer, task.words, leading_space=task.spaced)
-    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    around = answer_frame(said, specials) if style == "seq2seq" else Frame((), ())
     plan = masked_plan(words.ids)
     if style != "masked":
         plan = branch_plan(words.ids, around, whole=False)

@@ -8,4 +8,4 @@ def test_a_slice_holds_rows_with_their_origins():
     part = rows[1::2]
     assert list(part) == [{"a": 1}, {"a": 3}]
     assert [part.origin(i) for i in range(2)] == ["x.jsonl:3", "x.jsonl:8"]
-    assert part.total == 5 and part.number(1) == 3
+    assert part.total == 5 and part.source_index(1) == 3

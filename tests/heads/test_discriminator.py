@@ -14,7 +14,7 @@ from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.class_list import ClassList, Entry, make_tree
+from jaxprompt.data.text.class_list import ClassList, ListEntry, make_tree
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.discriminator import log_scores
@@ -296,8 +296,8 @@ def test_the_released_layout_is_written(backbone):
 
 
 def test_an_entry_is_read_at_its_first_subword_and_its_copies_follow_one_another():
-    entries = (Entry((7, 8, 9), 0, row=2), Entry((5,), 1), Entry((3, 4), 2))
-    assert list(ClassList(entries, between=(6,)).pieces()) == [
+    entries = (ListEntry((7, 8, 9), 0, row=2), ListEntry((5,), 1), ListEntry((3, 4), 2))
+    assert list(ClassList(entries, separator=(6,)).runs()) == [
         ((7,), Role.LABEL, 2), ((8, 9), Role.HARD, 3), ((6,), Role.HARD, -1),
         ((5,), Role.LABEL, -1), ((6,), Role.HARD, -1), ((3,), Role.LABEL, -1),
         ((4,), Role.HARD, -1),
@@ -312,10 +312,10 @@ def test_a_tree_lists_children_of_one_parent():
     names = [[tree.names[n] for n in members] for members in tree.lists]
     assert names == [["x", "y"], ["z"], ["a", "b"], ["u"], ["c", "d"], ["f", "g"]]
     assert [tree.names[n] for n in tree.paths[2]] == ["x", "u", "c"]
-    assert tree.on_path(2) == [0, 1, 2, 3, 4] and tree.on_path(4) == [0, 1]
+    assert tree.lists_of(2) == [0, 1, 2, 3, 4] and tree.lists_of(4) == [0, 1]
     assert tree.depth == 5
     flat = make_tree("abcde", [4, 3, 2, 1, 0], group=3)
-    assert flat.lists == ((4, 3, 2), (1, 0)) and flat.on_path(1) == [0, 1] and flat.depth == 2
+    assert flat.lists == ((4, 3, 2), (1, 0)) and flat.lists_of(1) == [0, 1] and flat.depth == 2
 
 
 def test_groups_score_each_class_as_a_list_of_its_own_does(backbone):

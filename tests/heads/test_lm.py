@@ -195,7 +195,7 @@ def test_answers_give_the_scores_of_the_best(head, classes):
 
 def test_how_often_another_word_wins_is_measured():
     """Over the whole vocabulary a score of 0 may look like a mistake; this says what it is."""
-    split = SimpleNamespace(labels=[0, 1, 1, 0], counts=np.array([2] * 4), judged=None)
+    split = SimpleNamespace(labels=[0, 1, 1, 0], counts=np.array([2] * 4), metric_data=None)
     scores = np.array([[2, 1, 3], [0, 1, 0], [1, 2, 0], [0, 1, 4]], float)
     head = make_kind(name="verbalizer", scores="full")
     assert head.measure("accuracy", split, scores, 2) == {"accuracy": 0.5, "other_words": 0.5}

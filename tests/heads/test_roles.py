@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.tasks.readers.candidates import rows_of
+from jaxprompt.data.tasks.readers.candidates import example_rows
 from jaxprompt.data.tasks.readers.reading import read_all, read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.data.text.encode import ExampleEncoder
@@ -21,13 +21,13 @@ PLAIN, MARKED = "{tokens} [sep] {predicate}", "{tokens|marked} [sep] {predicate}
 
 def make_task(rows=(ROW,), **fields):
     task = custom_task(fields=("tokens",), tags="tags", predicate="predicate", **fields)
-    rows = [own for row in rows for own in rows_of(task, row, "r:1")]
+    rows = [own for row in rows for own in example_rows(task, row, "r:1")]
     task = with_labels(task, rows)
     return task, read_all(task, rows, "r:{}".format)
 
 
 def make_encoder(tokenizer, task, template, max_len):
-    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
     return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=0, num_masks=1, max_len=max_len,
         needs_mask=False, num_types=2, entities=task.marked, markers=task.markers,
@@ -129,7 +129,7 @@ def test_a_list_of_predicates_becomes_examples():
 def test_rows_that_are_wrong(change, told):
     task, _ = make_task(scheme="iob2")
     with pytest.raises(InputError) as caught:
-        read_all(task, rows_of(task, ROW | change, "r:1"), "r:{}".format)
+        read_all(task, example_rows(task, ROW | change, "r:1"), "r:{}".format)
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value), caught.value
 
 

@@ -38,7 +38,7 @@ def read(rows=ROWS, **fields):
 
 
 def make_encoder(tokenizer, max_len, template="{tokens}"):
-    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
     return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=0, num_masks=1, max_len=max_len,
         needs_mask=False, num_types=2,
@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_hard_word_and_a_soft_token_may_stand_around(bert):
     task, examples = read()
-    specials = read_specials(bert, "masked", eos=True, sentinel="", masks=0)
+    specials = read_specials(bert, "masked", eos=True, sentinel="", num_masks=0)
     encoder = ExampleEncoder(
         bert, parse("[soft*2] Tag : {tokens} ."), specials, num_slots=2, num_masks=1, max_len=24,
         needs_mask=False, num_types=2,

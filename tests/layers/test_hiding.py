@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny import MASK, make_batch
 
-from jaxprompt.data.batches.stacking import stack
+from jaxprompt.data.batches.stacking import stack_batches
 from jaxprompt.layers.hiding import hide_text
 from jaxprompt.types import Role
 
@@ -22,7 +22,7 @@ def hidden(batch, share, seed=0):
 def test_padding_hides_the_same_words(share):
     """In a grid a batch is as long as that of the longest run beside it."""
     batch, longer = make_batch(0, rows=16), make_batch(1, rows=16, length=30)
-    together = stack([batch, longer], 9, "right")
+    together = stack_batches([batch, longer], 9, "right")
     wide = jax.tree.map(lambda x: x[0], together)
     assert wide.encoder.ids.shape[1] == 30
     for seed in range(4):

@@ -64,7 +64,7 @@ def lay(model, side):
     front = Front(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
     assert front.slot == (*range(slots), -1) and front.ids[slots:] == (WORDS[0],)
     whole = Layout(5, 24, 0, side=side, shift=model.prompt.position_shift())
-    layouts = whole, dataclasses.replace(whole, front=front)
+    layouts = whole, dataclasses.replace(whole, shared_prefix=front)
     batches = [one_batch(rows, [0, 1, 2, 0, 1], layout) for layout in layouts]
     return (model, dataclasses.replace(model, front=front)), batches
 
@@ -187,7 +187,7 @@ def test_work_is_that_of_one_row():
     front = Front(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
     flops = []
     for own in (None, front):
-        batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, front=own))
+        batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, shared_prefix=own))
         shared = dataclasses.replace(model, front=own, last_layer="all")
         flops.append(count_flops(lambda p, m=shared, b=batch: m.forward(p, b), params))
         length = batch.encoder.ids.shape[1]
@@ -200,8 +200,8 @@ def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():
     rows = make_rows(3)
     front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
     rows[1][0].ids[3] = 11
-    with pytest.raises(ValueError, match="does not begin with what its layout says"):
-        one_batch(rows, [0] * 5, Layout(5, 24, 0, front=front))
+    with pytest.raises(ValueError, match="does not begin with"):
+        one_batch(rows, [0] * 5, Layout(5, 24, 0, shared_prefix=front))
 
 
 def test_dropout_of_the_front_is_drawn_once():
@@ -212,7 +212,7 @@ def test_dropout_of_the_front_is_drawn_once():
     rows = make_rows(4, 2)[:1] * 4
     front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
     model = dataclasses.replace(model, front=front)
-    batch = one_batch(rows, [0] * 4, Layout(4, 16, 0, front=front))
+    batch = one_batch(rows, [0] * 4, Layout(4, 16, 0, shared_prefix=front))
     injection = model.inject(params, batch)
     draw = lambda seed: (
         model.share_front(

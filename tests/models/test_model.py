@@ -11,7 +11,7 @@ import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.data.batches.stacking import stack
+from jaxprompt.data.batches.stacking import stack_batches
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, tags, verbalizer
 from jaxprompt.models.bank import Bank
@@ -65,7 +65,7 @@ def test_padding_changes_no_dropout(masks):
     prompt = make_prompt("prefix", backbone.dims, length=2)
     model = Model(backbone, prompt, {"main": tags.TagScores(5, 0.0)})
     batch, longer = make_batch(masks=masks), make_batch(1, masks=masks, length=24)
-    wide = jax.tree.map(lambda x: x[0], stack([batch, longer], 9, "right"))
+    wide = jax.tree.map(lambda x: x[0], stack_batches([batch, longer], 9, "right"))
     assert (few_reads(batch) is None) == (masks == 7) and few_reads(wide) is not None
     params, key = make_params(model, weights), jax.random.key(0)
     draws = dict(deterministic=False, key=key)

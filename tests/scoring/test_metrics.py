@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from jaxprompt.data.text.encoded import Judged
+from jaxprompt.data.text.encoded import MetricData
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 
@@ -28,11 +28,11 @@ def test_binary_by_hand():
 @pytest.mark.parametrize("positive", [0, 1])
 def test_f1_is_of_the_positive_class(positive):
     right = [(label,) for label in GOLD]
-    judged = Judged(("a", "b"), -1, right, right, [-1] * 8, positive=positive)
+    metric_data = MetricData(("a", "b"), -1, right, right, [-1] * 8, positive=positive)
     expected = sklearn.metrics.f1_score(GOLD, PRED, pos_label=positive)
-    assert metrics.score("f1", GOLD, PRED, 2, judged)["f1"] == pytest.approx(expected)
+    assert metrics.score("f1", GOLD, PRED, 2, metric_data)["f1"] == pytest.approx(expected)
     # So too of the examples that have a label alone.
-    part = judged.take([True] * 5 + [False] * 3)
+    part = metric_data.select([True] * 5 + [False] * 3)
     expected = sklearn.metrics.f1_score(GOLD[:5], PRED[:5], pos_label=positive)
     assert metrics.score("f1", GOLD[:5], PRED[:5], 2, part)["f1"] == pytest.approx(expected)
 
@@ -40,16 +40,16 @@ def test_f1_is_of_the_positive_class(positive):
 def test_each_of_several_right_classes_counts():
     """Of the second example classes 0 and 2 are right: said is the one that is not learned."""
     nothing = [()] * 3
-    judged = Judged(("a", "b", "c"), -1, [(0,), (0, 2), (1,)], nothing, [-1] * 3)
+    metric_data = MetricData(("a", "b", "c"), -1, [(0,), (0, 2), (1,)], nothing, [-1] * 3)
     gold, said = [0, 0, 1], [0, 2, 0]
-    assert metrics.score("accuracy", gold, said, 3, judged) == {"accuracy": 2 / 3}
+    assert metrics.score("accuracy", gold, said, 3, metric_data) == {"accuracy": 2 / 3}
     plain = metrics.score("accuracy", gold, said, 3)
     assert plain == {"accuracy": 1 / 3}
     for name in ("macro_f1", "matthews"):
-        found = metrics.score(name, gold, said, 3, judged)
+        found = metrics.score(name, gold, said, 3, metric_data)
         assert found == metrics.score(name, [0, 2, 1], said, 3) != plain
     ranks = np.array([[3.0, 2, 1], [2, 1, 3], [3, 1, 2]])
-    found = metrics.score("mrr", gold, said, 3, judged, ranks)
+    found = metrics.score("mrr", gold, said, 3, metric_data, ranks)
     assert found == {"mrr": (1 + 1 + 1 / 3) / 3, "hit_at_1": 2 / 3, "hit_at_10": 1.0}
 
 

@@ -85,22 +85,24 @@ def test_the_class_of_right_answers_may_be_the_first(metric, shared):
     task, _, examples, gold = read("record", shared / "data/record_32")
     scores = np.random.default_rng(0).normal(size=(len(gold), 2))
     scores[:, 1] += gold
-    judged = judge(task, examples)
-    expected = metrics.score(metric, gold, scores.argmax(1), 2, judged, scores)
-    judged, swapped = judged._replace(positive=0), scores[:, ::-1]
-    found = metrics.score(metric, 1 - gold, swapped.argmax(1), 2, judged, swapped)
+    metric_data = judge(task, examples)
+    expected = metrics.score(metric, gold, scores.argmax(1), 2, metric_data, scores)
+    metric_data, swapped = metric_data._replace(positive=0), scores[:, ::-1]
+    found = metrics.score(metric, 1 - gold, swapped.argmax(1), 2, metric_data, swapped)
     assert found == expected and 0 < expected[metric] < 1
 
 
 def test_a_question_without_a_right_answer_is_one_that_is_missed():
-    from jaxprompt.data.text.encoded import Judged
+    from jaxprompt.data.text.encoded import MetricData
 
     nothing = [()] * 3
-    judged = Judged(("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx"))
+    metric_data = MetricData(
+        ("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx")
+    )
     scores = np.array([[0, 1], [0, 2], [0, 1.0]])
-    found = metrics.score("answer_f1", [0, 1, 0], [1, 1, 1], 2, judged, scores)
+    found = metrics.score("answer_f1", [0, 1, 0], [1, 1, 1], 2, metric_data, scores)
     assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
-    found = metrics.score("f1a", [0, 0, 0], [0, 0, 0], 2, judged)
+    found = metrics.score("f1a", [0, 0, 0], [0, 0, 0], 2, metric_data)
     assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
     with pytest.raises(InputError, match="metric f1a needs 2 classes, but the task has 3"):
         metrics.check_metric("f1a", 3)

@@ -29,13 +29,13 @@ def make_batches():
 def test_firsts_are_the_first_batches_of_their_lengths():
     batches = make_batches()
     lengths = [batch.encoder.ids.shape[1] for batch in batches]
-    firsts = list(batches.firsts())
+    firsts = list(batches.one_of_each_shape())
     assert lengths == [32, 24, 16, 8]
     assert [batch.encoder.ids.shape[1] for batch in firsts] == lengths
     for batch, first in zip(batches, firsts, strict=True):
         np.testing.assert_array_equal(batch.index, first.index)
     known = batches.shapes - {(4, 16)}
-    assert [batch.encoder.ids.shape for batch in batches.firsts(known)] == [(4, 16)]
+    assert [batch.encoder.ids.shape for batch in batches.one_of_each_shape(known)] == [(4, 16)]
 
 
 def test_each_shape_is_compiled_once_and_in_threads():

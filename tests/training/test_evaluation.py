@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.sources.records import Record, to_lines
+from jaxprompt.data.sources.records import Record, output_lines
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError
@@ -83,7 +83,7 @@ def test_nan_scores_are_no_result():
 
 def test_a_prediction_is_json_or_an_error():
     row, good = {"text": "a", "id": float("nan")}, {"prediction": "x", "scores": {"x": 1.0}}
-    write = lambda answer: "".join(to_lines([Record("rows.jsonl:7", row)], [answer], ""))
+    write = lambda answer: "".join(output_lines([Record("rows.jsonl:7", row)], [answer], ""))
     assert json.loads(write(good)) == row | good | {"id": None}  # an empty number of a table
     with pytest.raises(InputError, match="rows.jsonl:7: the scores are not finite; .*optim.lr"):
         write(good | {"scores": {"x": float("nan")}})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.text.gguf_header import Array, Header, read_header
+from jaxprompt.data.text.gguf_header import ArrayField, Header, read_header
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 _CLASSES = {
@@ -153,7 +153,7 @@ class _Fields:
     def _kinds(self, layers: int) -> list[str]:
         """Returns the type of each layer; the metadata contain a period, or a flag per layer."""
         key = f"{self.kind}.attention.sliding_window_pattern"
-        if isinstance(self.header.fields.get(key), Array):
+        if isinstance(self.header.fields.get(key), ArrayField):
             local = self.header.array(key)
             if len(local) != layers:
                 raise self.refused("attention.sliding_window_pattern", f"{layers} flags", local)
@@ -219,7 +219,9 @@ class _Fields:
         # 0 is ggml's number of float32.
         if place.kind != 0 or place.shape != turns.shape:
             raise self.refused("rope_freqs.weight", f"{len(turns)} factors of type F32", place)
-        factors = np.frombuffer(self.header.part(place.start, place.start + 4 * len(turns)), "<f4")
+        factors = np.frombuffer(
+            self.header.read_bytes(place.start, place.start + 4 * len(turns)), "<f4"
+        )
         # What turns slowest is scaled by the whole factor, so the largest number is the factor.
         factor = float(factors.max())
         smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
@@ -238,7 +240,7 @@ class _Fields:
         """Returns a field; a field with one value per layer must have the same value in all."""
         name = f"{self.kind}.{key}"
         found = self.header.fields.get(name, default)
-        if isinstance(found, Array):
+        if isinstance(found, ArrayField):
             values = set(self.header.array(name))
             if len(values) != 1:
                 raise self.refused(key, "the same in all layers", sorted(values))

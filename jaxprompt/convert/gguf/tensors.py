@@ -16,7 +16,7 @@ import numpy as np
 from jaxprompt.convert.blocks import Entry, Read, as_matrix, make_reader, unreadable
 from jaxprompt.convert.gguf.config import CURE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
-from jaxprompt.data.text.gguf_header import Header, Place, read_header
+from jaxprompt.data.text.gguf_header import Header, TensorInfo, read_header
 from jaxprompt.errors import InputError
 from jaxprompt.tree import BLOCK
 
@@ -122,7 +122,9 @@ def _rename(architecture: str, name: str) -> str:
     return name
 
 
-def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place: Place) -> Entry:
+def _entry(
+    header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place: TensorInfo
+) -> Entry:
     path, (rows, width) = header.path, as_matrix(place.shape)
     packing = _packing(path, name, place.kind)
     if width % packing.numbers:
@@ -198,7 +200,7 @@ def _less_one(read: Read) -> Read:
     return lambda rows, columns: read(rows, columns).astype(np.float32) - np.float32(1)
 
 
-def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.ndarray | None:
+def _order(header: Header, hf: dict[str, Any], name: str, place: TensorInfo) -> np.ndarray | None:
     """Returns the order of a head's rows in the file, for a Llama's queries and keys. -> [D]
 
     llama.cpp turns numbers 2j and 2j + 1 of a head together, transformers j and j + D/2.

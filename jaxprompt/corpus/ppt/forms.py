@@ -9,14 +9,14 @@ from jaxprompt.corpus.ppt.patterns import Pattern, fields
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
 from jaxprompt.data.text.encoded import Encoded
-from jaxprompt.data.text.marking import kept_lengths
-from jaxprompt.data.text.specials import FED, SENTINEL, read_specials, start_of
+from jaxprompt.data.text.marking import truncated_lengths
+from jaxprompt.data.text.specials import FED, SENTINEL, answer_start, read_specials
 from jaxprompt.data.text.target import (
     Branches,
     Frame,
+    answer_frame,
     branch_plan,
     default_answer,
-    frame,
     masked_plan,
     read_answer,
 )
@@ -80,7 +80,7 @@ class Form:
         """Makes a row of texts, by field. If too long, texts lose their end, the longest first."""
         own = [texts[name] for name in self._names]
         whole = [len(text) for text in own]
-        lengths = kept_lengths(whole, self.room)
+        lengths = truncated_lengths(whole, self.room)
         ids = [self._fixed[0]]
         for text, length, fixed in zip(own, lengths, self._fixed[1:], strict=True):
             ids += (text[:length], fixed)
@@ -124,15 +124,17 @@ def make_forms(
     that the loss can cover all of them, as in the released code with "[mask] {label} [mask]".
     """
     said, sentinels = read_answer(answer or default_answer(style))
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
+    specials = read_specials(
+        tokenizer, style, eos=eos, sentinel=sentinel, num_masks=max(1, sentinels)
+    )
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    around = frame(said, specials) if style in FED else Frame((), ())
+    around = answer_frame(said, specials) if style in FED else Frame((), ())
     if style == "masked":
         # One position per piece of a word; a decoder has branches instead.
         plan = masked_plan(verbalizer.ids)
     else:
         plan = branch_plan(verbalizer.ids, around, whole=whole)
-    stem = (start_of(specials, start), *around.stem) if style in FED else ()
+    stem = (answer_start(specials, start), *around.stem) if style in FED else ()
     forms = {}
     for number in sorted(options, reverse=True):  # the longest first, for the errors
         template = parse(pattern.text(number))

@@ -9,28 +9,28 @@ import numpy as np
 
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.types import Batch, Front, Role, Tokens
 
-Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
+EncodedExamples = Sequence[Sequence[Encoded]]  # examples, K rows each
 Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How examples are laid out in arrays, and which part of a global batch this host holds."""
+    """How examples are laid out in arrays, and which part of a global batch this host has."""
 
     batch: int  # examples of a batch over all hosts
     max_len: int
     pad_id: int
     num_rows: int = 1  # K; an example with fewer choices gets rows of padding
-    side: str = "right"  # where padding stands
+    side: str = "right"  # side of the padding
     shift: int = 0  # added to every position, for prompts that take the first ones
-    decoder_shift: int = 0  # the same of the decoder's
-    multiple: int = 8
-    ends: tuple[int, ...] = ()  # tokens that end what is written, where anything is
-    branches: bool = False  # of a causal model's rows, see data/text/target.py
-    front: Front | None = None  # what every row begins with, which the model has by itself
+    decoder_shift: int = 0  # added to every position of the decoder
+    multiple: int = 8  # of the lengths of batches
+    ends: tuple[int, ...] = ()  # tokens that end a generated text
+    branches: bool = False  # whether rows have branches, see data/text/target.py
+    shared_prefix: Front | None = None  # tokens removed from every row; the model adds them
     host: int = 0
     hosts: int = 1
 
@@ -40,11 +40,11 @@ class Layout:
             raise InputError(
                 f"batch size {self.batch} is not a positive multiple of {self.hosts} hosts; use one"
             )
-        _at_least("batching multiple", self.multiple, 1)
+        at_least("batching multiple", self.multiple, 1)
         if self.side not in ("left", "right"):
             raise InputError(f"padding side {self.side!r} is unknown; use left or right")
 
-    def whole(self) -> "Layout":
+    def single_host(self) -> "Layout":
         """Returns the layout with all rows of every batch on this host."""
         return replace(self, host=0, hosts=1)
 
@@ -63,7 +63,7 @@ class Layout:
 
 
 def collate(
-    rows: Rows,
+    rows: EncodedExamples,
     labels: Ints,
     index: Ints,
     *,
@@ -88,53 +88,59 @@ def collate(
     flat = {
         e * num_rows + k: row for e, example in enumerate(rows) for k, row in enumerate(example)
     }
-    sample = rows[0][0] if like is None else like
+    first_row = rows[0][0] if like is None else like
     label_pos = np.zeros((total, label_width), np.int32)
-    targets = None if sample.targets is None else np.full((total, label_width), -1, np.int32)
+    targets = None if first_row.targets is None else np.full((total, label_width), -1, np.int32)
     decoder = None
-    if sample.decoder is not None:
-        inner = {r: _needed(row.decoder, "decoder") for r, row in flat.items()}
-        apart = sample.decoder.segments is not None
-        decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift, apart)
+    if first_row.decoder is not None:
+        decoder_rows = {r: _require(row.decoder, "decoder") for r, row in flat.items()}
+        has_segments = first_row.decoder.segments is not None
+        decoder = _pad(
+            decoder_rows, total, decoder_length, pad_id, "right", decoder_shift, has_segments
+        )
     for r, row in flat.items():
-        # With a decoder, label_pos counts its places, and its rows are padded on the right.
-        moved = length - len(row.ids) if side == "left" and decoder is None else 0
-        label_pos[r, : len(row.label_pos)] = row.label_pos + moved
+        # With a decoder, label_pos are its positions, and its rows are padded on the right.
+        offset = length - len(row.ids) if side == "left" and decoder is None else 0
+        label_pos[r, : len(row.label_pos)] = row.label_pos + offset
         if targets is not None:
-            own = _needed(row.targets, "targets")
-            targets[r, : len(own)] = own
-    filling = (0, batch - count)
-    known = _as_labels(labels)
+            row_targets = _require(row.targets, "targets")
+            targets[r, : len(row_targets)] = row_targets
+    padding = (0, batch - count)
+    label_array = _as_labels(labels)
     choices = np.asarray([example[0].num_choices for example in rows], np.int32)
-    encoder = _pad(flat, total, length, pad_id, side, shift, sample.segments is not None)
+    encoder = _pad(flat, total, length, pad_id, side, shift, first_row.segments is not None)
     if side == "right" and not branches:
         encoder = encoder._replace(lengths=encoder.mask.sum(1, dtype=np.int32))
     return Batch(
         encoder=encoder,
         label_pos=label_pos,
-        labels=np.pad(known, [filling] + [(0, 0)] * (known.ndim - 1), constant_values=-1),
-        weights=np.pad(np.ones(count, np.float32), filling),
-        index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
+        labels=np.pad(
+            label_array, [padding] + [(0, 0)] * (label_array.ndim - 1), constant_values=-1
+        ),
+        weights=np.pad(np.ones(count, np.float32), padding),
+        index=np.pad(np.asarray(index, np.int32), padding, constant_values=-1),
         decoder=decoder,
         targets=targets,
-        counts=np.pad(choices, filling) if sample.num_choices else None,
+        counts=np.pad(choices, padding) if first_row.num_choices else None,
     )
 
 
 def _pad(
-    rows: Mapping[int, Row | Encoded], total: int, length: int, pad_id: int, side: str, shift: int,
-    apart: bool,
-) -> Tokens:  # fmt: skip
-    """Puts rows, by number, into the arrays of one stream, [total, length].
-
-    With documents apart, the arrays include segments.
-    """
+    rows: Mapping[int, Row | Encoded],
+    total: int,
+    length: int,
+    pad_id: int,
+    side: str,
+    shift: int,
+    has_segments: bool,
+) -> Tokens:
+    """Pads rows, by index, to the arrays of one stream, [total, length]."""
     ids = np.full((total, length), pad_id, np.int32)
     mask = np.zeros((total, length), bool)
     slot = np.full((total, length), -1, np.int32)
     positions, types = (np.zeros((total, length), np.int32) for _ in range(2))
     roles = np.full((total, length), Role.PAD, np.int8)
-    segments = np.zeros((total, length), np.int32) if apart else None
+    segments = np.zeros((total, length), np.int32) if has_segments else None
     for r, row in rows.items():
         start = length - len(row.ids) if side == "left" else 0
         span = slice(start, start + len(row.ids))
@@ -142,54 +148,54 @@ def _pad(
         types[r, span], roles[r, span] = row.types, row.roles
         positions[r, span] = row.positions + shift
         if segments is not None:
-            segments[r, span] = _needed(row.segments, "segments")
+            segments[r, span] = _require(row.segments, "segments")
     return Tokens(ids, mask, slot, positions, types, roles, segments)
 
 
 class _Examples:
     """Encoded examples and their layout; builds the batch of any list of them."""
 
-    def __init__(self, rows: Rows, labels: Ints, layout: Layout):
+    def __init__(self, rows: EncodedExamples, labels: Ints, layout: Layout):
         if not rows:
             raise InputError("the split has 0 examples; a split needs at least 1")
-        most = max(map(len, rows))
-        if most > layout.num_rows:
+        max_rows = max(map(len, rows))
+        if max_rows > layout.num_rows:
             raise InputError(
-                f"an example has {most} rows, over num_rows {layout.num_rows}, the number of "
+                f"an example has {max_rows} rows, over num_rows {layout.num_rows}, the number of "
                 "choices this run was made for; use fewer choices"
             )
-        if layout.front is not None:
-            front = {name: np.array(x) for name, x in layout.front._asdict().items()}
-            rows = [[_without(front, row) for row in example] for example in rows]
+        if layout.shared_prefix is not None:
+            prefix = {name: np.array(x) for name, x in layout.shared_prefix._asdict().items()}
+            rows = [[_strip_prefix(prefix, row) for row in example] for example in rows]
         self.rows = rows
         self.labels = _as_labels(labels)  # [examples] or [examples, M]
         self.layout = layout
-        every = [row for example in rows for row in example]
-        self.label_width = max(len(row.label_pos) for row in every)  # M
-        # One width for all batches: only the encoder's lengths make programs.
-        self.decoder_length = max(len(row.decoder.ids) if row.decoder else 0 for row in every)
+        all_rows = [row for example in rows for row in example]
+        self.label_width = max(len(row.label_pos) for row in all_rows)  # M
+        # The same for all batches, so that only the encoder's lengths need several compilations.
+        self.decoder_length = max(len(row.decoder.ids) if row.decoder else 0 for row in all_rows)
         self.lengths = np.array([max(len(row.ids) for row in example) for example in rows])
 
-    def batch(self, chosen: np.ndarray) -> Batch:
-        """Builds this host's part of the batch of the examples `chosen` by all hosts."""
-        at = self.layout
-        share = at.batch // at.hosts
-        mine = chosen[at.host * share : (at.host + 1) * share]
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Builds this host's part of the batch of the examples `indices` by all hosts."""
+        layout = self.layout
+        host_batch = layout.batch // layout.hosts
+        host_indices = indices[layout.host * host_batch : (layout.host + 1) * host_batch]
         return collate(
-            [self.rows[i] for i in mine],
-            self.labels[mine],
-            mine,
-            batch=share,
+            [self.rows[i] for i in host_indices],
+            self.labels[host_indices],
+            host_indices,
+            batch=host_batch,
             # The longest of all hosts' examples: every process must run the same program.
-            length=at.length(self.lengths[chosen].max()),
-            pad_id=at.pad_id,
+            length=layout.length(self.lengths[indices].max()),
+            pad_id=layout.pad_id,
             label_width=self.label_width,
-            num_rows=at.num_rows,
-            side=at.side,
-            shift=at.shift,
-            branches=at.branches,
+            num_rows=layout.num_rows,
+            side=layout.side,
+            shift=layout.shift,
+            branches=layout.branches,
             decoder_length=self.decoder_length,
-            decoder_shift=at.decoder_shift,
+            decoder_shift=layout.decoder_shift,
             like=self.rows[0][0],  # in a last short batch this host may have no example
         )
 
@@ -204,7 +210,7 @@ class TrainBatches(BatchStream):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: EncodedExamples,
         labels: Ints,
         layout: Layout,
         *,
@@ -214,17 +220,17 @@ class TrainBatches(BatchStream):
         prefetch: int = 4,
     ):
         """Starts at step 0; `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        _at_least("group", group, 1)
-        _at_least("prefetch", prefetch, 0)
+        at_least("group", group, 1)
+        at_least("prefetch", prefetch, 0)
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
         self._group = group
-        # Two: batches made ahead lie on both sides of the end of an epoch.
+        # Two, because prefetched batches may belong to the next epoch.
         self._epoch = lru_cache(maxsize=2)(self._plan_epoch)
         self._shapes: set[tuple[int, int]] = set()
         self.steps_per_epoch = -(-len(rows) // layout.batch)
         total = ENDLESS if epochs is None else epochs * self.steps_per_epoch
-        # What the order of batches depends on; a run that resumes must have the same.
+        # The order of batches depends on these; a run that resumes must have the same.
         settings = {"examples": len(rows), "batch": layout.batch, "seed": seed, "group": group}
         super().__init__(self._at, total, prefetch, settings, "data")
 
@@ -251,12 +257,12 @@ class TrainBatches(BatchStream):
         size = self._examples.layout.batch
         order = rng.permutation(len(self._examples.rows))
         if self._group == 1:
-            return _cut(order, size)
+            return _chunks(order, size)
         plan = []
-        for pool in _cut(order, size * self._group):
+        for group in _chunks(order, size * self._group):
             # Stable: equal lengths keep the shuffled order, on every machine.
-            by_length = np.argsort(self._examples.lengths[pool], kind="stable")
-            plan += _cut(pool[by_length], size)
+            by_length = np.argsort(self._examples.lengths[group], kind="stable")
+            plan += _chunks(group[by_length], size)
         # Otherwise every group would be trained from short to long.
         return [plan[i] for i in rng.permutation(len(plan))]
 
@@ -264,12 +270,12 @@ class TrainBatches(BatchStream):
 class EvalBatches:
     """One pass over every example, longest first, so that memory runs out at once or never."""
 
-    def __init__(self, rows: Rows, labels: Ints, layout: Layout):
+    def __init__(self, rows: EncodedExamples, labels: Ints, layout: Layout):
         """Plans the pass; iterating builds the batches, any number of times."""
         self._examples = _Examples(rows, labels, layout)
         # Stable, so that batches, and with them sums of floats, are the same in every pass.
         order = np.argsort(-self._examples.lengths, kind="stable")
-        self._plan = _cut(order, layout.batch)
+        self._plan = _chunks(order, layout.batch)
 
     def __len__(self) -> int:
         """Returns the number of batches."""
@@ -284,59 +290,56 @@ class EvalBatches:
         """Shapes [rows, T] of one pass."""
         return frozenset(self._shapes())
 
-    def firsts(self, known: Collection[tuple[int, int]] = ()) -> Iterator[Batch]:
-        """Yields the first batch of each shape [rows, T] that is not in `known`."""
-        seen = set(known)
-        for shape, chosen in zip(self._shapes(), self._plan, strict=True):
-            if shape not in seen:
-                seen.add(shape)
-                yield self._examples.batch(chosen)
+    def one_of_each_shape(self, skip: Collection[tuple[int, int]] = ()) -> Iterator[Batch]:
+        """Yields the first batch of each shape [rows, T] that is not in `skip`."""
+        done = set(skip)
+        for shape, indices in zip(self._shapes(), self._plan, strict=True):
+            if shape not in done:
+                done.add(shape)
+                yield self._examples.batch(indices)
 
     def _shapes(self) -> list[tuple[int, int]]:
         """Lists the shape of each batch."""
-        at = self._examples.layout
-        rows = at.batch // at.hosts * at.num_rows
-        longest = (self._examples.lengths[chosen].max() for chosen in self._plan)
-        return [(rows, at.length(length)) for length in longest]
+        layout = self._examples.layout
+        rows = layout.batch // layout.hosts * layout.num_rows
+        longest = (self._examples.lengths[indices].max() for indices in self._plan)
+        return [(rows, layout.length(length)) for length in longest]
 
 
-def one_batch(rows: Rows, labels: Ints, layout: Layout) -> Batch:
+def one_batch(rows: EncodedExamples, labels: Ints, layout: Layout) -> Batch:
     """Returns one batch of a few examples, in the given order."""
-    # Whole on every process: it is for shapes and for what no batch changes.
-    layout = replace(layout.whole(), batch=len(rows))
+    # On one host: it is used for shapes, and for values that do not depend on the batch.
+    layout = replace(layout.single_host(), batch=len(rows))
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
 
 
 def _as_labels(labels: Ints) -> np.ndarray:
     """Converts labels to an array: int32 for classes, float32 for numbers."""
-    found = np.asarray(labels)
-    # numpy takes an empty list for floats; an empty array has kept what its split is.
-    floats = found.dtype.kind == "f" and (found.size > 0 or found is labels)
-    return found.astype(np.float32 if floats else np.int32)
+    array = np.asarray(labels)
+    # numpy reads an empty list as floats; an empty array has the type of its split.
+    floats = array.dtype.kind == "f" and (array.size > 0 or array is labels)
+    return array.astype(np.float32 if floats else np.int32)
 
 
-def _without(front: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
-    """Removes the shared beginning of a row, by field. Its positions stay as they are."""
-    count = len(front["ids"])
-    pairs = [(getattr(row, name)[:count], x) for name, x in front.items()]
-    if len(row.ids) <= count or not all(np.array_equal(own, x) for own, x in pairs):
-        raise ValueError("a row does not begin with what its layout says that all begin with")
-    parts = {name: getattr(row, name)[count:] for name in (*front, "positions")}
+def _strip_prefix(prefix: Mapping[str, np.ndarray], row: Encoded) -> Encoded:
+    """Removes the shared prefix of a row; its positions stay as they are."""
+    count = len(prefix["ids"])
+    pairs = [(getattr(row, name)[:count], prefix_values) for name, prefix_values in prefix.items()]
+    if len(row.ids) <= count or not all(
+        np.array_equal(values, prefix_values) for values, prefix_values in pairs
+    ):
+        raise ValueError("a row does not begin with the shared prefix of its layout")
+    fields = {name: getattr(row, name)[count:] for name in (*prefix, "positions")}
     segments = row.segments if row.segments is None else row.segments[count:]
-    return row._replace(**parts, label_pos=row.label_pos - count, segments=segments)
+    return row._replace(**fields, label_pos=row.label_pos - count, segments=segments)
 
 
-def _needed(part: Part | None, name: str) -> Part:
-    """Returns a part of a row that the first row has too. Raises ValueError if it is missing."""
-    if part is None:
+def _require(value: Part | None, name: str) -> Part:
+    """Returns a field of a row. Raises ValueError if only the first row has it."""
+    if value is None:
         raise ValueError(f"a row has no {name}, and the first row of its batch has")
-    return part
+    return value
 
 
-def _at_least(name: str, value: int, limit: int) -> None:
-    if value < limit:
-        raise InputError(f"{name} is {value}; use {limit} or more")
-
-
-def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
+def _chunks(order: np.ndarray, size: int) -> list[np.ndarray]:
     return [order[i : i + size] for i in range(0, len(order), size)]

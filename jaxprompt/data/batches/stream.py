@@ -13,9 +13,13 @@ class BatchStream(Iterator[Batch]):
     """Batches by their number, prefetched by grain's threads."""
 
     def __init__(
-        self, make: Callable[[int], Batch], total: int, prefetch: int, settings: dict[str, int],
+        self,
+        make: Callable[[int], Batch],
+        total: int,
+        prefetch: int,
+        settings: dict[str, int],
         source: str,
-    ):  # fmt: skip
+    ):
         """Starts at batch 0.
 
         Args:

@@ -24,7 +24,7 @@ from jaxprompt.config.run import (
     Protocol,
 )
 from jaxprompt.data.sampling.listed_rows import read_listed
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, at_least, choose
 
 ON_SHORTAGE = ("raise", "use_fewer")  # of a class with fewer rows than kshot asks for
 
@@ -36,7 +36,7 @@ class SplitRows(NamedTuple):
     dev: np.ndarray | None
 
 
-def split(
+def sample_split(
     protocol: Protocol,
     labels: Sequence[int],
     seed: int,
@@ -58,8 +58,7 @@ def split(
       names: class names, for messages.
       groups: group of each example, e.g. its question.
       rows: for `Listed`: the row of each label, and the number of rows; by default each label is
-        one
-        row.
+        one row.
     """
     if groups is not None and keeps_groups(protocol):
         return _by_group(protocol, groups, seed)
@@ -67,7 +66,7 @@ def split(
         return holdout(labels, protocol.size, seed)
     if isinstance(protocol, Listed):
         numbers, total = rows or (None, len(labels))
-        return listed(protocol.rows, seed, total, numbers)
+        return listed_rows(protocol.rows, seed, total, numbers)
     if isinstance(protocol, KFold):
         k, fold = protocol.k or None, protocol.fold
         parts = kfold(
@@ -100,7 +99,7 @@ def keeps_groups(protocol: Protocol) -> bool:
 def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> SplitRows:
     rows, needed = _rows_of_groups(groups, range(len(groups))), 2
     if isinstance(protocol, HoldOut):
-        _at_least("data.protocol.size", protocol.size, 1)
+        at_least("data.protocol.size", protocol.size, 1)
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
         size = int(np.searchsorted(sizes, protocol.size)) + 1
         protocol, needed = dataclasses.replace(protocol, size=size), size + 1
@@ -112,33 +111,36 @@ def _by_group(protocol: Protocol, groups: Sequence[Hashable], seed: int) -> Spli
             f"sentences, which data.protocol={protocol.name} does not divide, too few for train "
             "and dev; reduce data.protocol.size or data.protocol.folds, or set data.files.dev"
         )
-    train, dev = split(protocol, [0] * len(rows), seed, names=("all",))
-    spread = lambda numbers: [row for number in numbers for row in rows[number]]
-    return _split(spread(train), None if dev is None else spread(dev))
+    train, dev = sample_split(protocol, [0] * len(rows), seed, names=("all",))
+
+    def rows_in(chosen: Iterable[int]) -> list[int]:
+        return [row for group in chosen for row in rows[group]]
+
+    return _split_rows(rows_in(train), None if dev is None else rows_in(dev))
 
 
-def _with_grouped_dev(found: SplitRows, groups: Sequence[Hashable], seed: int) -> SplitRows:
-    if found.dev is None or not len(found.dev):
-        return found
-    taken = {groups[row] for row in found.train}
-    rest = [row for row in range(len(groups)) if groups[row] not in taken]
-    rows = _rows_of_groups(groups, rest)
+def _with_grouped_dev(sampled: SplitRows, groups: Sequence[Hashable], seed: int) -> SplitRows:
+    if sampled.dev is None or not len(sampled.dev):
+        return sampled
+    train_groups = {groups[row] for row in sampled.train}
+    remaining = [row for row in range(len(groups)) if groups[row] not in train_groups]
+    rows = _rows_of_groups(groups, remaining)
     dev: list[int] = []
     for group in _shuffled(len(rows), seed):
-        dev += rows[group] if len(dev) < len(found.dev) else []
+        dev += rows[group] if len(dev) < len(sampled.dev) else []
     if not dev:
         raise InputError(
             "train has examples of every question, which leaves none for dev; sample fewer, or "
             "set data.files.dev"
         )
-    return found._replace(dev=np.array(sorted(dev), np.int64))
+    return sampled._replace(dev=np.array(sorted(dev), np.int64))
 
 
 def _rows_of_groups(groups: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
-    found: dict[Hashable, list[int]] = {}
+    rows_by_group: dict[Hashable, list[int]] = {}
     for row in rows:
-        found.setdefault(groups[row], []).append(row)
-    return list(found.values())
+        rows_by_group.setdefault(groups[row], []).append(row)
+    return list(rows_by_group.values())
 
 
 def kshot(
@@ -157,22 +159,27 @@ def kshot(
     warning; "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
-    _at_least("data.protocol.k", k, 1)
-    _at_least("data.protocol.dev_k", dev_k, 0)
+    at_least("data.protocol.k", k, 1)
+    at_least("data.protocol.dev_k", dev_k, 0)
     groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
     choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     if on_shortage == "raise":
-        asked = f"data.protocol.k={k} and {dev_k} for dev"
-        _enough(groups, dict.fromkeys(groups, k + dev_k), asked, names, take=True)
+        request = f"data.protocol.k={k} and {dev_k} for dev"
+        _check_counts(groups, dict.fromkeys(groups, k + dev_k), request, names, can_use_fewer=True)
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
             logging.getLogger(__name__).warning(
                 "class %s has %d examples, fewer than data.protocol.k=%d plus %d for dev: train "
                 "gets %d, dev %d",
-                _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
-            )  # fmt: skip
+                _name(label, names),
+                len(rows),
+                k,
+                dev_k,
+                len(rows[:k]),
+                len(rows[k:]),
+            )
     train = [row for rows in groups.values() for row in rows[:k]]
-    return _split(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
+    return _split_rows(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
 
 
 def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> SplitRows:
@@ -185,26 +192,33 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     error.
     """
     groups = _by_class(labels, _shuffled(len(labels), seed))
-    whole = _with_absent(groups, names)
-    _enough(whole, dict.fromkeys(whole, 2), "one example for train and one for dev", names)
+    all_groups = _with_absent(groups, names)
+    _check_counts(
+        all_groups, dict.fromkeys(all_groups, 2), "one example for train and one for dev", names
+    )
     if len(groups) > 5:
         n = 8 * len(groups)
-    _at_least("data.protocol.n", n, len(groups))
+    at_least("data.protocol.n", n, len(groups))
     train: list[int] = []
     dev: list[int] = []
-    for place, (label, rows) in enumerate(groups.items()):
-        share = n // len(groups) + (place < n % len(groups))
+    for position, (label, rows) in enumerate(groups.items()):
+        share = n // len(groups) + (position < n % len(groups))
         if len(rows) < 2 * share:
             half = len(rows) // 2
             logging.getLogger(__name__).warning(
                 "class %s has %d examples, but data.protocol.n=%d over %d classes, with as many "
                 "for dev, needs %d: train and dev get %d each",
-                _name(label, names), len(rows), n, len(groups), 2 * share, half,
-            )  # fmt: skip
+                _name(label, names),
+                len(rows),
+                n,
+                len(groups),
+                2 * share,
+                half,
+            )
             share = half
         train += rows[:share]
         dev += rows[share : 2 * share]
-    return _split(train, dev)
+    return _split_rows(train, dev)
 
 
 def fraction(
@@ -231,20 +245,20 @@ def fraction(
     groups = _by_class(labels, range(len(labels)))
     train: list[int] = []
     dev: list[int] = []
-    takes, dev_takes, needs = {}, {}, {}
+    train_counts, dev_counts, totals = {}, {}, {}
     for label, rows in groups.items():
-        takes[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
-        dev_takes[label] = max(1, int(holdout * len(rows))) if holdout else 0
-        needs[label] = takes[label] + dev_takes[label]
-    _enough(
-        groups, needs, f"data.protocol.ratio={ratio} with data.protocol.holdout={holdout}", names
+        train_counts[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
+        dev_counts[label] = max(1, int(holdout * len(rows))) if holdout else 0
+        totals[label] = train_counts[label] + dev_counts[label]
+    _check_counts(
+        groups, totals, f"data.protocol.ratio={ratio} with data.protocol.holdout={holdout}", names
     )
     generator = random.Random(seed)  # each class continues its stream, as released
     for label, rows in groups.items():
         generator.shuffle(rows)
-        train += rows[: takes[label]]
-        dev += rows[takes[label] : needs[label]]
-    return _split(sorted(train), sorted(dev) if holdout else None)
+        train += rows[: train_counts[label]]
+        dev += rows[train_counts[label] : totals[label]]
+    return _split_rows(sorted(train), sorted(dev) if holdout else None)
 
 
 def kfold(
@@ -262,25 +276,30 @@ def kfold(
     divides what there is; "raise" is an error. Rows are in file order. Raises InputError for a
     class with fewer rows than folds, unless it has none.
     """
-    _at_least("data.protocol.folds", folds, 2)
+    at_least("data.protocol.folds", folds, 2)
     choose("data.protocol.on_shortage", on_shortage, ON_SHORTAGE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
-        _at_least("data.protocol.k", k, 1)
+        at_least("data.protocol.k", k, 1)
         if on_shortage == "raise":
-            whole = _with_absent(groups, names)
-            _enough(whole, dict.fromkeys(whole, k), f"data.protocol.k={k}", names, take=True)
-    # [:None] takes them all.
+            all_groups = _with_absent(groups, names)
+            _check_counts(
+                all_groups,
+                dict.fromkeys(all_groups, k),
+                f"data.protocol.k={k}",
+                names,
+                can_use_fewer=True,
+            )
     groups = {label: rows[:k] for label, rows in groups.items()}
-    _enough(
+    _check_counts(
         groups,
         dict.fromkeys(groups, folds),
         f"data.protocol.folds={folds} (one example in each)",
         names,
     )
-    dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
+    rows_in_order = np.array([row for rows in groups.values() for row in rows], np.int64)
     # Dealt like cards, class after class, so that each part gets its share of every class.
-    parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
+    parts = [np.sort(rows_in_order[fold::folds]) for fold in range(folds)]
     return [
         SplitRows(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])
         for fold in range(folds)
@@ -294,31 +313,31 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Without classes, all labels are equal.
     """
     total = len(labels)
-    _at_least("data.protocol.size", size, 1)
+    at_least("data.protocol.size", size, 1)
     if size >= total:
         raise InputError(
             f"data.protocol.size={size} leaves none of {total} examples for train; use e.g. "
             f"{max(total // 5, 1)}"
         )
     groups = _by_class(labels, _shuffled(total, seed))
-    most = total - len(groups)
-    if size > most:
-        cure = f"use {most} or less" if most else "set data.files.dev instead"
+    max_size = total - len(groups)
+    if size > max_size:
+        advice = f"use {max_size} or less" if max_size else "set data.files.dev instead"
         raise InputError(
             f"data.protocol.size={size} leaves train without examples of at least one class: there "
-            f"are {total} examples of {len(groups)} classes; {cure}"
+            f"are {total} examples of {len(groups)} classes; {advice}"
         )
-    shares = _apportion({label: len(rows) for label, rows in groups.items()}, size)
+    shares = _shares({label: len(rows) for label, rows in groups.items()}, size)
     dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]
     train = [row for label, rows in groups.items() for row in rows[shares[label] :]]
-    return _split(sorted(train), sorted(dev))
+    return _split_rows(sorted(train), sorted(dev))
 
 
-def listed(
+def listed_rows(
     path: str | Path, seed: int, total: int, numbers: Sequence[int] | None = None
 ) -> SplitRows:
     """Returns the examples whose rows a file lists for `seed`; see `listed_rows.read_listed`."""
-    return _split(*read_listed(path, seed, total, numbers))
+    return _split_rows(*read_listed(path, seed, total, numbers))
 
 
 def _shuffled(count: int, seed: int) -> list[int]:
@@ -342,10 +361,10 @@ def _with_absent(groups: dict[int, list[int]], names: Sequence[str]) -> dict[int
     return groups | {label: [] for label in range(len(names)) if label not in groups}
 
 
-def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
+def _shares(sizes: Mapping[int, int], size: int) -> dict[int, int]:
     """Divides `size` over classes in proportion to their sizes; each keeps at least one row."""
     total = sum(sizes.values())
-    shares = {label: size * own // total for label, own in sizes.items()}
+    shares = {label: size * count // total for label, count in sizes.items()}
     by_remainder = sorted(sizes, key=lambda label: -(size * sizes[label] % total))
     # This ends: `size` is at most what the classes can give with a row left in each.
     turns = itertools.cycle(by_remainder)
@@ -355,29 +374,28 @@ def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
     return shares
 
 
-def _split(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
+def _split_rows(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
     return SplitRows(np.array(train, np.int64), None if dev is None else np.array(dev, np.int64))
 
 
-def _enough(
-    groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
-    take: bool = False,
-) -> None:  # fmt: skip
-    cure = (
-        "reduce the number, or add examples" + ", or set data.protocol.on_shortage=use_fewer" * take
-    )
+def _check_counts(
+    groups: dict[int, list[int]],
+    needs: dict[int, int],
+    request: str,
+    names: Sequence[str],
+    *,
+    can_use_fewer: bool = False,
+) -> None:
+    advice = "reduce the number, or add examples"
+    if can_use_fewer:
+        advice += ", or set data.protocol.on_shortage=use_fewer"
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(
-                f"class {_name(label, names)} has {len(rows)} examples, but {what} needs "
-                f"{needs[label]}; {cure}"
+                f"class {_name(label, names)} has {len(rows)} examples, but {request} needs "
+                f"{needs[label]}; {advice}"
             )
 
 
 def _name(label: int, names: Sequence[str]) -> str:
     return repr(names[label]) if 0 <= label < len(names) else str(label)
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name}={value}; it must be at least {least}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.data.sources.files import read_file
-from jaxprompt.data.tasks.cells import spelling, whole
+from jaxprompt.data.tasks.cells import spelling, whole_number
 from jaxprompt.errors import InputError
 
 
@@ -30,28 +30,32 @@ def read_listed(
     Raises:
       InputError: if a row is listed twice, or has no example.
     """
-    made: dict[int, list[int]] = {}
-    for example, number in enumerate(range(total) if numbers is None else numbers):
-        made.setdefault(number, []).append(example)
+    examples_by_row: dict[int, list[int]] = {}
+    for example, row_number in enumerate(range(total) if numbers is None else numbers):
+        examples_by_row.setdefault(row_number, []).append(example)
     rows = read_file(path)
-    for number, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         # By spelling: "13" and 13.0 are 13, and true is not 1.
-        if whole(spelling(row.get("seed"))) == str(seed):
-            where = rows.origin(number)
-            train, dev = (_row_numbers(row, part, total, made, where) for part in ("train", "dev"))
+        if whole_number(spelling(row.get("seed"))) == str(seed):
+            where = rows.origin(row_number)
+            train, dev = (
+                _row_numbers(row, part, total, examples_by_row, where) for part in ("train", "dev")
+            )
             if not train:
                 raise InputError(f"{where}: 'train' lists no rows; list at least 1")
-            if both := sorted(set(train) & set(dev)):
+            if shared := sorted(set(train) & set(dev)):
                 raise InputError(
-                    f"{where}: train and dev both list row {both[0]}; remove it from one of them"
+                    f"{where}: train and dev both list row {shared[0]}; remove it from one of them"
                 )
-            return [i for n in train for i in made[n]], [i for n in dev for i in made[n]]
+            return [i for n in train for i in examples_by_row[n]], [
+                i for n in dev for i in examples_by_row[n]
+            ]
     seeds = ", ".join(str(row.get("seed")) for row in rows)
     raise InputError(f"{path}: there are no rows for seed {seed}; the file has seeds {seeds}")
 
 
 def _row_numbers(
-    row: dict[str, Any], part: str, total: int, made: Container[int], where: str
+    row: dict[str, Any], part: str, total: int, rows_with_examples: Container[int], where: str
 ) -> list[int]:
     numbers = row.get(part)
     if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
@@ -62,7 +66,7 @@ def _row_numbers(
                 f"{where}: {part} lists row {n}, but rows count from 0 to {total - 1}; this file "
                 "was made for a different train file"
             )
-        if n not in made:
+        if n not in rows_with_examples:
             raise InputError(
                 f"{where}: {part} lists row {n}, which is excluded from train because of its label "
                 "or data.only; list another row"

@@ -23,13 +23,17 @@ from jaxprompt.errors import InputError
 FORMATS = (".txt", ".conll", ".conllx", ".props", ".gold_conll", ".v4_gold_conll")
 _BAR = "|||"
 _DOCUMENT = ("#begin document", "#end document")
-_START = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003
-_WORD, _ENTITIES, _ROLES = 3, 10, 11  # columns of CoNLL-2012; the last is that of coreference
+_DOCSTART = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003
+_WORD_COLUMN, _ENTITY_COLUMN, _FIRST_ROLE = (
+    3,
+    10,
+    11,
+)  # columns of CoNLL-2012; the last is that of coreference
 _NAME = r"[^()*\s]+"
 _BRACKET = re.compile(rf"(?:\((?P<opens>{_NAME}))?\*(?P<closes>(?:{_NAME})?\))?")
-_ALONE = re.compile(rf"\(({_NAME})\)")  # an entity of one word
+_ONE_WORD = re.compile(rf"\(({_NAME})\)")  # an entity of one word
 
-Row = dict[str, Any]
+ConllRow = dict[str, Any]
 
 
 class Sentence(NamedTuple):
@@ -45,7 +49,7 @@ class Sentence(NamedTuple):
 
 def read_tagged_file(
     lines: Iterable[str], path: str, *, roles: bool = True
-) -> tuple[list[Row], list[int]]:
+) -> tuple[list[ConllRow], list[int]]:
     """Reads the lines of a file in one of the formats above.
 
     Args:
@@ -66,75 +70,75 @@ def read_tagged_file(
         return _read_lines(lines, path)
     sentences = list(_sentences(lines, path))
     fixed = first.startswith(_DOCUMENT)
-    if not fixed and not any("*" in cells[-1] for own in sentences for cells in own.lines):
+    if not fixed and not any("*" in cells[-1] for s in sentences for cells in s.lines):
         return _read_tags(sentences, path)
     if fixed and not roles:
-        return [_entities(own, path) for own in sentences], [own.first for own in sentences]
-    found, numbers = [], []
+        return [_read_entities(s, path) for s in sentences], [s.first for s in sentences]
+    rows, line_numbers = [], []
     for sentence in sentences:
-        words, indices, columns = (_of_2012 if fixed else _of_2005)(sentence, path)
+        words, indices, columns = (_parse_2012 if fixed else _parse_2005)(sentence, path)
         if not indices:
             continue
-        where = _places(sentence, path)
+        where = _word_locator(sentence, path)
         tags = [read_brackets(sentence.column(column), where) for column in columns]
-        if fixed:  # every lemma has a column of its own there, also of words without roles
-            indices = [_verb(own, column, where) for own, column in zip(tags, columns, strict=True)]
-        found.append({"tokens": words, "predicate": indices, "tags": tags})
-        numbers.append(sentence.first)
-    if sentences and not found:
+        if fixed:  # there every lemma has a column, even without roles
+            indices = [_predicate(*pair, where) for pair in zip(tags, columns, strict=True)]
+        rows.append({"tokens": words, "predicate": indices, "tags": tags})
+        line_numbers.append(sentence.first)
+    if sentences and not rows:
         raise InputError(f"{path}: no sentence has a predicate; use a file with semantic roles")
-    return found, numbers
+    return rows, line_numbers
 
 
 def read_brackets(
-    cells: Sequence[str], where: Callable[[int], str], what: str = "a role"
+    cells: Sequence[str], where: Callable[[int], str], kind: str = "a role"
 ) -> list[str]:
     """Reads a column of roles, "(A0*", "*", "*)" or "(A0*)", as IOB2.
 
     Args:
       cells: the cells of the column, one per word.
       where: returns the file and the line of a word, for messages.
-      what: what the brackets stand for, for messages.
+      kind: what a span is called in messages.
 
     Raises:
       InputError: if a cell has another form, a span is inside another or is not closed.
     """
-    tags, role, start = [], "", 0  # the role that is open, "" = none, and its first word
+    tags, role, start = [], "", 0  # the open role, "" = none, and its first word
     for word, cell in enumerate(cells):
-        found = _BRACKET.fullmatch(cell)
-        if not found:
+        match = _BRACKET.fullmatch(cell)
+        if not match:
             raise InputError(
-                f"{where(word)}: {cell!r} is not valid for {what}; write (A0*, *, *) or (A0*)"
+                f"{where(word)}: {cell!r} is not valid for {kind}; write (A0*, *, *) or (A0*)"
             )
-        if found["opens"] and role:
+        if match["opens"] and role:
             raise InputError(
-                f"{where(word)}: {cell!r} opens {what} inside {role}, which {where(start)} opened; "
+                f"{where(word)}: {cell!r} opens {kind} inside {role}, which {where(start)} opened; "
                 f"close {role} first, because spans of one column cannot overlap"
             )
-        if found["opens"]:
-            role, start = found["opens"], word
+        if match["opens"]:
+            role, start = match["opens"], word
             tags.append(f"B-{role}")
         else:
             tags.append(f"I-{role}" if role else "O")
-        if not found["closes"]:
+        if not match["closes"]:
             continue
-        if found["closes"] not in (")", f"{role})") or not role:
+        if match["closes"] not in (")", f"{role})") or not role:
             raise InputError(
-                f"{where(word)}: {cell!r} closes {what}, but {role or 'none'} is open; open it "
+                f"{where(word)}: {cell!r} closes {kind}, but {role or 'none'} is open; open it "
                 "first, as in (A0*, or remove the bracket"
             )
         role = ""
     if role:
         raise InputError(
-            f"{where(start)}: {cells[start]!r} opens {what} that is not closed in its sentence; "
+            f"{where(start)}: {cells[start]!r} opens {kind} that is not closed in its sentence; "
             "write *) at its last word"
         )
     return tags
 
 
-def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
+def _read_lines(lines: Sequence[str], path: str) -> tuple[list[ConllRow], list[int]]:
     """Reads "index tok tok ... ||| tag tag ...", one predicate per line."""
-    found, numbers = [], []
+    rows, line_numbers = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -145,9 +149,9 @@ def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
                 f"{path}:{number}: {line.strip()!r:.60} must be the index of the predicate, the "
                 f"words, {_BAR} and one tag per word; fix or remove this line"
             )
-        found.append({"tokens": words, "predicate": int(index), "tags": _cells(right)})
-        numbers.append(number)
-    return found, numbers
+        rows.append({"tokens": words, "predicate": int(index), "tags": _cells(right)})
+        line_numbers.append(number)
+    return rows, line_numbers
 
 
 def _cells(line: str) -> list[str]:
@@ -158,75 +162,77 @@ def _cells(line: str) -> list[str]:
 def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
     """Yields sentences, which blank lines and ends of documents separate."""
     first = 0
-    own: list[list[str]] = []
-    # A blank line at the end closes the last sentence.
+    rows: list[list[str]] = []
+    # A blank line at the end ends the last sentence.
     for number, line in enumerate([*lines, ""], 1):
         cells = _cells(line)
-        if not cells or line.startswith(_DOCUMENT) or cells[0] == _START:
-            if own:
-                yield Sentence(first, own)
-            own = []
+        if not cells or line.startswith(_DOCUMENT) or cells[0] == _DOCSTART:
+            if rows:
+                yield Sentence(first, rows)
+            rows = []
             continue
-        if own and len(cells) != len(own[0]):
+        if rows and len(cells) != len(rows[0]):
             raise InputError(
                 f"{path}:{number}: this line has {len(cells)} columns, but line {first}, where the "
-                f"sentence begins, has {len(own[0])}; fix the line, or put a blank line between "
+                f"sentence begins, has {len(rows[0])}; fix the line, or put a blank line between "
                 "sentences"
             )
-        first = first if own else number
-        own.append(cells)
+        first = first if rows else number
+        rows.append(cells)
 
 
-def _places(sentence: Sentence, path: str) -> Callable[[int], str]:
+def _word_locator(sentence: Sentence, path: str) -> Callable[[int], str]:
     return lambda word: f"{path}:{sentence.first + word}"
 
 
-def _of_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
-    """Finds words, predicates and the columns of roles, which follow the predicates."""
+def _parse_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
+    """Returns words, predicates and the indices of the columns of roles, which follow these."""
     width = len(sentence.lines[0])
-    # Syntax and entities have a "*" in every cell too, and stand in front of the predicates.
-    at = max((i for i in range(width) if any("*" not in c for c in sentence.column(i))), default=-1)
-    if at < 1:
+    # Columns of syntax and entities also have a "*" in every cell, but precede the predicates.
+    predicate_column = max(
+        (i for i in range(width) if any("*" not in c for c in sentence.column(i))), default=-1
+    )
+    if predicate_column < 1:
         raise InputError(
             f"{path}:{sentence.first}: there is no column of words before the predicates; add one, "
             "e.g. by joining the words and props files with paste"
         )
-    indices = [i for i, lemma in enumerate(sentence.column(at)) if lemma != "-"]
-    if len(indices) != width - at - 1:
+    indices = [i for i, lemma in enumerate(sentence.column(predicate_column)) if lemma != "-"]
+    if len(indices) != width - predicate_column - 1:
         raise InputError(
-            f"{path}:{sentence.first}: column {at + 1} has {len(indices)} predicates, but "
-            f"{width - at - 1} columns of roles follow it; give one column of roles per predicate "
-            "(- means no predicate)"
+            f"{path}:{sentence.first}: column {predicate_column + 1} has {len(indices)} "
+            f"predicates, but {width - predicate_column - 1} columns of roles follow it; give one "
+            "column of roles per predicate (- means no predicate)"
         )
-    return sentence.column(0), indices, list(range(at + 1, width))
+    return sentence.column(0), indices, list(range(predicate_column + 1, width))
 
 
-def _of_2012(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
-    """Finds words and columns of roles; returns the columns as predicates."""
-    columns = list(range(_ROLES, _width_of_2012(sentence, path) - 1))
-    return sentence.column(_WORD), columns, columns
+def _parse_2012(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
+    """Returns words and, instead of predicates, twice the indices of the columns of roles."""
+    columns = list(range(_FIRST_ROLE, _width_of_2012(sentence, path) - 1))
+    return sentence.column(_WORD_COLUMN), columns, columns
 
 
-def _entities(sentence: Sentence, path: str) -> Row:
+def _read_entities(sentence: Sentence, path: str) -> ConllRow:
     """Reads words and entities, "(GPE*", "*)", "(GPE)", of a sentence of CoNLL-2012."""
     _width_of_2012(sentence, path)
-    cells = [_ALONE.sub(r"(\1*)", cell) for cell in sentence.column(_ENTITIES)]
-    tags = read_brackets(cells, _places(sentence, path), "an entity")
-    return {"tokens": sentence.column(_WORD), "tags": tags}
+    cells = [_ONE_WORD.sub(r"(\1*)", cell) for cell in sentence.column(_ENTITY_COLUMN)]
+    tags = read_brackets(cells, _word_locator(sentence, path), "an entity")
+    return {"tokens": sentence.column(_WORD_COLUMN), "tags": tags}
 
 
 def _width_of_2012(sentence: Sentence, path: str) -> int:
     width = len(sentence.lines[0])
-    if width <= _ROLES:
+    if width <= _FIRST_ROLE:
         raise InputError(
-            f"{path}:{sentence.first}: {width} columns, but CoNLL-2012 has {_ROLES + 1} or more; "
-            "fix the line"
+            f"{path}:{sentence.first}: {width} columns, but CoNLL-2012 has {_FIRST_ROLE + 1} or "
+            "more; fix the line"
         )
     return width
 
 
-def _verb(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
-    """Finds the predicate of a column of roles, the word whose role is V."""
+def _predicate(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
+    """Returns the predicate of a column of roles, the word whose role is V."""
     if "B-V" not in tags:
         raise InputError(
             f"{where(0)}: column {column + 1} has roles but no (V*), which marks their predicate; "
@@ -235,7 +241,7 @@ def _verb(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
     return tags.index("B-V")
 
 
-def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[Row], list[int]]:
+def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[ConllRow], list[int]]:
     """Reads the word first and its tag last; words may be numbered, from 0 or 1 on."""
     for sentence in sentences:
         if len(sentence.lines[0]) < 2:
@@ -243,12 +249,15 @@ def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[Row], lis
                 f"{path}:{sentence.first}: {' '.join(sentence.lines[0])!r:.40} is a word without a "
                 "tag; write a word and a tag, or index, words, ||| and tags on one line"
             )
-    numbered = any(all(_counts(own, first) for own in sentences) for first in (0, 1))
-    found = [{"tokens": own.column(int(numbered)), "tags": own.column(-1)} for own in sentences]
-    return found, [own.first for own in sentences]
+    numbered = any(all(_is_numbered(sentence, first) for sentence in sentences) for first in (0, 1))
+    rows = [
+        {"tokens": sentence.column(int(numbered)), "tags": sentence.column(-1)}
+        for sentence in sentences
+    ]
+    return rows, [sentence.first for sentence in sentences]
 
 
-def _counts(sentence: Sentence, first: int) -> bool:
+def _is_numbered(sentence: Sentence, first: int) -> bool:
     """Returns whether the words of a sentence are numbered in the first column."""
     numbers = [str(number) for number in range(first, first + len(sentence.lines))]
     return len(sentence.lines[0]) > 2 and sentence.column(0) == numbers

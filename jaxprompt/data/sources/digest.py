@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from jaxprompt.config.documents import Document
 from jaxprompt.data.tasks.task import Example
 
-_PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
-_HELD = Example._fields.index("is_moved")  # which says how the rest was read
+# Numbers of fields that are hashed: without entities and what follows them, and with them.
+_NUM_PLAIN = Example._fields.index("entities")
+_NUM_HASHED = Example._fields.index("is_moved")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +29,12 @@ def summarize(examples: Sequence[Example], labels: Sequence[str]) -> SplitRecord
     The digest is the SHA-256 of every example: its fields, choices and correct answer.
     """
     counts = Counter(example.label for example in examples)
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for example in examples:
         # Later fields are hashed only where they are used: runs recorded without them stay valid.
-        held = example[: _HELD if example.entities or example.number is not None else _PLAIN]
-        total.update(json.dumps(held, ensure_ascii=True).encode() + b"\n")
+        fields = example[
+            : _NUM_HASHED if example.entities or example.number is not None else _NUM_PLAIN
+        ]
+        digest.update(json.dumps(fields, ensure_ascii=True).encode() + b"\n")
     by_name = {name: counts[i] for i, name in enumerate(labels)}
-    return SplitRecord(len(examples), by_name, total.hexdigest())
+    return SplitRecord(len(examples), by_name, digest.hexdigest())

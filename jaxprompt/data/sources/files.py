@@ -23,12 +23,12 @@ from jaxprompt.files import parse_json, user_path, utf8_cure
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; name a file in it, or give the folder as data.source"
-# The header of SNLI's train.tsv in GLUE ends so; rows that five people labelled have label2 to
-# label5 between these two.
+# The end of the header of SNLI's train.tsv in GLUE; rows with five annotators have label2 to label5
+# between these two.
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
-_SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line: what divides the cells
-# Parquet is packed by itself.
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a quoted cell, with quotes inside it doubled
+_SEP = re.compile(r"sep=([,;\t])[,;]*\s*$", re.I)  # Excel's first line, the delimiter of cells
+# Parquet has compression of its own.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
 
@@ -41,20 +41,20 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         Without `predicate` among them, entities are read from CoNLL-2012, not roles.
     """
     path = user_path(path)
-    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if path.suffix == ".parquet":
         rows = _read_parquet(path)
-    elif kind == ".json":
+    elif suffix == ".json":
         rows = _read_json(path, columns)
-    elif kind == ".tsv":
+    elif suffix == ".tsv":
         rows = _read_tsv(path, columns)
-    elif kind == ".jsonl" or (kind == ".txt" and _holds_json(path)):
+    elif suffix == ".jsonl" or (suffix == ".txt" and _contains_json(path)):
         rows = _read_jsonl(path)
-    elif kind in conll.FORMATS:
+    elif suffix in conll.FORMATS:
         roles = not columns or "predicate" in columns
-        found, numbers = conll.read_tagged_file(_lines(path), str(path), roles=roles)
-        rows = Rows(found, str(path), numbers)
-    elif kind == ".csv":
+        tagged, numbers = conll.read_tagged_file(_decoded_lines(path), str(path), roles=roles)
+        rows = Rows(tagged, str(path), numbers)
+    elif suffix == ".csv":
         rows = _read_csv(path, columns)
     elif os.path.isdir(path):
         raise InputError(f"{path}: {_FOLDER}")
@@ -69,7 +69,7 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def file_errors(path: Path) -> Iterator[None]:
     """Turns exceptions raised while `path` is read into an InputError."""
     try:
         yield
@@ -86,7 +86,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def unpacking(path: Path) -> Iterator[io.BufferedIOBase]:
+def open_unpacked(path: Path) -> Iterator[io.BufferedIOBase]:
     """Opens a file, decompressed if its name ends in .gz.
 
     Raises EOFError for a .gz of 0 bytes, which gzip reads as an empty file: failed downloads leave
@@ -103,7 +103,7 @@ def unpacking(path: Path) -> Iterator[io.BufferedIOBase]:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file, gzipped or not, with their line ends."""
-    with reading(path), unpacking(path) as file:
+    with file_errors(path), open_unpacked(path) as file:
         yield from file
 
 
@@ -119,13 +119,13 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
         ) from None
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _decoded_lines(path: Path) -> Iterator[str]:
     return (decode_line(line, number, path) for number, line in enumerate(raw_lines(path), 1))
 
 
-def _holds_json(path: Path) -> bool:
-    """Returns whether a text file begins with an object, as SciBERT's and OpenNRE's .txt do."""
-    first = next((line for line in _lines(path) if line.strip()), "")
+def _contains_json(path: Path) -> bool:
+    """Returns whether a text file begins with a JSON object, as SciBERT's and OpenNRE's .txt do."""
+    first = next((line for line in _decoded_lines(path) if line.strip()), "")
     return re.match(r'\s*\{\s*"', first) is not None
 
 
@@ -137,7 +137,7 @@ def _read_jsonl(path: Path) -> Rows:
                 rows.append(parse_row(text, f"{path}:{number}"))
                 numbers.append(number)
     except InputError:
-        # A .gz that is damaged has odd lines, and says so itself where it ends.
+        # A damaged .gz has broken lines; reading it to its end raises the error of gzip instead.
         for _ in lines:
             pass
         raise
@@ -145,10 +145,10 @@ def _read_jsonl(path: Path) -> Rows:
 
 
 def _read_json(path: Path, columns: Sequence[str]) -> Rows:
-    text = "".join(_lines(path))
-    if _holds_lines(text):
+    text = "".join(_decoded_lines(path))
+    if _has_json_lines(text):
         return _read_jsonl(path)
-    rows = _parsed(text, str(path))
+    rows = _parse_json(text, str(path))
     if isinstance(rows, dict):  # SQuAD and its kin: {"version": ..., "data": [...]}
         rows = rows.get("data")
     if not isinstance(rows, list):
@@ -156,12 +156,13 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
             f'{path}: must be a list of objects, or an object whose "data" is such a list; name a '
             "file with one object per line .jsonl"
         )
-    is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
-    rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
-    return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
+    for i, row in enumerate(rows):
+        if isinstance(row, list) and len(row) == len(columns) > 0:
+            rows[i] = dict(zip(columns, row, strict=True))
+    return Rows([_check_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
 
 
-def _holds_lines(text: str) -> bool:
+def _has_json_lines(text: str) -> bool:
     """Returns whether a .json has one object per line, as CLUE's files do."""
     first, _, rest = text.strip().partition("\n")
     if not (first.startswith("{") and rest.lstrip().startswith("{")):
@@ -174,55 +175,61 @@ def _holds_lines(text: str) -> bool:
 
 def parse_row(text: str, where: str) -> dict[str, Any]:
     """Parses one row of JSON; `where` ("file:line") starts the message of an InputError."""
-    return _row(_parsed(text, where), where)
+    return _check_row(_parse_json(text, where), where)
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
         raise InputError(f"{where}: broken JSON ({error}); fix or remove this line") from None
 
 
-def _row(value: Any, where: str) -> dict[str, Any]:
+def _check_row(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        cure = (
+        advice = (
             "; a file that is one list of rows must be named .json"
             if isinstance(value, list)
             else ""
         )
         raise InputError(
-            f"{where}: a row must be an object {{column: value}}, got {value!r:.40}{cure}"
+            f"{where}: a row must be an object {{column: value}}, got {value!r:.40}{advice}"
         )
     return value
 
 
 def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
     """Reads CSV with double quotes, its cells separated by commas, semicolons or tabs."""
-    lines = list(_lines(path))
-    given = _SEP.match(lines[0]) if lines else None
-    if given:
+    lines = list(_decoded_lines(path))
+    separator = _SEP.match(lines[0]) if lines else None
+    if separator:
         lines[0] = "\n"
-    # Lines keep their ends, which a quoted cell may hold.
+    # Lines keep their ends, which a quoted cell may contain.
     first = next((line for line in lines if line.strip()), "")
-    mark = given[1] if given else _delimiter(first)
-    return _table(path, lines, _unnamed(_cells(first, mark), columns), delimiter=mark, strict=True)
+    delimiter = separator[1] if separator else _delimiter(first)
+    return _read_table(
+        path,
+        lines,
+        _names_if_headerless(_cells(first, delimiter), columns),
+        delimiter=delimiter,
+        strict=True,
+    )
 
 
-def _delimiter(first: str) -> str:
+def _delimiter(line: str) -> str:
     """Finds the delimiter: a comma, or if the line has none, the one that gives most cells."""
-    count = lambda mark: len(_cells(first, mark))
-    return "," if count(",") > 1 else max(",;\t", key=count)
+    counts = {delimiter: len(_cells(line, delimiter)) for delimiter in ",;\t"}
+    return "," if counts[","] > 1 else max(counts, key=lambda delimiter: counts[delimiter])
 
 
-def _cells(line: str, mark: str) -> list[str]:
+def _cells(line: str, delimiter: str) -> list[str]:
     try:
-        return next(csv.reader([line], delimiter=mark), [])
-    except csv.Error:  # told where the rows are read
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # reported when the rows are read
         return []
 
 
-def _unnamed(cells: Sequence[str], columns: Sequence[str]) -> Sequence[str] | None:
+def _names_if_headerless(cells: Sequence[str], columns: Sequence[str]) -> Sequence[str] | None:
     """Returns `columns` if the first row holds values: it names none of them, and has a number."""
     is_row = len(cells) == len(columns) and not set(cells) & set(columns)
     return columns if is_row and any(map(str.isdecimal, cells)) else None
@@ -234,25 +241,29 @@ def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
     GLUE's files do not quote, so a quote may begin a cell and never end; pandas and spreadsheets
     quote cells that contain a tab, a quote or a line end.
     """
-    lines = list(_lines(path))
+    lines = list(_decoded_lines(path))
     cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
-    header = _unnamed(cells, columns)
-    quoted = lambda: _table(path, lines, header, delimiter="\t", strict=True)
+    header = _names_if_headerless(cells, columns)
+
+    def read_quoted() -> Rows:
+        return _read_table(path, lines, header, delimiter="\t", strict=True)
+
+    # Without quoting first, which never fails on a quote and shows the cells as written.
     try:
-        rows = _table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
-    except InputError:
+        rows = _read_table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
+    except InputError as error:
         try:
-            return quoted()
+            return read_quoted()
         except InputError:
-            pass
-        raise
-    # Read without quotes first: that fails on no quote, and shows the cells as they stand.
-    return quoted() if _is_quoted(rows) else rows
+            raise error from None
+    return read_quoted() if _is_quoted(rows) else rows
 
 
 def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
-    """Tells from the raw cells whether a file quotes: all that begins with a quote is well-formed,
-    and one of them could not stand there without, or the header is quoted throughout.
+    """Returns whether a file quotes its cells.
+
+    It does if all raw cells that begin with a quote are well-formed, and one of these has a doubled
+    quote, or the whole header is quoted.
     """
     if not len(rows):
         return False
@@ -263,53 +274,57 @@ def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
     return any('""' in cell[1:-1] for cell in opened) or all(map(_QUOTED.fullmatch, rows[0]))
 
 
-def _table(
+def _read_table(
     path: Path, lines: Sequence[str], header: Sequence[str] | None = None, **style: Any
 ) -> Rows:
-    csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
+    csv.field_size_limit(1 << 30)  # some documents are longer than the default of 128 KiB
     reader = csv.reader(lines, **style)
-    rows, numbers, start, longer = [], array("q"), 1, -1
+    rows, numbers, first_line, snli_length = [], array("q"), 1, -1
     try:
         for cells in reader:
             if not cells:
                 pass
             elif header is None:
-                header = _header(cells, path)
-                longer = len(header) + _SNLI_MORE if header[-2:] == _SNLI_LABELS else -1
-            elif len(cells) == longer:
+                header = _check_header(cells, path)
+                snli_length = len(header) + _SNLI_MORE if header[-2:] == _SNLI_LABELS else -1
+            elif len(cells) == snli_length:
                 rows.append(dict(zip(header, [*cells[: len(header) - 1], cells[-1]], strict=True)))
-                numbers.append(start)
+                numbers.append(first_line)
             elif len(cells) != len(header):
-                mark = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
-                cure = f"fix the row, and put cells that contain a {mark} in double quotes"
-                # Of GLUE's QQP a few rows end early.
+                delimiter_name = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
+                advice = (
+                    f"fix the row, and put cells that contain a {delimiter_name} in double quotes"
+                )
+                # A few rows of GLUE's QQP end early.
                 if len(cells) < len(header) and "quoting" in style and path.suffix == ".tsv":
-                    only = f"awk -F'\\t' 'NF == {len(header)}' {shlex.quote(str(path))} > whole.tsv"
-                    cure = f"fix the row, or remove all such rows: {only}"
+                    command = (
+                        f"awk -F'\\t' 'NF == {len(header)}' {shlex.quote(str(path))} > whole.tsv"
+                    )
+                    advice = f"fix the row, or remove all such rows: {command}"
                 raise InputError(
-                    f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "
-                    f"({', '.join(header)}); {cure}"
+                    f"{path}:{first_line}: {len(cells)} cells, but the header has {len(header)} "
+                    f"({', '.join(header)}); {advice}"
                 )
             else:
                 rows.append(dict(zip(header, cells, strict=True)))
-                numbers.append(start)
+                numbers.append(first_line)
             # A quoted cell may span lines: messages name the line where its row begins.
-            start = reader.line_num + 1
+            first_line = reader.line_num + 1
     except csv.Error as error:
-        cure = "fix its quotes"
-        if "\r" in lines[start - 1].rstrip("\r\n"):
+        advice = "fix its quotes"
+        if "\r" in lines[first_line - 1].rstrip("\r\n"):
             name = shlex.quote(path.name)
-            cure = (
+            advice = (
                 "quote the cell with the carriage return, or replace that by a space: "
                 f"sed 's/\\r\\(.\\)/ \\1/g' {name}"
             )
             if len(lines) == 1:  # as old Macs end lines
-                cure = f"end its lines with a line feed, e.g. by tr '\\r' '\\n' < {name}"
-        raise InputError(f"{path}:{start}: broken row ({error}); {cure}") from None
+                advice = f"end its lines with a line feed, e.g. by tr '\\r' '\\n' < {name}"
+        raise InputError(f"{path}:{first_line}: broken row ({error}); {advice}") from None
     return Rows(rows, str(path), numbers)
 
 
-def _header(cells: list[str], path: Path) -> list[str]:
+def _check_header(cells: list[str], path: Path) -> list[str]:
     """Checks the column names. The first may be empty: pandas writes its index that way."""
     if "" in cells[1:] or len(set(cells)) < len(cells):
         raise InputError(
@@ -323,7 +338,7 @@ def _read_parquet(path: Path) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
-    with reading(path), open(path, "rb") as file:
+    with file_errors(path), open(path, "rb") as file:
         try:
             table = pyarrow.parquet.read_table(file)
             return Rows(table.to_pylist(), str(path), features=_features(table.schema))

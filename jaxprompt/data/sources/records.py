@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources.files import decode_line, parse_row, raw_lines, read_file, reading
-from jaxprompt.data.sources.splits import name_labels, names_of
-from jaxprompt.data.tasks.readers.candidates import readable_rows
+from jaxprompt.data.sources.files import decode_line, file_errors, parse_row, raw_lines, read_file
+from jaxprompt.data.sources.splits import feature_names, label_namer
+from jaxprompt.data.tasks.readers.candidates import example_rows_or_errors
 from jaxprompt.data.tasks.readers.reading import has_label, read_example
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
@@ -22,15 +22,15 @@ class Record(NamedTuple):
 
     origin: str  # "file:line"
     row: dict[str, Any] | None = None
-    error: str = ""  # why it is not an example
+    error: str = ""  # why there is no example
     example: Example | None = None
-    features: Mapping[str, Any] | None = None  # kinds of the columns, see `Rows`
+    features: Mapping[str, Any] | None = None  # types of the columns, see `Rows`
 
 
 def from_texts(texts: Sequence[str], fields: Sequence[str], name: str) -> list[Record]:
     """Makes records of texts for a task with one field; messages call a text `name`."""
     return [
-        Record(f"{name} {number}", _one_field(text, fields, name))
+        Record(f"{name} {number}", _field_row(text, fields, name))
         for number, text in enumerate(texts, 1)
     ]
 
@@ -57,30 +57,32 @@ def from_stdin(fields: Sequence[str]) -> list[Record]:
     """Reads lines of JSON, or plain lines if the task has one field."""
     if sys.stdin is None:
         raise InputError("stdin is closed; use --input=FILE")
-    # Bytes where there are any: a line that is not UTF-8 then is an error of its own record.
-    with reading(Path("stdin")):
+    # Bytes if possible, so that a line that is not UTF-8 is an error of its record.
+    with file_errors(Path("stdin")):
         return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
 
 
-def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) -> Iterator[Record]:
+def _from_lines(
+    lines: Iterable[bytes | str], source: str, fields: Sequence[str]
+) -> Iterator[Record]:
     """Reads lines of JSON; with `fields`, a line that is not an object is a text."""
     for number, line in enumerate(lines, 1):
-        origin = f"{name}:{number}"
+        origin = f"{source}:{number}"
         try:
-            text = line if isinstance(line, str) else decode_line(line, number, name)
+            text = line if isinstance(line, str) else decode_line(line, number, source)
             text = text.strip()
             if not text:
                 yield Record(origin)
             elif fields and text[0] != "{":
-                yield Record(origin, _one_field(text, fields, "a plain line"))
+                yield Record(origin, _field_row(text, fields, "a plain line"))
             else:
                 yield Record(origin, parse_row(text, origin))
         except InputError as error:
-            # A broken line keeps its place: outputs have a line for each line of the input.
+            # A record for a broken line too, because the output has a line for each input line.
             yield Record(origin, error=str(error))
 
 
-def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
+def _field_row(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
     if len(fields) != 1:
         raise InputError(
             f"the task has {len(fields)} fields ({', '.join(fields)}), which {source} cannot "
@@ -95,21 +97,21 @@ def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
     A row with several examples, such as candidates, becomes one record per example, each with its
     error if it has one.
     """
-    found = []
+    expanded = []
     for record in records:
         if record.row is None:
-            found.append(record)
+            expanded.append(record)
             continue
-        for row, error in readable_rows(task, record.row, record.origin):
-            found.append(_with_example(task, record._replace(row=row, error=error), row))
-    return found
+        for row, error in example_rows_or_errors(task, record.row, record.origin):
+            expanded.append(_with_example(task, record._replace(row=row, error=error), row))
+    return expanded
 
 
 def _with_example(task: Task, record: Record, row: dict[str, Any]) -> Record:
     if record.error:
         return record
-    # Of a data set with names for its numbers, which may be of another order than the task's.
-    convert = name_labels(task, names_of(record.features, task))
+    # The data set may number its classes in another order than the task.
+    convert = label_namer(task, feature_names(record.features, task))
     named = convert(row) if convert else row
     try:
         example = read_example(task, named, record.origin, need_label=False, need_place=False)
@@ -130,36 +132,38 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
                 )
 
 
-def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
+def unknown_label_messages(task: Task, records: Iterable[Record]) -> list[str]:
     """Returns a message with the number of labels unknown to the task, and the first of them."""
-    read = [
+    examples = [
         (record.origin, record.row, record.example)
         for record in records
         if record.row is not None and record.example is not None
     ]
     if task.kind == "tags":
-        places = [at for at, row, example in read if not example.tags and has_label(task, row)]
-        if not places:
+        origins = [
+            origin for origin, row, example in examples if not example.tags and has_label(task, row)
+        ]
+        if not origins:
             return []
-        count = f"tags unknown to task {task.name}: {len(places)} of {len(read)} examples"
-        return [f"{count}, the first at {places[0]}; they are treated as untagged"]
+        count = f"tags unknown to task {task.name}: {len(origins)} of {len(examples)} examples"
+        return [f"{count}, the first at {origins[0]}; they are treated as untagged"]
     if task.kind != "classes":
         return []
-    odd = [
-        (at, row[task.label])
-        for at, row, example in read
+    unknown = [
+        (origin, row[task.label])
+        for origin, row, example in examples
         if example.label < 0 and has_label(task, row)
     ]
-    if not odd:
+    if not unknown:
         return []
-    origin, label = odd[0]
+    origin, label = unknown[0]
     return [
-        f"labels unknown to task {task.name}: {len(odd)} of {len(read)} examples, the first "
-        f"{label!r:.40} at {origin}; they are treated as unlabelled"
+        f"labels unknown to task {task.name}: {len(unknown)} of {len(examples)} examples, the "
+        f"first {label!r:.40} at {origin}; they are treated as unlabelled"
     ]
 
 
-def to_lines(
+def output_lines(
     records: Iterable[Record], answers: Iterable[Mapping[str, Any]], prefix: str
 ) -> Iterator[str]:
     """Yields one line of JSON per record: its row followed by the answer, or its error.
@@ -177,39 +181,39 @@ def to_lines(
         if record.row is None and not record.error:
             yield "\n"
             continue
-        own = {"error": record.error} if record.error else next(answers)
-        named = {prefix + name: value for name, value in own.items()}
-        row = {name: _plain(value) for name, value in (record.row or {}).items()}
+        answer = {"error": record.error} if record.error else next(answers)
+        output = {prefix + name: value for name, value in answer.items()}
+        row = {name: _json_value(value) for name, value in (record.row or {}).items()}
         try:
-            yield _dump({**row, **named}) + "\n"
+            yield _to_json({**row, **output}) + "\n"
         except ValueError as error:
             raise InputError(
                 f"{record.origin}: the scores are not finite; the prompt's values are too large "
                 "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
             ) from error
-    if next(answers, None) is not None:  # each row from there on would have that of another
+    if next(answers, None) is not None:
         raise RuntimeError("there are more answers than records with an example")
 
 
-def _plain(value: Any) -> Any:
-    """Gives a cell as JSON has it: an empty number of a table, NaN, is null wherever it stands."""
+def _json_value(value: Any) -> Any:
+    """Converts a cell to a JSON value; NaN, an empty cell of a table, becomes null."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _json_value(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _dump(row: Mapping[str, Any]) -> str:
-    """Writes an object as JSON; what JSON has no form for, as the dates of Parquet, is a text.
+def _to_json(row: Mapping[str, Any]) -> str:
+    """Returns an object as JSON; values that JSON lacks, such as Parquet's dates, become strings.
 
     Raises ValueError for NaN and the infinities.
     """
     text = json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a character, which only an escape can write
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can represent
         return json.dumps(row, default=str, allow_nan=False)
     return text

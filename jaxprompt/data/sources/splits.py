@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources.files import SUFFIXES, read_file, reading
+from jaxprompt.data.sources.files import SUFFIXES, file_errors, read_file
 from jaxprompt.data.tasks.cells import spelling
-from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import row_labels
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, brief, nearest, show_columns
@@ -33,7 +33,7 @@ def read_split(
     source: str = "",
     files: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
-    given: Mapping[str, Rows] | None = None,
+    in_memory: Mapping[str, Rows] | None = None,
     only: str = "",
 ) -> Rows:
     """Reads one split of a task.
@@ -46,43 +46,43 @@ def read_split(
         .gold_conll .v4_gold_conll .parquet, each also with .gz except Parquet.
       files: file of each split; takes precedence over `source`.
       cache_dir: where downloads are cached.
-      given: rows of each split; takes precedence over all other arguments.
+      in_memory: rows of each split; takes precedence over all other arguments.
       only: "column=value", which keeps only the rows with that value.
 
     Raises:
       InputError: if the split cannot be read.
     """
-    if given is not None:
-        if split not in given:
+    if in_memory is not None:
+        if split not in in_memory:
             raise InputError(
-                f"there are no {split!r} rows in memory; there are: {', '.join(given)}"
+                f"there are no {split!r} rows in memory; there are: {', '.join(in_memory)}"
             )
-        rows = given[split]
+        rows = in_memory[split]
     elif files:
         if not files.get(split):
-            cure = ", or name the classes by task.labels" if split == "train" else ""
+            advice = ", or name the classes by task.labels" if split == "train" else ""
             raise InputError(
-                f"data.files has no {split!r} file; it has: {', '.join(files)}; add one{cure}"
+                f"data.files has no {split!r} file; it has: {', '.join(files)}; add one{advice}"
             )
         rows = _from_file(task, files[split])
     else:
-        kind, _, name = _place(task, source).partition(":")
+        kind, _, name = _resolve_source(task, source).partition(":")
         if kind == "hub":
             rows = _from_hub(task, split, name, cache_dir)
         elif kind == "tfds":
             rows = _from_tfds(task, split, name, cache_dir)
         elif kind == "package":
             with resources.as_file(_package_folder(task)) as folder:
-                rows = read_file(_file_of(Path(folder), split))
+                rows = read_file(_find_file(Path(folder), split))
         else:
-            rows = _from_file(task, _file_of(user_path(source), split))
-    rows = spread(task, _those_of(rows, only) if only else rows)
+            rows = _from_file(task, _find_file(user_path(source), split))
+    rows = expand_rows(task, _select_rows(rows, only) if only else rows)
     if task.left_out or rows.classes:
         labelled = [i for i, row in enumerate(rows) if not _is_left_out(task, row, rows.classes)]
-        # A test split may hide all of its labels.
+        # A test split may have no labels at all.
         if 0 < len(labelled) < len(rows):
             count = len(rows) - len(labelled)
-            rows = rows.take(labelled)
+            rows = rows.select(labelled)
             rows.left_out = count
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
@@ -101,26 +101,26 @@ def _is_left_out(task: Task, row: Mapping[str, Any], classes: Sequence[str]) -> 
     return any(type(value) is int and value == -1 for value in row_labels(task, row))
 
 
-def _those_of(rows: Rows, only: str) -> Rows:
+def _select_rows(rows: Rows, only: str) -> Rows:
     """Keeps the rows with one value of a column. Raises InputError if there are none."""
-    column, is_given, value = only.partition("=")
-    if not (column and is_given):
+    column, equals, value = only.partition("=")
+    if not (column and equals):
         raise InputError(f"data.only={only!r} must be COLUMN=VALUE, e.g. predicate_id=P36")
-    kept: list[int] = []
-    seen: dict[str, None] = {}
+    matches: list[int] = []
+    values: dict[str, None] = {}
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
                 f"{rows.origin(number)}: there is no column {column!r}, which data.only names; "
                 f"{show_columns(row)}"
             )
-        found = spelling(row[column])
-        seen[found] = None
-        if found == value:
-            kept.append(number)
-    if not kept:
-        raise InputError(f"{rows.path}: no row matches data.only={only}; {nearest(value, seen)}")
-    return rows.take(kept)
+        cell = spelling(row[column])
+        values[cell] = None
+        if cell == value:
+            matches.append(number)
+    if not matches:
+        raise InputError(f"{rows.path}: no row matches data.only={only}; {nearest(value, values)}")
+    return rows.select(matches)
 
 
 def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
@@ -133,8 +133,8 @@ def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
         return {f"data.files.{split}={path}": user_path(path) for split, path in files.items()}
     if source == "" or _is_named(source):
         return {}
-    found = [_files_of(user_path(source), split) for split in ("train", "dev", "test")]
-    return {f"{path.name} of data.source={source}": path for part in found for path in part}
+    paths = [_matching_files(user_path(source), split) for split in ("train", "dev", "test")]
+    return {f"{path.name} of data.source={source}": path for of_split in paths for path in of_split}
 
 
 def has_split(
@@ -144,27 +144,27 @@ def has_split(
     source: str = "",
     files: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
-    given: Mapping[str, Rows] | None = None,
+    in_memory: Mapping[str, Rows] | None = None,
 ) -> bool:
     """Returns whether `split` exists, without reading its rows. Arguments as in `read_split`."""
-    if given is not None:
-        return split in given
+    if in_memory is not None:
+        return split in in_memory
     if files:
         return bool(files.get(split))
-    kind, _, name = _place(task, source).partition(":")
+    kind, _, name = _resolve_source(task, source).partition(":")
     if kind == "hub":
         if not name:
             return split in task.splits
-        return bool(_names(split) & set(_load_hub(task, name, cache_dir)))
+        return bool(_split_aliases(split) & set(_load_hub(task, name, cache_dir)))
     if kind == "tfds":
-        return bool(_names(split) & set(_tfds_builder(name, cache_dir).info.splits))
+        return bool(_split_aliases(split) & set(_tfds_builder(name, cache_dir).info.splits))
     if kind == "package":
         with resources.as_file(_package_folder(task)) as folder:
-            return bool(_files_of(Path(folder), split))
-    return bool(_files_of(user_path(source), split))
+            return bool(_matching_files(Path(folder), split))
+    return bool(_matching_files(user_path(source), split))
 
 
-def _place(task: Task, source: str) -> str:
+def _resolve_source(task: Task, source: str) -> str:
     """Returns the kind of source and, after a colon, its name; "folder" for a folder."""
     if source == "":
         if task.name == "custom":
@@ -186,7 +186,7 @@ def _is_named(source: str) -> bool:
     return source in ("hub", "package") or source.startswith(("hub:", "tfds:"))
 
 
-def _names(split: str) -> set[str]:
+def _split_aliases(split: str) -> set[str]:
     return set(_ALIASES.get(split, (split,)))
 
 
@@ -194,34 +194,34 @@ def _names(split: str) -> set[str]:
 
 
 def _from_file(task: Task, path: str | Path) -> Rows:
-    return name_classes(task, read_file(path, task.columns))
+    return with_class_names(task, read_file(path, task.columns))
 
 
-def _files_of(folder: Path, split: str) -> list[Path]:
-    with reading(folder):
+def _matching_files(folder: Path, split: str) -> list[Path]:
+    with file_errors(folder):
         if not folder.is_dir():
             state = "is not a folder" if folder.exists() else "does not exist"
             raise InputError(
                 f"data folder {folder} {state}; set data.source to a folder, hub, hub:owner/name, "
                 "tfds:name or package, or set data.files.train=FILE"
             )
-        names = {name + suffix for name in _names(split) for suffix in SUFFIXES}
-        return sorted(p for p in folder.iterdir() if p.name in names)
+        file_names = {name + suffix for name in _split_aliases(split) for suffix in SUFFIXES}
+        return sorted(p for p in folder.iterdir() if p.name in file_names)
 
 
-def _file_of(folder: Path, split: str) -> Path:
-    found = _files_of(folder, split)
-    if not found:
-        there = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+def _find_file(folder: Path, split: str) -> Path:
+    matches = _matching_files(folder, split)
+    if not matches:
+        file_names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
-            f"there is no {split} file in {folder}, e.g. {split}.jsonl; it has: {there}"
+            f"there is no {split} file in {folder}, e.g. {split}.jsonl; it has: {file_names}"
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise InputError(
-            f"{folder} has {len(found)} files for {split}: {', '.join(p.name for p in found)}; "
+            f"{folder} has {len(matches)} files for {split}: {', '.join(p.name for p in matches)}; "
             "keep one, or choose one in data.files"
         )
-    return found[0]
+    return matches[0]
 
 
 def is_shipped(task: Task) -> bool:
@@ -255,23 +255,29 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
 
 def _from_subset(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     parts = _load_hub(task, name, cache_dir)
-    wanted = _names(split) if name else {own for ours, own in task.splits.items() if ours == split}
-    found = wanted & set(parts)
-    if not found:
+    split_names = (
+        _split_aliases(split)
+        if name
+        else {
+            name_in_source for our_name, name_in_source in task.splits.items() if our_name == split
+        }
+    )
+    matching = split_names & set(parts)
+    if not matching:
         raise InputError(
             f"hub data set {name or task.hub} has no {split} split with public labels; it has: "
             f"{', '.join(parts)}; set data.files, or split one off train"
         )
-    # Sorted: the order of a set of texts differs from process to process.
-    (part,) = sorted(found)[:1]
-    data = parts[part]
-    names = names_of(data.features, task)
+    # Sorted, because the order of a set of strings differs between processes.
+    (split_name,) = sorted(matching)[:1]
+    data = parts[split_name]
+    names = feature_names(data.features, task)
     if not name:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-    convert = name_labels(task, names)
-    return Rows(data, f"{name or task.hub}/{part}", convert=convert, classes=names)
+    convert = label_namer(task, names)
+    return Rows(data, f"{name or task.hub}/{split_name}", convert=convert, classes=names)
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:
@@ -283,14 +289,14 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     revision = None if name else task.revision or None
 
     def load(revision: str | None) -> Mapping[str, Any]:
-        where = dict(name=subset or None, cache_dir=cache_dir)
+        options = dict(name=subset or None, cache_dir=cache_dir)
         try:
-            return datasets.load_dataset(hub, revision=revision, **where)
+            return datasets.load_dataset(hub, revision=revision, **options)
         except ConnectionError:
             folder = _downloaded(hub, revision)
             if folder is None:
                 raise
-            return datasets.load_dataset(folder, **where)
+            return datasets.load_dataset(folder, **options)
 
     try:
         try:
@@ -299,10 +305,10 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
             if revision is not None or "scripts are no longer supported" not in str(error):
                 raise
             return load(_CONVERTED)
-    except Exception as error:  # the library raises a dozen kinds, few of them its own
-        what = f"{hub}:{subset}" if subset else hub
+    except Exception as error:  # the library raises a dozen kinds of exceptions
+        name = f"{hub}:{subset}" if subset else hub
         raise InputError(
-            f"hub data set {what!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
+            f"hub data set {name!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
             "check the id and the network (with HF_HUB_OFFLINE=1, download it first), or set "
             "data.source=FOLDER"
         ) from error
@@ -344,21 +350,21 @@ def _downloaded(hub: str, revision: str | None) -> str | None:
 
 def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     builder = _tfds_builder(name, cache_dir)
-    found = sorted(_names(split) & set(builder.info.splits))
-    if not found:
-        there = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"tfds:{name} has no {split} split; it has: {there}")
+    matching = sorted(_split_aliases(split) & set(builder.info.splits))
+    if not matching:
+        available = ", ".join(builder.info.splits) or "none"
+        raise InputError(f"tfds:{name} has no {split} split; it has: {available}")
     with _tfds_errors(name):
-        data = builder.as_data_source(split=found[0])
+        data = builder.as_data_source(split=matching[0])
     features = builder.info.features
-    names = names_of(features, task)
-    label_name = name_labels(task, names)
+    names = feature_names(features, task)
+    label_name = label_namer(task, names)
 
     def convert(row: Mapping[str, Any]) -> dict[str, Any]:
         plain = as_python(row, decode=True)
         return label_name(plain) if label_name else plain
 
-    return Rows(data, f"tfds:{name}/{found[0]}", convert=convert, classes=names)
+    return Rows(data, f"tfds:{name}/{matching[0]}", convert=convert, classes=names)
 
 
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
@@ -370,7 +376,7 @@ def _tfds_builder(name: str, cache_dir: str | None) -> Any:
             "set of TFDS itself (tfds:name) or hub:owner/name"
         )
     with _tfds_errors(name), _only_features_of_tfds(name):
-        # A format with random access, which TFDS's default, TFRecord, is not.
+        # This format has random access, unlike TFDS's default, TFRecord.
         builder = tfds.builder(name, data_dir=cache_dir, file_format="array_record")
         if not builder.is_prepared():
             builder.download_and_prepare()
@@ -410,14 +416,14 @@ def _tfds_errors(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # builders run code of their own, which may raise anything
+    except Exception as error:  # the code of a builder may raise anything
         module = getattr(error, "name", None) if isinstance(error, ImportError) else None
         if not module and "tensorflow" in str(error).lower().replace(_TFDS, ""):
             module = "tensorflow"
-        cure = "check the name and the network, prepare it as array_record, or use a folder"
+        advice = "check the name and the network, prepare it as array_record, or use a folder"
         raise InputError(
             f"tfds:{name} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
-            + (f"pip install {module}, or prepare it once as array_record" if module else cure)
+            + (f"pip install {module}, or prepare it once as array_record" if module else advice)
         ) from error
 
 
@@ -440,41 +446,41 @@ def as_python(value: Any, *, decode: bool = False) -> Any:
     return value
 
 
-def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
+def feature_names(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
     """Returns the data set's names for the indices of the task's classes or tags, () if none."""
-    column, known = task.tags or task.label, features or {}
-    feature = known[column] if column in known else None
+    column = task.tags or task.label
+    feature = features[column] if features and column in features else None
     return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
-def name_classes(task: Task, rows: Rows) -> Rows:
+def with_class_names(task: Task, rows: Rows) -> Rows:
     """Replaces class or tag indices by the data set's names, if it has some."""
-    names = names_of(rows.features, task)
-    convert = name_labels(task, names)
+    names = feature_names(rows.features, task)
+    convert = label_namer(task, names)
     return rows if convert is None else rows.named(convert, names)
 
 
-def name_labels(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:
-    """Returns a function that replaces the data set's class or tag indices by names.
+def label_namer(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:
+    """Returns a function that replaces the data set's class or tag indices by names, or None.
 
-    For a built-in task it is None unless its classes have these names in another order, or its tags
-    differ.
+    For a built-in task it is None unless the data set has the classes in another order, or other
+    tags.
     """
     column, names = task.tags or task.label, tuple(names)
-    reordered = set(names) <= set(task.labels) and names != task.labels
+    differs = set(names) <= set(task.labels) and names != task.labels
     if task.tags:
-        reordered = names != task.values
-    if not names or (task.hub and not reordered):
+        differs = names != task.values
+    if not names or (task.hub and not differs):
         return None
 
-    def named(value: Any) -> Any:
-        if isinstance(value, list):  # of words, or of several relations
-            return [named(part) for part in value]
-        # Outside of the range are hidden labels, -1, which stay as they are.
+    def name_of(value: Any) -> Any:
+        if isinstance(value, list):  # the tags of words, or several relations
+            return [name_of(part) for part in value]
+        # Values out of range are hidden labels, -1, and stay.
         return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:
-        return {**row, column: named(row[column])} if column in row else row
+        return {**row, column: name_of(row[column])} if column in row else row
 
     return convert
 

@@ -19,7 +19,7 @@ _GLUE = {
     "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP",
     "mnli": "MNLI-m", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI",
 }  # fmt: skip
-_NAMED = ("mnli", "qnli", "rte")  # GLUE reads their classes by name, those of others by number
+_NAMED = ("mnli", "qnli", "rte")  # GLUE's server reads class names for these, else indices
 _SUPERGLUE = {
     "boolq": "BoolQ", "cb": "CB", "copa": "COPA", "multirc": "MultiRC", "record": "ReCoRD",
     "rte": "RTE", "wic": "WiC", "wsc": "WSC",
@@ -32,12 +32,12 @@ FORMATS = {
 }
 
 
-def formats() -> tuple[str, ...]:
-    """Lists the values of `predict --format`; jsonl is this project's format."""
+def format_names() -> tuple[str, ...]:
+    """Returns the values of `predict --format`; jsonl is this project's format."""
     return ("jsonl", *sorted(FORMATS), "squad")
 
 
-def file_name(name: str, task: Task, columns: Sequence[str]) -> str:
+def submission_file_name(name: str, task: Task, columns: Sequence[str]) -> str:
     """Returns the file name that a format uses for a task.
 
     Args:
@@ -68,80 +68,81 @@ def file_name(name: str, task: Task, columns: Sequence[str]) -> str:
     return files[task.name]
 
 
-def check(name: str, task: Task, records: Sequence[Record]) -> None:
+def check_submission(name: str, task: Task, records: Sequence[Record]) -> None:
     """Raises InputError, with the place, for a row whose id is missing or not unique."""
     parts = {"multirc": _PARTS, "record": ("query",)}.get(task.name, ())
-    seen: dict[Any, str] = {}
+    origins: dict[Any, str] = {}
     for record in records:
-        number: str | int | tuple[Any, ...]
+        row_id: str | int | tuple[Any, ...]
         if name == "squad":
-            number = str(_number(record, "id"))
+            row_id = str(_id_column(record, "id"))
         elif parts and name == "superglue":
-            number = tuple(_whole(record, part) for part in parts)
+            row_id = tuple(_integer_id(record, part) for part in parts)
             if task.name == "record":  # a query has a record for each of its candidates
-                number += (_row(record)[task.candidate],)
+                row_id += (_row(record)[task.candidate],)
         else:
-            number = _index(record) if name == "glue" else _whole(record)
-        if number in seen:
+            row_id = _glue_index(record) if name == "glue" else _integer_id(record)
+        if row_id in origins:
             raise InputError(
-                f"{record.origin} has the same id as {seen[number]}, {number!r}; a submission "
+                f"{record.origin} has the same id as {origins[row_id]}, {row_id!r}; a submission "
                 "needs exactly one answer per id"
             )
-        seen[number] = record.origin
+        origins[row_id] = record.origin
 
 
-def write(name: str, task: Task, records: Sequence[Record], answers: Answers) -> str:
+def format_submission(name: str, task: Task, records: Sequence[Record], answers: Answers) -> str:
     """Returns the contents of a format's file; each record was checked and has an example."""
     pairs = list(zip(records, answers, strict=True))
     if name == "squad":
-        found = {str(_row(record)["id"]): answer["prediction"] for record, answer in pairs}
-        return json.dumps(found, ensure_ascii=False) + "\n"
+        answers_by_id = {str(_row(record)["id"]): answer["prediction"] for record, answer in pairs}
+        return json.dumps(answers_by_id, ensure_ascii=False) + "\n"
     if name == "glue":
         lines = ["index\tprediction"] + [
-            f"{_index(record)}\t{_glue(task, answer['prediction'])}" for record, answer in pairs
+            f"{_glue_index(record)}\t{_glue_value(task, answer['prediction'])}"
+            for record, answer in pairs
         ]
         return "".join(f"{line}\n" for line in lines)
-    form = {"multirc": _multirc, "record": _record}.get(task.name, _superglue)
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in form(task, pairs))
+    format_rows = {"multirc": _multirc_rows, "record": _record_rows}.get(task.name, _superglue_rows)
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in format_rows(task, pairs))
 
 
-def _glue(task: Task, found: Any) -> str:
+def _glue_value(task: Task, prediction: Any) -> str:
     if task.kind == "numbers":
-        return f"{found:.3f}"
-    return found if task.name in _NAMED else str(task.labels.index(found))
+        return f"{prediction:.3f}"
+    return prediction if task.name in _NAMED else str(task.labels.index(prediction))
 
 
-def _superglue(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+def _superglue_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
     for record, answer in pairs:
-        found = answer["prediction"]
+        prediction = answer["prediction"]
         if task.name == "copa":
-            found = task.labels.index(found)
+            prediction = task.labels.index(prediction)
         elif task.name == "wsc":
-            # The server reads WSC's answers as "True" and "False", those of others in lower case.
-            found = found.capitalize()
-        yield {"idx": _whole(record), "label": found}
+            # The server expects "True" and "False" for WSC, and lower case for other tasks.
+            prediction = prediction.capitalize()
+        yield {"idx": _integer_id(record), "label": prediction}
 
 
-def _multirc(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+def _multirc_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
     """Groups answers by question, and questions by paragraph."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     for record, answer in pairs:
-        at = [_whole(record, name) for name in _PARTS]
-        own = {"idx": at[2], "label": task.labels.index(answer["prediction"])}
-        paragraphs.setdefault(at[0], {}).setdefault(at[1], []).append(own)
+        ids = [_integer_id(record, name) for name in _PARTS]
+        entry = {"idx": ids[2], "label": task.labels.index(answer["prediction"])}
+        paragraphs.setdefault(ids[0], {}).setdefault(ids[1], []).append(entry)
     for paragraph, questions in paragraphs.items():
-        listed = [{"idx": number, "answers": own} for number, own in questions.items()]
-        yield {"idx": paragraph, "passage": {"questions": listed}}
+        entries = [{"idx": number, "answers": entry} for number, entry in questions.items()]
+        yield {"idx": paragraph, "passage": {"questions": entries}}
 
 
-def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+def _record_rows(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
     """Takes the most probable candidate of each question, the first if several are equal."""
     best: dict[int, tuple[float, str]] = {}
     for record, answer in pairs:
-        query, chance = _whole(record, "query"), answer["scores"][task.labels[1]]
-        # The class behind "false" is "true": how likely the candidate is the right one.
-        if query not in best or chance > best[query][0]:
-            best[query] = chance, _row(record)[task.candidate]
+        query, score = _integer_id(record, "query"), answer["scores"][task.labels[1]]
+        # The second class is "true": the probability that the candidate is correct.
+        if query not in best or score > best[query][0]:
+            best[query] = score, _row(record)[task.candidate]
     for query, (_, candidate) in best.items():
         yield {"idx": query, "label": candidate}
 
@@ -151,7 +152,7 @@ def _row(record: Record) -> Mapping[str, Any]:
     return record.row or {}
 
 
-def _number(record: Record, column: str) -> Any:
+def _id_column(record: Record, column: str) -> Any:
     value = _row(record).get(column)
     if value is None:
         raise InputError(
@@ -161,20 +162,20 @@ def _number(record: Record, column: str) -> Any:
     return value
 
 
-def _index(record: Record) -> int:
+def _glue_index(record: Record) -> int:
     """Reads the id of a GLUE row, from the column that its file has for it."""
     row = _row(record)
-    return _whole(record, column=next((name for name in _INDICES if name in row), "idx"))
+    return _integer_id(record, column=next((name for name in _INDICES if name in row), "idx"))
 
 
-def _whole(record: Record, part: str = "", column: str = "idx") -> int:
+def _integer_id(record: Record, part: str = "", column: str = "idx") -> int:
     """Reads the id of a row, or one `part` of an id with several."""
-    found = value = _number(record, column)
+    raw = value = _id_column(record, column)
     if part:
         value = value.get(part) if isinstance(value, Mapping) else None
     elif isinstance(value, str) and value.isdecimal():  # a cell of a table
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        asked = f"an object with a whole number {part!r}" if part else "a whole number"
-        raise InputError(f"{record.origin}: {column} is {found!r:.60}; it must be {asked}")
+        expected = f"an object with a whole number {part!r}" if part else "a whole number"
+        raise InputError(f"{record.origin}: {column} is {raw!r:.60}; it must be {expected}")
     return value

@@ -9,10 +9,10 @@ from jaxprompt.errors import InputError
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TAGS = "; for one tag per word, use task.tags={} with head.name=tags"
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def unreadable(value: Any) -> str:
+def describe_non_text(value: Any) -> str:
     """Describes a value that is not text, in JSON terms: null, NaN, a list; "" if it is text."""
     if value is None:
         return "null"
@@ -21,7 +21,7 @@ def unreadable(value: Any) -> str:
     for kind, name in ((Mapping, "object"), ((list, tuple, set), "list"), (bytes, "bytes")):
         if isinstance(value, kind):
             return f"the {name} {value!r:.40}"
-    if isinstance(value, str) and _HALF.search(value):
+    if isinstance(value, str) and _SURROGATE.search(value):
         return "half a character (a lone surrogate)"
     return ""
 
@@ -31,22 +31,23 @@ def is_blank(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def read_text(value: Any, column: str, where: str) -> str:
+def cell_text(value: Any, column: str, where: str) -> str:
     """Returns a cell as text. Raises InputError for null, NaN, a list, an object or bytes."""
-    if what := unreadable(value):
+    if description := describe_non_text(value):
         raise InputError(
-            f"{where}: column {column!r} is {what}, not text; write a text there, or remove the "
-            "example"
+            f"{where}: column {column!r} is {description}, not text; write a text there, or "
+            "remove the example"
         )
     return str(value)
 
 
 def check_label(value: Any, column: str, where: Callable[[], str]) -> None:
     """Raises InputError for a value that cannot be a label: null, NaN, blank, a list, an object."""
-    if what := unreadable(value) or is_blank(value) and "empty":
+    if description := describe_non_text(value) or is_blank(value) and "empty":
+        hint = _TAGS.format(column) if isinstance(value, list) else ""
         raise InputError(
-            f"{where()}: label column {column!r} is {what}, which is not a label; write a label "
-            f"there, or remove the example{_TAGS.format(column) * isinstance(value, list)}"
+            f"{where()}: label column {column!r} is {description}, which is not a label; write a "
+            f"label there, or remove the example{hint}"
         )
 
 
@@ -64,15 +65,15 @@ def is_number(text: str) -> bool:
     return bool(_NUMBER.fullmatch(text))
 
 
-def whole(text: str) -> str:
+def whole_number(text: str) -> str:
     """Returns "2.0" as "2": pandas writes whole numbers of a column with gaps as floats."""
-    found = _WHOLE.fullmatch(text)
-    return found[1] if found else text
+    match = _WHOLE.fullmatch(text)
+    return match[1] if match else text
 
 
-def class_names(spelled: Iterable[str]) -> tuple[str, ...]:
+def class_names(spellings: Iterable[str]) -> tuple[str, ...]:
     """Returns the distinct labels, in numeric order if all are whole numbers, else sorted."""
-    names = set(spelled)
+    names = set(spellings)
     if all(map(_WHOLE.fullmatch, names)):
-        return tuple(sorted(set(map(whole, names)), key=lambda name: (int(name), name)))
+        return tuple(sorted(set(map(whole_number, names)), key=lambda name: (int(name), name)))
     return tuple(sorted(names))

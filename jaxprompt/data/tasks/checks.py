@@ -6,7 +6,7 @@ import string
 from jaxprompt.data.tasks.readers.candidates import check_candidates
 from jaxprompt.data.tasks.readers.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.readers.predicates import check_predicate
-from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, labels_of
+from jaxprompt.data.tasks.tags import NO_SCHEME, OUTSIDE, iob2_labels
 from jaxprompt.data.tasks.task import BINARY_METRICS, Task, check_column
 from jaxprompt.errors import InputError
 
@@ -40,7 +40,7 @@ def _fit_tags(task: Task) -> Task:
         )
     if not task.labels:
         return task
-    labels = task.labels if OUTSIDE in task.labels else labels_of(task.labels)
+    labels = task.labels if OUTSIDE in task.labels else iob2_labels(task.labels)
     return dataclasses.replace(task, labels=_iob2(labels))
 
 
@@ -53,8 +53,10 @@ def check_task(task: Task) -> Task:
     check_predicate(task)
     check_positive(task)
     if task.predicate and task.markers:  # off by default, unlike those of relations
-        field = f"{{{task.fields[0]}}}"
-        task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
+        placeholder = f"{{{task.fields[0]}}}"
+        task = dataclasses.replace(
+            task, plain=task.plain.replace(placeholder, f"{placeholder[:-1]}|marked}}")
+        )
     if task.kind == "tags":
         return _fit_tags(task)
     if task.kind != "classes":

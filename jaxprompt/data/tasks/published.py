@@ -12,10 +12,10 @@ from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
-Row = dict[str, Any]
+PublishedRow = dict[str, Any]
 
 _PAIR = {"sentence1": "premise", "sentence2": "hypothesis"}
-# Columns of the benchmarks' own files -> ours; LCQMC and ChnSentiCorp as they are handed about.
+# Columns of the benchmarks' files -> ours; LCQMC and ChnSentiCorp as they are commonly shared.
 _RENAMES = {
     "mrpc": {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
     "stsb": {"score": "label"},
@@ -28,8 +28,8 @@ _RENAMES = {
     "chnsenticorp": {"text_a": "text"},
     "trec": {"lm_bff_label": "coarse_label"},
 }
-# Classes by the numbers of such a column, where the order is not ours.
-_NUMBERED = {"lm_bff_label": ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
+# Classes by their index in such a column, if the order is not ours.
+_CLASSES_BY_NUMBER = {"lm_bff_label": ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
 
 
 def is_published(task: Task, row: Mapping[str, Any]) -> bool:
@@ -41,7 +41,7 @@ def is_published(task: Task, row: Mapping[str, Any]) -> bool:
     return task.name in _NESTED or any(name in row for name in _RENAMES.get(task.name, ()))
 
 
-def published_rows(task: Task, row: Row, where: str) -> list[Row]:
+def published_rows(task: Task, row: PublishedRow, where: str) -> list[PublishedRow]:
     """Converts a row in its benchmark's format to our rows; returns any other row as it is.
 
     Raises InputError, starting with `where`, if it is nested differently than in the benchmark.
@@ -49,26 +49,25 @@ def published_rows(task: Task, row: Row, where: str) -> list[Row]:
     if task.nested:
         return _unnested(row, task.nested, where) if task.nested in row else [row]
     if task.kind == "spans" and "paragraphs" in row:
-        return list(_squad(row, where))
+        return list(_squad_rows(row, where))
     if task.name in _NESTED:
         return list(_NESTED[task.name](row, where))
     names = _RENAMES.get(task.name, {})
-    # A column of ours that is there goes before one that would take its name.
-    names = {name: own for name, own in names.items() if own not in row}
-    named = {
-        name: _class_name(name, row[name]) for name in names.keys() & row.keys() & _NUMBERED.keys()
-    }
-    return [{names.get(name, name): value for name, value in {**row, **named}.items()}]
+    # A column that already has our name takes precedence over one that would be renamed to it.
+    names = {name: our_name for name, our_name in names.items() if our_name not in row}
+    for name in names.keys() & row.keys() & _CLASSES_BY_NUMBER.keys():
+        row = {**row, name: _class_name(name, row[name])}
+    return [{names.get(name, name): value for name, value in row.items()}]
 
 
 def _class_name(column: str, value: Any) -> Any:
     """Returns the name of a class by its number; any other value is returned as it is."""
-    classes, number = _NUMBERED[column], spelling(value)
-    known = number.isdecimal() and int(number) < len(classes)
-    return classes[int(number)] if known else value
+    classes, number = _CLASSES_BY_NUMBER[column], spelling(value)
+    is_known = number.isdecimal() and int(number) < len(classes)
+    return classes[int(number)] if is_known else value
 
 
-def _unnested(row: Row, column: str, where: str) -> list[Row]:
+def _unnested(row: PublishedRow, column: str, where: str) -> list[PublishedRow]:
     """Makes one row per item of a column (a list of rows or a row of lists)."""
     items = _list_items(row[column])
     if items is None:
@@ -76,115 +75,120 @@ def _unnested(row: Row, column: str, where: str) -> list[Row]:
             f"{where}: column {column!r} must be a list of objects {{column: value}}, got "
             f"{row[column]!r:.60}"
         )
-    return [_rest(row, column) | item for item in items]
+    return [_without_columns(row, column) | item for item in items]
 
 
-def _list_items(value: Any) -> list[Row] | None:
+def _list_items(value: Any) -> list[PublishedRow] | None:
     """Lists the rows of a column, a list of rows or a row of lists; None if it is neither."""
-    # What a text or an object holds could be iterated too.
-    is_list = lambda own: isinstance(own, Collection) and not isinstance(own, (str, bytes, Mapping))
+
     if isinstance(value, Mapping):
         columns = list(value.values())
-        if not all(map(is_list, columns)) or len(set(map(len, columns))) > 1:
+        if not all(map(_is_list, columns)) or len(set(map(len, columns))) > 1:
             return None
-        return [dict(zip(value, own, strict=True)) for own in zip(*columns, strict=True)]
-    if not is_list(value) or not all(isinstance(item, Mapping) for item in value):
+        return [dict(zip(value, column, strict=True)) for column in zip(*columns, strict=True)]
+    if not _is_list(value) or not all(isinstance(item, Mapping) for item in value):
         return None
     return [dict(item) for item in value]
 
 
-def _wsc(row: Row, where: str) -> Iterator[Row]:
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _wsc_rows(row: PublishedRow, where: str) -> Iterator[PublishedRow]:
     if "target" in row:
-        row = {**_rest(row, "target"), **_part(row, "target", dict, where)}
+        row = {**_without_columns(row, "target"), **_get(row, "target", dict, where)}
     yield row
 
 
-def _multirc(row: Row, where: str) -> Iterator[Row]:
+def _multirc_rows(row: PublishedRow, where: str) -> Iterator[PublishedRow]:
     """Makes one row per answer, as on the hub."""
     if "passage" not in row:
         yield row
         return
-    passage = _part(row, "passage", dict, where)
-    rest = _rest(row, "passage", "idx")
-    for asked in _parts(passage, "questions", where):
-        for answer in _parts(asked, "answers", where):
-            numbers = {"paragraph": row, "question": asked, "answer": answer}
+    passage = _get(row, "passage", dict, where)
+    rest = _without_columns(row, "passage", "idx")
+    for question in _get_objects(passage, "questions", where):
+        for answer in _get_objects(question, "answers", where):
+            numbers = {"paragraph": row, "question": question, "answer": answer}
             yield {
                 **rest,
                 "paragraph": passage.get("text"),
-                "question": asked.get("question"),
+                "question": question.get("question"),
                 "answer": answer.get("text"),
-                "idx": {name: own.get("idx") for name, own in numbers.items()},
+                "idx": {name: part.get("idx") for name, part in numbers.items()},
                 **{name: answer[name] for name in ("label",) if name in answer},
             }
 
 
-def _record(row: Row, where: str) -> Iterator[Row]:
+def _record_rows(row: PublishedRow, where: str) -> Iterator[PublishedRow]:
     """Makes one row per query. Highlights become list items, as in P-tuning v2."""
     if "qas" not in row:
-        yield _listed(row)
+        yield _with_bullets(row)
         return
-    passage = _part(row, "passage", dict, where)
-    text = _part(passage, "text", str, where)
+    passage = _get(row, "passage", dict, where)
+    text = _get(passage, "text", str, where)
     entities = []
-    for span in _parts(passage, "entities", where):
-        start, end = (_part(span, name, int, where) for name in ("start", "end"))
+    for span in _get_objects(passage, "entities", where):
+        start, end = (_get(span, name, int, where) for name in ("start", "end"))
         if not 0 <= start <= end < len(text):
             raise InputError(
                 f"{where}: entity {start} to {end} is outside of its passage, which has "
                 f"{len(text)} characters; fix its position"
             )
-        entities.append(text[start : end + 1])  # the last character belongs to it
-    for asked in _parts(row, "qas", where):
-        own = {
-            **_rest(row, "passage", "qas", "idx"),
+        entities.append(text[start : end + 1])  # the end is inclusive
+    for query in _get_objects(row, "qas", where):
+        new_row = {
+            **_without_columns(row, "passage", "qas", "idx"),
             "passage": text,
-            "query": asked.get("query"),
+            "query": query.get("query"),
             "entities": entities,
-            "idx": {"passage": row.get("idx"), "query": asked.get("idx")},
+            "idx": {"passage": row.get("idx"), "query": query.get("idx")},
         }
-        if "answers" in asked:
-            own["answers"] = [answer.get("text") for answer in _parts(asked, "answers", where)]
-        yield _listed(own)
+        if "answers" in query:
+            new_row["answers"] = [
+                answer.get("text") for answer in _get_objects(query, "answers", where)
+            ]
+        yield _with_bullets(new_row)
 
 
-def _rest(row: Row, *known: str) -> Row:
-    """Returns the columns that a user added to those of the benchmark."""
-    return {name: value for name, value in row.items() if name not in known}
+def _without_columns(row: PublishedRow, *excluded: str) -> PublishedRow:
+    """Returns the other columns, which a user added to those of the benchmark."""
+    return {name: value for name, value in row.items() if name not in excluded}
 
 
-def _listed(row: Row) -> Row:
+def _with_bullets(row: PublishedRow) -> PublishedRow:
     passage = row.get("passage")
     if not isinstance(passage, str):
         return row
     return {**row, "passage": passage.replace("@highlight\n", "- ")}
 
 
-def _squad(row: Row, where: str) -> Iterator[Row]:
+def _squad_rows(row: PublishedRow, where: str) -> Iterator[PublishedRow]:
     """Makes one row per question of an article."""
-    for paragraph in _parts(row, "paragraphs", where):
-        for asked in _parts(paragraph, "qas", where):
-            yield {"title": row.get("title"), "context": paragraph.get("context"), **asked}
+    for paragraph in _get_objects(row, "paragraphs", where):
+        for question in _get_objects(paragraph, "qas", where):
+            yield {"title": row.get("title"), "context": paragraph.get("context"), **question}
 
 
-_NESTED: dict[str, Callable[[Row, str], Iterator[Row]]] = {
-    "wsc": _wsc, "multirc": _multirc, "record": _record,
+_NESTED: dict[str, Callable[[PublishedRow, str], Iterator[PublishedRow]]] = {
+    "wsc": _wsc_rows, "multirc": _multirc_rows, "record": _record_rows,
 }  # fmt: skip
-_CALLED = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
+_NOUNS = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
 
 
-def _part(row: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+def _get(row: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        found = f"is {value!r:.60}" if name in row else "is missing"
+        problem = f"is {value!r:.60}" if name in row else "is missing"
         raise InputError(
-            f"{where}: {name!r} {found}; in the benchmark's format it is {_CALLED[kind]}"
+            f"{where}: {name!r} {problem}; in the benchmark's format it is {_NOUNS[kind]}"
         )
     return value
 
 
-def _parts(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    values = _part(row, name, list, where)
+def _get_objects(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    values = _get(row, name, list, where)
     for value in values:
         if not isinstance(value, dict):
             raise InputError(

@@ -39,8 +39,8 @@ def get_task(name: str) -> Task:
     Raises InputError with the nearest names if there is none.
     """
     if name not in task_names():
-        known = nearest(name, task_names())
-        raise InputError(f"unknown task {name!r}; {known}; for your data use task.name=custom")
+        suggestion = nearest(name, task_names())
+        raise InputError(f"unknown task {name!r}; {suggestion}; for your data use task.name=custom")
     fields, plugin = TASKS.load(name), TASKS.plugin(name)
     if plugin is None:
         return check_task(Task(name=name, **fields))
@@ -87,12 +87,10 @@ def custom_task(
     Args:
       fields: columns of the texts.
       words: label words of each class, one or several; by default a verbalizer uses the class
-        names.
-        The target text of a class is its first word.
+        names. The target text of a class is its first word.
       name: name of the task.
       **columns: fields of `Task`. Without `plain` the texts are joined by separators; without
-        `metric`
-        the default depends on the kind of answer.
+        `metric` the default depends on the kind of answer.
 
     Raises:
       InputError: if these do not fit together.
@@ -105,15 +103,20 @@ def custom_task(
     texts = [f"{{{column}}}" for column in fields]
     if task.entities and texts:
         texts[0] = f"{{{fields[0]}|marked}}"
-    if task.answers:  # the last field alone is cut into windows
+    if task.answers:  # only the last field is divided into windows
         texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
-    behind = ["{choice}"] * bool(task.choices) + [f"{{{PREDICATE}}}"] * bool(task.predicate)
-    named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
+    named_texts = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
+    plain_texts = list(texts)
+    if task.choices:
+        named_texts = [*named_texts, "choices: {choices}"]
+        plain_texts.append("{choice}")
+    if task.predicate:
+        plain_texts.append(f"{{{PREDICATE}}}")
     task = dataclasses.replace(
         task,
         template=task.template or _relation_template(texts, task.entities),
-        text=" ".join(named + ["choices: {choices}"] * bool(task.choices)),
-        plain=task.plain or " [sep] ".join(texts + behind),
+        text=" ".join(named_texts),
+        plain=task.plain or " [sep] ".join(plain_texts),
         metric=columns.get("metric") or _default_metric(task),
     )
     return check_task(task)

@@ -1,7 +1,7 @@
 """Tags of words: the schemes IOB2, IOB1 and BIOES, read, checked and made IOB2.
 
 An entity is words in a row of one type. In IOB2 its first word has B-TYPE and the others I-TYPE; in
-IOB1 B-TYPE is only for the first word behind another entity of that type; BIOES, also written
+IOB1 B-TYPE is only for the first word after another entity of that type; BIOES, also written
 BILOU, has E- (L-) for the last word and S- (U-) for an entity of one word. O is outside of all.
 Tags without a scheme, as parts of speech, are of single words and stay as they are.
 """
@@ -32,7 +32,7 @@ class Entity(NamedTuple):
 
     type: str
     start: int  # first word
-    end: int  # behind the last
+    end: int  # after the last
 
 
 def split_tag(tag: str) -> tuple[str, str]:
@@ -58,16 +58,15 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
 
     Raises:
       InputError: if a tag is invalid, or if some entities begin with B- and others with I-, which
-        is
-        neither IOB2 nor IOB1.
+        is neither IOB2 nor IOB1.
     """
-    begun: dict[str, tuple[int, int]] = {}  # B or I -> the first place where an entity begins so
-    count, odd = 0, set()  # rows, and those in which an entity begins with I-
+    first_begins: dict[str, tuple[int, int]] = {}  # letter -> the first row and word that begins so
+    count, i_rows = 0, set()  # number of rows, and those in which an entity begins with I-
     for number, tags in enumerate(rows):
         count = number + 1
         letter, kind = OUTSIDE, ""
         for word, tag in enumerate(tags):
-            old, old_kind = letter, kind
+            last_letter, last_kind = letter, kind
             try:
                 letter, kind = split_tag(tag)
             except ValueError:
@@ -76,22 +75,22 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
                     "I-TYPE, and E-TYPE or S-TYPE in BIOES; fix the row, or set task.scheme=none "
                     "if each tag is for one word"
                 ) from None
-            # No other scheme has these, so the first of them decides.
+            # Only BIOES has these.
             if letter in ("E", "S"):
                 return "bioes"
-            # Behind an entity of its own type, B- and I- are right in both schemes.
-            if letter != OUTSIDE and (old == OUTSIDE or kind != old_kind):
-                begun.setdefault(letter, (number, word))
-                odd |= {number} if letter == "I" else set()
-    if len(begun) == 2:
-        number, word = begun["I"]
-        other, _ = begun["B"]
+            # After an entity of the same type, B- and I- are valid in both schemes.
+            if letter != OUTSIDE and (last_letter == OUTSIDE or kind != last_kind):
+                first_begins.setdefault(letter, (number, word))
+                i_rows |= {number} if letter == "I" else set()
+    if len(first_begins) == 2:
+        number, word = first_begins["I"]
+        other, _ = first_begins["B"]
         raise InputError(
             f"{where(number)}: word {word + 1} begins an entity with I-, but one at {where(other)} "
-            f"begins with B-; {len(odd)} of {count} rows begin an entity with I-; IOB2 begins each "
-            "with B-: fix the file, or set task.scheme=iob1 to read all of it as IOB1"
+            f"begins with B-; {len(i_rows)} of {count} rows begin an entity with I-; IOB2 begins "
+            "each with B-: fix the file, or set task.scheme=iob1 to read all of it as IOB1"
         )
-    return "iob1" if "I" in begun else "iob2"
+    return "iob1" if "I" in first_begins else "iob2"
 
 
 def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
@@ -101,35 +100,35 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
 
     Raises ValueError with the index of the first word whose tag is invalid.
     """
-    found: list[Entity] = []
-    kind, start = "", 0  # of the entity that is open, "" = none
-    # An O behind all closes the entity that is open.
+    entities: list[Entity] = []
+    kind, start = "", 0  # of the open entity, "" = none
+    # An O after the last word closes the open entity.
     for word, tag in enumerate([*tags, OUTSIDE]):
-        letter, own = split_tag(tag)
-        goes_on = letter in ("I", "E") and own == kind
+        letter, tag_kind = split_tag(tag)
+        is_inside = letter in ("I", "E") and tag_kind == kind
         if scheme == "bioes":
-            if not goes_on if kind else letter in ("I", "E"):
+            if not is_inside if kind else letter in ("I", "E"):
                 raise ValueError(word)
-        elif scheme == "iob2" and (letter in ("E", "S") or letter == "I" and not goes_on):
+        elif scheme == "iob2" and (letter in ("E", "S") or letter == "I" and not is_inside):
             raise ValueError(word)
-        if goes_on and letter == "I":
+        if is_inside and letter == "I":
             continue
-        if goes_on:  # E-
-            found.append(Entity(kind, start, word + 1))
+        if is_inside:  # E-
+            entities.append(Entity(kind, start, word + 1))
             kind = ""
             continue
         if kind:
-            found.append(Entity(kind, start, word))
+            entities.append(Entity(kind, start, word))
         if letter == "S":
-            found.append(Entity(own, word, word + 1))
+            entities.append(Entity(tag_kind, word, word + 1))
             kind = ""
         else:
-            kind, start = (own, word) if letter != OUTSIDE else ("", 0)
-    return found
+            kind, start = (tag_kind, word) if letter != OUTSIDE else ("", 0)
+    return entities
 
 
 def write_iob2(entities: Iterable[Entity], words: int) -> list[str]:
-    """Returns the IOB2 tags of so many words for entities that do not overlap."""
+    """Returns the IOB2 tags of `words` words for entities that do not overlap."""
     tags = [OUTSIDE] * words
     for kind, start, end in entities:
         tags[start:end] = [f"B-{kind}"] + [f"I-{kind}"] * (end - start - 1)
@@ -146,7 +145,7 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
     try:
         return write_iob2(find_entities(tags, scheme), len(tags))
     except ValueError as error:
-        (at,) = error.args
+        (at,) = error.args  # the invalid tag, or the index of a word
         if isinstance(at, str):
             raise InputError(
                 f"{where}: word {tags.index(at) + 1} has the invalid tag {at!r}; tags are e.g. O, "
@@ -160,8 +159,8 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
         ) from None
 
 
-def labels_of(types: Iterable[str]) -> tuple[str, ...]:
-    """Lists the IOB2 tags of some entity types: O first, then B- and I- of each, sorted by type."""
+def iob2_labels(types: Iterable[str]) -> tuple[str, ...]:
+    """Returns the IOB2 tags of entity types: O, then B- and I- of each type, sorted."""
     pairs = ((f"B-{kind}", f"I-{kind}") for kind in sorted(set(types)))
     return (OUTSIDE, *(tag for pair in pairs for tag in pair))
 

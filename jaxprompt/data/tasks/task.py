@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import is_number, spelling, whole
+from jaxprompt.data.tasks.cells import is_number, spelling, whole_number
 from jaxprompt.errors import InputError
 
 BINARY_METRICS = ("f1", "f1a", "answer_f1")  # of the positive class of two
 Definitions = dict[str, dict[str, Any]]  # task -> the fields of its Task
-PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
+PREDICATE = "predicate"  # name in templates of the word whose roles are tagged
 
 
 class AnswerKind(NamedTuple):
@@ -37,19 +37,19 @@ class Example(NamedTuple):
     choices: tuple[str, ...] = ()
     label: int = -1  # -1 = unknown
     target: str = ""  # the text to learn, "" = unknown
-    references: tuple[str, ...] = ()  # all texts, or classes, that are right; the learned one first
+    references: tuple[str, ...] = ()  # all correct texts or classes; the first is learned
     spans: tuple[tuple[int, int], ...] = ()  # characters of each reference in the last field
     words: tuple[str, ...] = ()  # of a text whose words are tagged
     tags: tuple[str, ...] = ()  # of each word, IOB2; () = unknown
-    # Characters of each in the first field; of a task with predicates those of the predicate.
+    # Characters in the first field, of each entity or of the predicate.
     entities: tuple[tuple[int, int], ...] = ()
-    # Of a dialogue that is read up to some turn: which of the right classes it tells by then, and
-    # the number of its pair of entities, the same at every turn.
-    told: tuple[str, ...] = ()
+    # Of a dialogue up to some turn: the correct classes that it expresses, and the index of its
+    # pair of entities, which is the same at every turn.
+    expressed: tuple[str, ...] = ()
     pair: int = -1
-    question: str = ""  # of the task's metric: examples of one question are its answers
+    question: str = ""  # id of the question that the example answers, for metrics of questions
     number: float | None = None  # None = unknown
-    is_moved: bool = False  # whether one of `spans` is elsewhere than the row says
+    is_moved: bool = False  # whether one of `spans` is not at the position in the row
 
 
 @dataclass(frozen=True)
@@ -58,60 +58,60 @@ class Task:
 
     name: str
     fields: tuple[str, ...]  # names that the texts below may use
-    lines: tuple[str, ...] = ()  # those of them that the data set has as a list of lines
+    lines: tuple[str, ...] = ()  # fields that the data set has as lists of lines
     labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
     label: str = "label"  # column of the label
-    # raw labels by class where they are neither index nor name, "|" between several of a class
+    # raw labels of each class if they are neither its index nor its name, separated by "|"
     values: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
-    choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
-    options: tuple[str, ...] = ()  # choices that all rows have, as they are listed; see `widest`
+    left_out: tuple[str, ...] = ()  # raw labels of examples that are not read
+    choices: tuple[str, ...] = ()  # columns of the choices, or one column with a list
+    options: tuple[str, ...] = ()  # choices that are the same in all rows; see `widest`
     # field -> (column, text for each value of that column)
     derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     hub: str = ""  # id on the Hugging Face hub
-    subset: str = ""  # several, with commas between, are read one after the other
+    subset: str = ""  # one or several, separated by commas and read in order
     revision: str = ""
-    # our split -> split of the hub; a split that is not there has no public labels
+    # our split -> split of the hub; other splits have no public labels
     splits: Mapping[str, str] = field(
         default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
     )
     renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
-    nested: str = ""  # column of the hub of which each item is a row with columns of its own
+    nested: str = ""  # column of the hub with lists of rows
     template: str = ""  # layout for a verbalizer
-    words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
-    spaced: bool = True  # label words are encoded behind a space
-    # Names of the `options`: the masks of a template are as many as the longest of these needs.
+    words: tuple[tuple[str, ...], ...] = ()  # label words of each class, or names of the choices
+    spaced: bool = True  # label words are encoded after a space
+    # Names of the `options`; the longest determines the number of masks.
     widest: tuple[str, ...] = ()
-    option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
-    query: str = ""  # what the unified form asks, before the options; "" = the fields
+    option: str = ""  # format of one choice, with {name} and {text}; "" = " {name}. {text}"
+    query: str = ""  # layout of the unified form's question; "" = the fields
     causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
     causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
-    text: str = ""  # layout for a text-to-text model that writes the target, without a mask
-    targets: tuple[str, ...] = ()  # target text of each class there
+    text: str = ""  # layout for a text-to-text model, without a mask
+    targets: tuple[str, ...] = ()  # target text of each class for a text-to-text model
     plain: str = ""  # layout for a linear head
-    target: str = ""  # column of a text to be written; "" = the task has classes
-    answers: str = ""  # column of the answers that stand in the last field, and where
+    target: str = ""  # column of a text to be generated; "" = none
+    answers: str = ""  # column of the answers in the last field and their positions
     number: str = ""  # column of a number to be predicted
-    limits: tuple[float, ...] = ()  # the least and the greatest that it can be
-    tags: str = ""  # column of the tags of the words of the one field
-    scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
-    # Column of the word whose roles these are, its index from 0 on; see readers/predicates.py
+    limits: tuple[float, ...] = ()  # minimum and maximum of the number
+    tags: str = ""  # column of the tags of the words of the only field
+    scheme: str = ""  # of the tags, one of tags.SCHEMES; "" = detected from the training rows
+    # Column of the index (from 0) of the word whose roles the tags are; see readers/predicates.py
     predicate: str = ""
-    # Where each entity of the first field stands, in one of OFFSETS, and the words around one where
-    # a template has |marked; see data/tasks/readers/entities.py
+    # Columns with the position of each entity of the first field, read by one of OFFSETS, and the
+    # words around each for |marked in a template; see data/tasks/readers/entities.py
     entities: tuple[str, ...] = ()
     offsets: str = "tags"
     markers: tuple[str, ...] = ()
-    # Columns with the words of each entity, which are looked for nearest to where it is said to be.
+    # Columns with the words of each entity, whose occurrence nearest to its position is taken.
     called: tuple[str, ...] = ()
-    negative: str = ""  # the class that is no relation, which metrics of relations leave out
-    # Of a row of JSON that is a list, of a TSV without a header, and of a file of CoNLL-2012.
+    negative: str = ""  # the class for no relation, which metrics of relations leave out
+    # Names for rows of JSON that are lists, for a TSV without a header, and for CoNLL-2012.
     columns: tuple[str, ...] = ()
-    # Columns whose values make a question, of which examples are answers; see scoring/questions.py
+    # Columns that identify a question that examples answer; see scoring/questions.py
     question: tuple[str, ...] = ()
     candidate: str = ""  # the field of such an answer
-    # A column of candidates, and that of those which are right: a row of the data becomes an
-    # example for each, with `candidate` and `label`, and what stands for it in other columns.
+    # Columns of the candidates and of the correct ones; a row becomes an example per candidate,
+    # with `candidate` and `label`, and with the candidate instead of `placeholder` in its texts.
     candidates: tuple[str, ...] = ()
     placeholder: str = ""
     metric: str = "accuracy"
@@ -121,7 +121,7 @@ class Task:
     def texts(self) -> tuple[str, ...]:
         """Names that a template may use: the fields, and the entities or predicate in the first."""
         entities = tuple(f"entity{i}" for i in range(1, 1 + len(self.entities)))
-        return self.fields + entities + (PREDICATE,) * bool(self.predicate)
+        return self.fields + entities + ((PREDICATE,) if self.predicate else ())
 
     @property
     def marked(self) -> int:
@@ -130,8 +130,8 @@ class Task:
 
     def example(self, text: str, choices: tuple[str, ...] = ()) -> Example:
         """Makes a synthetic example: all fields are `text`, entities are letters of it."""
-        places = [min(2 * i, len(text)) for i in range(self.marked)]
-        spans = tuple((at, min(at + 1, len(text))) for at in places)
+        starts = [min(2 * i, len(text)) for i in range(self.marked)]
+        spans = tuple((start, min(start + 1, len(text))) for start in starts)
         fields = dict.fromkeys(self.texts, "a") | dict.fromkeys(self.fields, text)
         return Example(fields, choices, entities=spans)
 
@@ -157,15 +157,16 @@ class Task:
             table |= {name.lower(): i for i, name in enumerate(names)}
             table |= {name.capitalize(): i for i, name in enumerate(names)}
         for i, value in enumerate(self.values):
-            for written in str(value).split("|"):
-                table.setdefault(written, i)
+            for raw_label in str(value).split("|"):
+                table.setdefault(raw_label, i)
         indices = {str(i): i for i in range(len(names))}
-        # Where a name looks like an index, as "1" of ("1", "2"), numbers mean names alone, and
-        # where all are numbers: 1 is no class of ("3", "4", "5"), and of ("+1", "-1") the first.
-        numbers = bool(names) and all(map(is_number, names))
-        if numbers:
-            table = {whole(name.removeprefix("+")): i for i, name in enumerate(names)} | table
-        return table if numbers or table.keys() & indices.keys() else table | indices
+        # If a name is equal to an index, such as "1" of ("1", "2"), or all names are numbers, then
+        # numbers are names only: 1 is no class of ("3", "4", "5"), and the first of ("+1", "-1").
+        are_numbers = bool(names) and all(map(is_number, names))
+        if are_numbers:
+            unsigned = (whole_number(name.removeprefix("+")) for name in names)
+            table = {name: i for i, name in enumerate(unsigned)} | table
+        return table if are_numbers or table.keys() & indices.keys() else table | indices
 
     @property
     def positive_class(self) -> int:
@@ -185,21 +186,21 @@ class Task:
         return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
 
 
-def check_column(task: Task, field: str, does: str, others: tuple[str, ...]) -> None:
+def check_column(task: Task, field: str, action: str, others: tuple[str, ...]) -> None:
     """Raises InputError if the column that selects a task's kind does not fit its other fields.
 
     Args:
       task: the task.
       field: name of the field with the column, e.g. "target".
-      does: what such a task does, for messages.
+      action: verb for what the task does, for messages.
       others: fields that are only valid for classes.
     """
     column = getattr(task, field)
     for other in others:
         if getattr(task, other):
             raise InputError(
-                f"task.{field}={column!r} and task.{other} are both set, but a task either {does} "
-                "or chooses a class; remove one of the two"
+                f"task.{field}={column!r} and task.{other} are both set, but a task either "
+                f"{action} or chooses a class; remove one of the two"
             )
     if column in task.fields:
         raise InputError(

@@ -7,13 +7,13 @@ import re
 from jaxprompt.data.text.tokenizer import Tokenizer, spaced_sections
 from jaxprompt.errors import InputError
 
-# A control character, which chat templates neither write nor change.
-_MARK = "\x02"  # stands for the user's turn while the tokenizer lays the chat out
-# What a chat template reads from the clock: a run must read the same text on every day. Those of
-# Llama 3 name this date where they have no clock.
-_TODAY = datetime.datetime(2024, 7, 26)
-_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdDefFHIjmMpRSTxXyY"))
-_AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
+# Stands for the user's turn; a control character, which chat templates neither write nor change.
+_PLACEHOLDER = "\x02"
+# Today's date for chat templates, so that a run reads the same text on every day. Llama 3's
+# templates use this date where they have no clock.
+_DATE = datetime.datetime(2024, 7, 26)
+_DATE_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdDefFHIjmMpRSTxXyY"))
+_MASK_AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
 def in_chat(tokenizer: Tokenizer, template: str) -> str:
@@ -28,65 +28,72 @@ def in_chat(tokenizer: Tokenizer, template: str) -> str:
             f"task.chat=True, but tokenizer {tokenizer.name_or_path!r} has no chat template; use a "
             "model that was tuned for chat, or task.chat=False"
         )
-    turns = [{"role": "user", "content": _MARK}]
+    turns = [{"role": "user", "content": _PLACEHOLDER}]
     try:
-        laid = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True,
-            enable_thinking=False,  # Qwen 3's: the answer is scored, and no thought before it
+        chat = tokenizer.apply_chat_template(
+            turns,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,  # Qwen 3: the answer is scored, without thoughts before it
             chat_template=_stop_clock(tokenizer.get_chat_template()),
-        )  # fmt: skip
-    except Exception as error:  # of Jinja, or of what its template calls
+        )
+    except Exception as error:  # raised by Jinja, or by what the template calls
         reason = " ".join(str(error).split())
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns in "
             'task.template as ["..."], with task.chat=False'
         ) from error
-    front, mark, back = laid.partition(_MARK)
-    if not mark or _MARK in back:
+    before, placeholder, after = chat.partition(_PLACEHOLDER)
+    if not placeholder or _PLACEHOLDER in after:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
-            f'{laid.count(_MARK)} times; write the turns in task.template as ["..."], with '
+            f'{chat.count(_PLACEHOLDER)} times; write the turns in task.template as ["..."], with '
             "task.chat=False"
         )
-    bos, scheme, begins = tokenizer.bos_token, spaced_sections(tokenizer), True
+    bos, spacing, is_first = tokenizer.bos_token, spaced_sections(tokenizer), True
     if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        begins = not front.startswith(bos)
-        front = front.removeprefix(bos)  # which stands in front of every input
-    turn = _AT_END.sub("", template).strip()
-    blank = "[mask]" if _AT_END.search(template) else ""
-    leads = scheme == "always" or (scheme == "first" and begins)
-    front, space = _spaced(tokenizer, front + _MARK, leads).removesuffix(_MARK), ""
-    if front.endswith(" "):  # of the first word of the turn, not a token of its own
-        front, space = front[:-1], " "
-    return f"{_as_is(front)}{space}{turn}{_as_is(_spaced(tokenizer, back, False))}{blank}"
+        is_first = not before.startswith(bos)
+        before = before.removeprefix(bos)  # it begins every input anyway
+    turn = _MASK_AT_END.sub("", template).strip()
+    blank = "[mask]" if _MASK_AT_END.search(template) else ""
+    leading_space = spacing == "always" or (spacing == "first" and is_first)
+    before = _with_spaces(tokenizer, before + _PLACEHOLDER, leading_space)
+    before = before.removesuffix(_PLACEHOLDER)
+    # A space at the end belongs to the first word of the turn; it is not a token of its own.
+    space = " " if before.endswith(" ") else ""
+    before = before.removesuffix(" ")
+    return (
+        f"{_literal(before)}{space}{turn}{_literal(_with_spaces(tokenizer, after, False))}{blank}"
+    )
 
 
-def _spaced(tokenizer: Tokenizer, text: str, leads: bool) -> str:
-    """Writes out the spaces that a tokenizer, as released, puts before sections of a text.
+def _with_spaces(tokenizer: Tokenizer, text: str, leading_space: bool) -> str:
+    """Inserts the spaces that a tokenizer, as released, puts before sections of a text.
 
-    These are what stands between its added tokens. `leads`: whether the first section has one.
+    Sections are separated by added tokens. `leading_space`: whether the first section has a space.
     """
     added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
     tokens = sorted(filter(None, added), key=len, reverse=True)
     sections = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
     always = spaced_sections(tokenizer) == "always"
-    for at in range(0, len(sections), 2):  # every other one is an added token
-        if at and added[sections[at - 1]].rstrip:  # it takes the white space behind it
-            sections[at] = sections[at].lstrip()
-        if sections[at] and not sections[at].startswith(" ") and (always if at else leads):
-            sections[at] = f" {sections[at]}"
+    for i in range(0, len(sections), 2):  # every other one is an added token
+        if i and added[sections[i - 1]].rstrip:  # the token includes the white space after it
+            sections[i] = sections[i].lstrip()
+        if sections[i] and not sections[i].startswith(" ") and (always if i else leading_space):
+            sections[i] = f" {sections[i]}"
     return "".join(sections)
 
 
-def _stop_clock(chat: str) -> str:
+def _stop_clock(chat_template: str) -> str:
     """Replaces transformers' `strftime_now` in a chat template by the fixed date."""
-    if "strftime_now" not in chat:
-        return chat
-    # A macro: transformers hands no function of a caller's to a template.
-    date = "".join(f".replace('{code}', '{_TODAY.strftime(code)}')" for code in _CODES)
+    if "strftime_now" not in chat_template:
+        return chat_template
+    # A macro, because transformers cannot pass a caller's function to a template.
+    date = "".join(f".replace('{code}', '{_DATE.strftime(code)}')" for code in _DATE_CODES)
     macro = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}"
-    return macro + "{{ '' }}" + chat  # without which a line break behind the macro would be cut
+    # Without the empty expression a line break after the macro would be removed.
+    return macro + "{{ '' }}" + chat_template
 
 
-def _as_is(text: str) -> str:
+def _literal(text: str) -> str:
     return f"[{json.dumps(text, ensure_ascii=False)}]" if text else ""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.marking import kept_lengths
+from jaxprompt.data.text.marking import truncated_lengths
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.errors import InputError
 
@@ -40,10 +40,10 @@ class DemoSettings(NamedTuple):
     seed: int  # data.seed
 
     @property
-    def shown(self) -> str:
+    def field(self) -> str:
         """The field with the number of demonstrations, as "demos.total=4"."""
-        field = next(name for name in COUNTS if getattr(self, name))
-        return f"demos.{field}={getattr(self, field)}"
+        name = next(name for name in COUNTS if getattr(self, name))
+        return f"demos.{name}={getattr(self, name)}"
 
 
 # examples -> their cosine similarities to those of the pool, float [examples, pool]
@@ -73,21 +73,27 @@ class Demonstrations:
         labels = np.array([example.label for example in self.pool], np.int64)
         self._classes = [np.flatnonzero(labels == label) for label in range(len(names))]
         for label, rows in enumerate(self._classes):
-            self._enough(label, len(rows), "")
-        self._enough_of_all(len(self.pool), "")
-        self._same: dict[str, list[int]] = {}  # rows of the pool by their texts
+            self._check_class(label, len(rows), "")
+        self._check_total(len(self.pool), "")
+        self._rows_by_text: dict[str, list[int]] = {}  # rows of the pool
         for row, example in enumerate(self.pool):
-            self._same.setdefault(_texts(example), []).append(row)
+            self._rows_by_text.setdefault(_texts(example), []).append(row)
 
-    def tell(self) -> str:
+    def summary(self) -> str:
         """Returns a message with the demonstrations that each example gets."""
-        own, size = self.settings, len(self.pool)
-        which = f"{own.per_class} of each class" if own.per_class else f"up to {own.total}"
-        which = f"exactly {own.exact}" if own.exact else which
-        among = f", among the most similar {own.similar:.3g} of a class" * (own.similar < 1)
-        return f"demonstrations: {which}, from {size} examples{among}, {own.samples} samples"
+        settings = self.settings
+        count = f"up to {settings.total}"
+        if settings.per_class:
+            count = f"{settings.per_class} of each class"
+        elif settings.exact:
+            count = f"exactly {settings.exact}"
+        share = f", among the most similar {settings.similar:.3g} of a class"
+        return (
+            f"demonstrations: {count}, from {len(self.pool)} examples"
+            f"{share if settings.similar < 1 else ''}, {settings.samples} samples"
+        )
 
-    def once(self) -> "Demonstrations":
+    def single_sample(self) -> "Demonstrations":
         """Returns a copy that takes only the first sample."""
         other = copy.copy(self)
         other.settings = self.settings._replace(samples=1)
@@ -101,28 +107,27 @@ class Demonstrations:
         """
         if self.similarity is None:
             return [self._sample_one(example, None) for example in examples]
-        found = np.round(self.similarity(examples), _DECIMALS)
-        return [self._sample_one(*pair) for pair in zip(examples, found, strict=True)]
+        similarities = np.round(self.similarity(examples), _DECIMALS)
+        return [self._sample_one(*pair) for pair in zip(examples, similarities, strict=True)]
 
     def _sample_one(
         self, example: Example, similarity: np.ndarray | None
     ) -> list[tuple[Example, ...]]:
-        own = _texts(example)
+        texts = _texts(example)
         candidates = []
         for label, rows in enumerate(self._classes):
-            # By texts, not by number: a training set may hold an example twice, with its label.
-            rows = rows[~np.isin(rows, self._same.get(own, []))]
-            self._enough(label, len(rows), " other than the example itself")
+            # By texts, not by number: a training set may contain an example twice.
+            rows = rows[~np.isin(rows, self._rows_by_text.get(texts, []))]
+            self._check_class(label, len(rows), " other than the example itself")
             if similarity is not None:
-                # Rounded to nothing, the share would leave fewer than are asked for.
+                # The share may round down to fewer than are needed.
                 count = max(self.settings.per_class, 1, int(self.settings.similar * len(rows)))
                 rows = rows[np.argsort(-similarity[rows], kind="stable")[:count]]
             candidates.append(rows)
-        others = " other than the example itself"
-        others += ", of the most similar" * (similarity is not None)
-        self._enough_of_all(sum(map(len, candidates)), others)
+        which = ", of the most similar" if similarity is not None else ""
+        self._check_total(sum(map(len, candidates)), f" other than the example itself{which}")
         # RandomState's streams are frozen by numpy's policy, Generator's are not.
-        rng = np.random.RandomState(_seeds(self.settings.seed, own))
+        rng = np.random.RandomState(_rng_seed(self.settings.seed, texts))
         samples = []
         for _ in range(self.settings.samples):
             if self.settings.per_class:
@@ -134,29 +139,29 @@ class Demonstrations:
             samples.append(tuple(self.pool[row] for row in rows))
         return samples
 
-    def _enough(self, label: int, count: int, which: str) -> None:
+    def _check_class(self, label: int, count: int, suffix: str) -> None:
         if count < self.settings.per_class:
             raise InputError(
                 f"demos.per_class={self.settings.per_class}, but class {self._names[label]!r} has "
-                f"{count} training examples{which}; set demos.per_class to {count} or less, or add "
-                "examples"
+                f"{count} training examples{suffix}; set demos.per_class to {count} or less, or "
+                "add examples"
             )
 
-    def _enough_of_all(self, count: int, which: str) -> None:
+    def _check_total(self, count: int, suffix: str) -> None:
         if count < self.settings.exact:
             raise InputError(
                 f"demos.exact={self.settings.exact}, but there are {count} training examples"
-                f"{which}; set demos.exact to {count} or less, or add examples"
+                f"{suffix}; set demos.exact to {count} or less, or add examples"
             )
 
 
 def _texts(example: Example) -> str:
-    """Writes the texts of an example as one string: equal for equal texts."""
+    """Returns the texts of an example as one string, equal for equal texts."""
     return json.dumps([example.fields, example.choices], sort_keys=True)
 
 
-def _seeds(seed: int, texts: str) -> np.ndarray:
-    """Turns a seed and the texts of an example into what RandomState is seeded with."""
+def _rng_seed(seed: int, texts: str) -> np.ndarray:
+    """Returns the seed of RandomState for a data seed and the texts of an example."""
     digest = hashlib.sha256(f"{seed} {texts}".encode()).digest()
     # Little-endian by name: the same seeds on every machine.
     return np.frombuffer(digest, "<u4")
@@ -165,36 +170,34 @@ def _seeds(seed: int, texts: str) -> np.ndarray:
 # -- layout ---------------------------------------------------------------------------------------
 
 
-class Beside(NamedTuple):
+class DemoLayout(NamedTuple):
     """How demonstrations are laid out with an example."""
 
     words: Sequence[Sequence[int]]  # token ids of the label word of each class
-    separator: tuple[TokenRun, ...]  # between an example and the next
-    first: bool  # in front of the example
-    drops: bool  # those that do not fit whole are left out; else the texts of all are cut
-    whole: bool  # no text is cut: where one does not fit, that is an error
-    max_demo_tokens: int = 0  # of each of their texts; 0 = what fits
-    max_example_tokens: int = 0  # of each of the example's own
+    separator: tuple[TokenRun, ...]  # between two examples
+    demos_first: bool  # before the example, else after it
+    drop_unfit: bool  # demonstrations that do not fit are left out, else the texts of all are cut
+    never_cut: bool  # no text is cut; one that does not fit is an error
+    max_demo_tokens: int = 0  # of each text of a demonstration; 0 = as many as fit
+    max_example_tokens: int = 0  # of each text of the example
 
 
-def lay(
-    own: list[TokenRun],
+def lay_out_demos(
+    example: list[TokenRun],
     demos: Sequence[list[TokenRun]],
-    how: Beside,
-    front: int,
+    layout: DemoLayout,
+    num_leading: int,
     room: int,
     where: str,
 ) -> tuple[list[TokenRun], bool]:
     """Lays out demonstrations with an example and truncates texts until all fit into `room` tokens.
 
     Args:
-      own: the runs of the example. The first `front` of them come first; the last one, the end,
-        comes
-        last.
+      example: the runs of the example; the last one is the end of the input.
       demos: the runs of each demonstration. Their texts are truncated before those of the example;
-        each text keeps at least one token, or all if `how.whole`.
-      how: the layout.
-      front: number of runs of the example that come first.
+        each text keeps at least one token, or all if `layout.never_cut`.
+      layout: the layout.
+      num_leading: number of runs of the example that come before all others.
       room: maximum number of tokens.
       where: name of the template, for messages.
 
@@ -204,46 +207,51 @@ def lay(
     Raises:
       InputError: if the tokens that must stay do not fit.
     """
-    own = _limit(own, how.max_example_tokens)
-    demos = [_limit(demo, how.max_demo_tokens) for demo in demos]
-    separator = [run._replace(segment=own[-1].segment) for run in how.separator]
-    between = _length(separator)
-    if how.drops:
-        sizes = np.cumsum([_length(demo) + between for demo in demos])
-        fitting = int(np.searchsorted(sizes, room - _length(own), side="right"))
+    example = _limit(example, layout.max_example_tokens)
+    demos = [_limit(demo, layout.max_demo_tokens) for demo in demos]
+    separator = [run._replace(segment=example[-1].segment) for run in layout.separator]
+    separator_length = _length(separator)
+    if layout.drop_unfit:
+        sizes = np.cumsum([_length(demo) + separator_length for demo in demos])
+        fitting = int(np.searchsorted(sizes, room - _length(example), side="right"))
         demos = demos[: max(1, fitting)]
-    shown = list(chain.from_iterable(demos))
-    ours = [len(run.ids) for run in own if run.cut]
-    theirs = [len(run.ids) for run in shown if run.cut]
-    fixed = _length(own) + _length(shown) - sum(ours) - sum(theirs) + between * len(demos)
-    least = sum(length > 0 for length in theirs)
-    needed = fixed + least + sum(length > 0 for length in ours)
-    if how.whole:
-        needed = fixed + sum(ours) + sum(theirs)
+    demo_runs = list(chain.from_iterable(demos))
+    example_lengths = [len(run.ids) for run in example if run.cut]
+    demo_lengths = [len(run.ids) for run in demo_runs if run.cut]
+    fixed = (
+        _length(example)
+        + _length(demo_runs)
+        - sum(example_lengths)
+        - sum(demo_lengths)
+        + separator_length * len(demos)
+    )
+    min_demo_tokens = sum(length > 0 for length in demo_lengths)
+    needed = fixed + min_demo_tokens + sum(length > 0 for length in example_lengths)
+    if layout.never_cut:
+        needed = fixed + sum(example_lengths) + sum(demo_lengths)
     if needed > room:
-        held = "in full" if how.whole else "with one token of each text"
-        cure = "use fewer demonstrations"
-        cure += (
-            ", or truncate texts by demos.max_demo_tokens and demos.max_example_tokens" * how.whole
-        )
+        extent = "in full" if layout.never_cut else "with one token of each text"
+        advice = "use fewer demonstrations"
+        if layout.never_cut:
+            advice += ", or truncate texts by demos.max_demo_tokens and demos.max_example_tokens"
         raise InputError(
-            f"{where} with {len(demos)} demonstrations takes {needed} tokens {held}, over the "
+            f"{where} with {len(demos)} demonstrations takes {needed} tokens {extent}, over the "
             f"{room} that data.max_len leaves; raise data.max_len by {needed - room} or more, or "
-            f"{cure}"
+            f"{advice}"
         )
-    # The example's own texts come first, with a token kept back for each text of a demonstration.
-    kept = kept_lengths(ours, room - fixed - least)
-    kept_theirs = kept_lengths(theirs, room - fixed - sum(kept))
-    own = _shorten(own, kept)
-    lengths = iter(kept_theirs)
+    # The texts of the example have priority; each text of a demonstration keeps one token.
+    example_limits = truncated_lengths(example_lengths, room - fixed - min_demo_tokens)
+    demo_limits = truncated_lengths(demo_lengths, room - fixed - sum(example_limits))
+    example = _shorten(example, example_limits)
+    lengths = iter(demo_limits)
     demos = [_shorten(demo, [next(lengths) for run in demo if run.cut]) for demo in demos]
-    begin, middle, end = own[:front], own[front:-1], own[-1:]
-    parts = [*demos, middle] if how.first else [middle, *demos]
+    leading, middle, end = example[:num_leading], example[num_leading:-1], example[-1:]
+    parts = [*demos, middle] if layout.demos_first else [middle, *demos]
     body = list(parts[0])
     for _, part in pairwise(parts):
         body += [*separator, *part]
-    cut = sum(kept) + sum(kept_theirs) < sum(ours) + sum(theirs)
-    return [*begin, *body, *end], cut
+    is_cut = sum(example_limits) + sum(demo_limits) < sum(example_lengths) + sum(demo_lengths)
+    return [*leading, *body, *end], is_cut
 
 
 def _length(runs: Sequence[TokenRun]) -> int:
@@ -257,5 +265,7 @@ def _limit(runs: Sequence[TokenRun], limit: int) -> list[TokenRun]:
 
 def _shorten(runs: Sequence[TokenRun], lengths: Sequence[int]) -> list[TokenRun]:
     """Truncates the texts of runs to these lengths, in order."""
-    left = iter(lengths)
-    return [run._replace(ids=run.ids[: next(left)], cut=False) if run.cut else run for run in runs]
+    limits = iter(lengths)
+    return [
+        run._replace(ids=run.ids[: next(limits)], cut=False) if run.cut else run for run in runs
+    ]

@@ -10,20 +10,20 @@ import numpy as np
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.class_list import ClassList
-from jaxprompt.data.text.demos import Beside, lay
+from jaxprompt.data.text.demos import DemoLayout, lay_out_demos
 from jaxprompt.data.text.encoded import Encoded, Row, make_row
-from jaxprompt.data.text.marking import default_markers, divide
+from jaxprompt.data.text.marking import default_markers, mark_entities
 from jaxprompt.data.text.specials import Specials
-from jaxprompt.data.text.target import Branches, say
+from jaxprompt.data.text.target import Branches, append_answer
 from jaxprompt.data.text.template import (
     OPTION,
     Template,
-    check,
+    get_field,
     read_option,
-    take_field,
+    validate_template,
     with_options,
 )
-from jaxprompt.data.text.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
+from jaxprompt.data.text.token_runs import Gap, TextPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.text.tokenizer import (
     Tokenizer,
     encode_exact,
@@ -34,16 +34,16 @@ from jaxprompt.data.text.tokenizer import (
 from jaxprompt.errors import InputError
 from jaxprompt.types import Front, Role
 
-_CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
+_CHUNK = 8192  # examples tokenised in one call, which bounds the memory of texts and ids
 
 
 class Answer(NamedTuple):
     """What follows the input: label words, free text, or nothing."""
 
-    plan: Branches | None = None
-    stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
-    slots: int = 0  # soft tokens in front of them
-    text: int = 0  # tokens that a free text may have, the end of sequence included
+    plan: Branches | None = None  # of label words
+    stem: tuple[int, ...] = ()  # decoder inputs before the scored positions
+    slots: int = 0  # soft tokens before the stem
+    max_tokens: int = 0  # of a free text, with its end of sequence
 
 
 class ExampleEncoder:
@@ -72,68 +72,73 @@ class ExampleEncoder:
         entities: int = 0,
         markers: Sequence[str] = (),
         lists: Sequence[ClassList] = (),
-        beside: Beside | None = None,
+        demo_layout: DemoLayout | None = None,
     ):
-        """Lays out the template.
+        """Checks and lays out the template.
 
         `num_types` is the number of segments that the backbone has. `option`, or OPTION if it is
         empty, is how {choices} writes one choice, `names` are the names of the choices. `markers`
         are the words around each entity of the field with entities, () = the default. [classes]
-        writes the first of `lists`; `listing` selects another. `beside` says how demonstrations are
-        laid out, if there are any.
+        writes the first of `lists`; `with_list` selects another. `demo_layout` is the layout of
+        demonstrations, if there are any.
         """
-        marked = [part.text for part in template.parts if part.mark]
-        check(
-            template, fields=(*marked, *template.fields), num_slots=num_slots,
-            needs_mask=needs_mask, has_choices=True, entities=entities,
+        marked_fields = [part.text for part in template.parts if part.mark]
+        validate_template(
+            template,
+            fields=(*marked_fields, *template.fields),
+            num_slots=num_slots,
+            needs_mask=needs_mask,
+            has_choices=True,
+            entities=entities,
             lists_classes=bool(lists),
-        )  # fmt: skip
+        )
         self._entities = entities
         self._markers = tuple(markers) or default_markers(entities)
-        self._whole = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
+        self._whole_fields = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
         self._tokenizer, self._template, self._specials = tokenizer, template, specials
         self._max_len = max_len
         self._max_type, self._answer = max(num_types - 1, 0), answer
-        self._first_space = starts_with_space(tokenizer)
+        self._leading_space = starts_with_space(tokenizer)
         self._one_space = takes_one_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
-        self._sizes = num_slots, num_masks
+        self._num_slots, self._num_masks = num_slots, num_masks
         self._lists = tuple(lists)
-        self._beside = beside
-        self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
-        # By the number of choices listed.
-        self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
-        behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
-        self._room_behind = behind if specials.style == "causal" else 0
-        cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
-        self._least = int(cuts)  # tokens of what is cut
-        longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
-        widest = self.listing(longest) if lists else self
-        fixed = [run for run in widest._layout(0) if isinstance(run, TokenRun)]
+        self._demo_layout = demo_layout
+        self._demos: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
+        self._layouts: dict[int, list[TokenRun | TextPart]] = {}  # by the number of choices listed
+        answer_tokens = answer.max_tokens or (len(answer.plan.fed) if answer.plan else 0)
+        self._answer_tokens = answer_tokens if specials.style == "causal" else 0
+        is_cut = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
+        self._min_text = int(is_cut)  # tokens that must be left for truncated fields
+        longest_list = max(range(len(lists)), key=lambda i: lists[i].num_tokens, default=0)
+        longest = self.with_list(longest_list) if lists else self
+        fixed = [run for run in longest._layout(0) if isinstance(run, TokenRun)]
         leading = list(takewhile(lambda run: run.role == Role.SOFT, fixed))
         self._cls_at = sum(len(run.ids) for run in leading)
-        placed = any(part.kind == "soft" for part in template.parts)
-        # Runs in front of demonstrations: [CLS] with what precedes it, or slots not placed.
-        self._front = len(leading) + 1 if specials.cls else int(num_slots > 0 and not placed)
-        widest._check_room(fixed)
+        is_placed = any(part.kind == "soft" for part in template.parts)
+        # Runs before demonstrations: [CLS] with what precedes it, or slots that are not placed.
+        self._num_leading = (
+            len(leading) + 1 if specials.cls else int(num_slots > 0 and not is_placed)
+        )
+        longest._check_room(fixed)
 
-    def writing(self, tokens: int) -> "ExampleEncoder":
-        """Returns an encoder of the same inputs, followed by up to `tokens` generated tokens."""
+    def with_generation(self, max_tokens: int) -> "ExampleEncoder":
+        """Returns an encoder that leaves room for `max_tokens` generated tokens."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
-        other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
+        other._answer = Answer(stem=start, slots=self._answer.slots, max_tokens=max_tokens)
         return other
 
-    def listing(self, number: int) -> "ExampleEncoder":
-        """Returns an encoder of the same inputs in which [classes] writes another list."""
+    def with_list(self, index: int) -> "ExampleEncoder":
+        """Returns an encoder whose [classes] writes the list `index`."""
         other = copy.copy(self)
-        other._lists, other._layouts = self._lists[number:], {}
+        other._lists, other._layouts = self._lists[index:], {}
         return other
 
-    def showing(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
+    def with_demos(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
         """Returns an encoder that adds `demos[i]` to the i-th example of `encode_all`."""
         other = copy.copy(self)
-        other._shown = demos
+        other._demos = demos
         return other
 
     def encode(self, example: Example) -> list[Encoded]:
@@ -145,14 +150,14 @@ class ExampleEncoder:
     ) -> list[list[Encoded]]:
         """Encodes examples, in order, K rows each; with `targets` also free-text targets."""
         rows = []
-        shown = self._shown or [()] * len(examples)
+        demos = self._demos or [()] * len(examples)
         for start in range(0, len(examples), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            rows += self._encode_chunk(examples[part], targets, shown[part])
+            chunk = slice(start, start + _CHUNK)
+            rows += self._encode_chunk(examples[chunk], targets, demos[chunk])
         return rows
 
     def gaps(self, examples: Sequence[Example], window: str) -> Iterator[Gap]:
-        """Encodes examples without the field `window`; the other fields are whole.
+        """Encodes examples without the field `window`; the other fields are not truncated.
 
         Raises InputError if there is no room for a token of that field.
         """
@@ -164,11 +169,11 @@ class ExampleEncoder:
             at = [run.field for run in parts].index(window)
             others = with_ids([*parts[:at], *parts[at + 1 :]], tokens)
             others = [run._replace(cut=False) for run in others]
-            field = parts[at]._replace(cut=True)  # cut where nothing else fits beside
+            field = parts[at]._replace(cut=True)
             yield Gap(others[:at], field, others[at:], self._check_room(others))
 
-    def place(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
-        """Puts tokens into a gap; returns the row, and the position of the first token."""
+    def fill_gap(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
+        """Puts tokens into a gap; returns the row and the position of the first token."""
         runs = [*gap.before, gap.field._replace(ids=ids, pending=False), *gap.after]
         return self._assemble(runs, {}, None), sum(len(run.ids) for run in gap.before)
 
@@ -183,7 +188,7 @@ class ExampleEncoder:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The words around what the template marks, () = it marks nothing."""
+        """The words around marked entities, () if the template marks none."""
         return self._markers if any(part.mark for part in self._template.parts) else ()
 
     @property
@@ -191,68 +196,73 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
-    def shared_front(self) -> Front | None:
-        """Returns the prefix that all rows share, before the first text; None = no prefix."""
+    def shared_prefix(self) -> Front | None:
+        """Returns the tokens before the first text, which all rows share; None without any."""
         layout, runs = self._layout(1), []
-        for run in layout if self._beside is None else ():
+        for run in layout if self._demo_layout is None else ():
             if not isinstance(run, TokenRun):
                 break
             runs.append(run)
-        # A token is left to each row: where its text is empty, that is what is read.
+        # One token is left to each row, so that a row with an empty text is not empty.
         row = join_runs(runs)
-        parts = (row.ids, row.slot, row.types, row.roles)
-        return Front(*(tuple(x[:-1].tolist()) for x in parts)) if len(row.ids) > 1 else None
+        arrays = (row.ids, row.slot, row.types, row.roles)
+        return Front(*(tuple(x[:-1].tolist()) for x in arrays)) if len(row.ids) > 1 else None
 
     def _encode_chunk(
-        self, examples: Sequence[Example], targets: bool, shown: Sequence[Sequence[Example]]
+        self, examples: Sequence[Example], targets: bool, demos: Sequence[Sequence[Example]]
     ) -> list[list[Encoded]]:
         filled = [
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
         counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
-        demos = [[self._demonstrate(demo) for demo in own] for own in shown]
-        every = (run for rows in [*filled, *demos] for runs in rows for run in runs)
-        texts = list({run.text: 0 for run in every if run.pending})
+        demo_runs = [[self._fill_demo(demo) for demo in row] for row in demos]
+        all_runs = (run for rows in [*filled, *demo_runs] for runs in rows for run in runs)
+        texts = list({run.text: 0 for run in all_runs if run.pending})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
-        said = self._targets(examples) if targets else [None] * len(examples)
+        target_ids = self._encode_targets(examples) if targets else [None] * len(examples)
         return [
-            [self._assemble(runs, tokens, target, own)._replace(num_choices=count) for runs in rows]
-            for rows, target, own, count in zip(filled, said, demos, counts, strict=True)
+            [
+                self._assemble(runs, tokens, target, demos)._replace(num_choices=count)
+                for runs in rows
+            ]
+            for rows, target, demos, count in zip(
+                filled, target_ids, demo_runs, counts, strict=True
+            )
         ]
 
-    def _demonstrate(self, demo: Example) -> list[TokenRun]:
-        """Lays out a demonstration like an example, with its label word in place of the mask."""
-        word = self._demonstrations().words[demo.label]
+    def _fill_demo(self, demo: Example) -> list[TokenRun]:
+        """Lays out a demonstration like an example, with its label word instead of the mask."""
+        word = self._need_demo_layout().words[demo.label]
         return [
             run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
-            for run in self._fill(demo, "")[self._front : -1]
+            for run in self._fill(demo, "")[self._num_leading : -1]
         ]
 
-    def _demonstrations(self) -> Beside:
+    def _need_demo_layout(self) -> DemoLayout:
         """Returns the layout of demonstrations."""
-        if self._beside is None:
-            raise ValueError("demonstrations are given to an encoder that was made without")
-        return self._beside
+        if self._demo_layout is None:
+            raise ValueError("the encoder has demonstrations but no layout for them")
+        return self._demo_layout
 
-    def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
+    def _encode_targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
-        # A T5's text starts like an input; in or behind an input it goes on after a space.
+        # A T5's target starts like an input; a target inside or after an input follows a space.
         style = self._specials.style
-        space = self._first_space or style != "seq2seq"
+        space = self._leading_space or style != "seq2seq"
         space = space and not self._template.writes_space(style, self._one_space)
-        texts = [" " * space + example.target.strip() for example in examples]
-        found = []
+        texts = [f"{' ' if space else ''}{example.target.strip()}" for example in examples]
+        targets = []
         for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
             ids = [*ids, self._specials.stop]
-            if len(ids) > self._answer.text:
+            if len(ids) > self._answer.max_tokens:
                 raise InputError(
                     f"the target {text.strip()[:40]!r} has {len(ids)} tokens with its end token, "
-                    f"over data.max_target={self._answer.text}; raise data.max_target, or shorten "
-                    "the target"
+                    f"over data.max_target={self._answer.max_tokens}; raise data.max_target, or "
+                    "shorten the target"
                 )
-            found.append(ids)
-        return found
+            targets.append(ids)
+        return targets
 
     def _choices(self, example: Example) -> Sequence[str]:
         return self._need_choices(example) if self._template.uses_choice else ("",)
@@ -265,100 +275,111 @@ class ExampleEncoder:
             )
         return example.choices
 
-    def _layout(self, choices: int) -> list[TokenRun | OpenPart]:
-        """Returns the layout for so many choices, made once."""
+    def _layout(self, choices: int) -> list[TokenRun | TextPart]:
+        """Returns the layout for a number of choices, cached."""
         if choices not in self._layouts:
-            shown = with_options(self._template, self._option, self._names[:choices])
-            self._layouts[choices] = self._lay_out(shown, *self._sizes)
+            template = with_options(self._template, self._option, self._names[:choices])
+            self._layouts[choices] = self._lay_out(template)
         return self._layouts[choices]
 
-    def _lay_out(
-        self, shown: Template, num_slots: int, num_masks: int
-    ) -> list[TokenRun | OpenPart]:
-        """Encodes the fixed parts; adds the special tokens and slots not in the template."""
-        tok, sp = self._tokenizer, self._specials
+    def _check_specials(self, template: Template) -> None:
+        """Raises InputError if the template does not fit the special tokens of the backbone."""
         where = f"template {self._template.source!r}"
-        if sp.style == "causal" and any(p.kind == "mask" for p in shown.parts[:-1]):
+        is_causal = self._specials.style == "causal"
+        if is_causal and any(p.kind == "mask" for p in template.parts[:-1]):
             raise InputError(
                 f"{where}: a left-to-right model predicts at the end of its input; move [mask] "
                 "there, or set task.template to one that ends with it"
             )
-        if not sp.cls and any(p.kind == "cls" for p in shown.parts):
+        if not self._specials.cls and any(p.kind == "cls" for p in template.parts):
             raise InputError(f"{where} has [cls], which this backbone does not have; remove it")
-        blank = sp.style == "infilling"
-        given = dict(soft=num_slots > 0, mask=blank, one_space=self._one_space)
-        parts = shown.completed(cls=bool(sp.cls), **given)
+
+    def _lay_out(self, template: Template) -> list[TokenRun | TextPart]:
+        """Encodes the fixed parts; adds the special tokens and slots not in the template."""
+        self._check_specials(template)
+        tokenizer, specials = self._tokenizer, self._specials
+        parts = template.completed(
+            cls=bool(specials.cls),
+            soft=self._num_slots > 0,
+            mask=specials.style == "infilling",
+            one_space=self._one_space,
+        )
         closed = parts[-1].kind == "sep"
-        lead = self._first_space or self._template.parts[0].space
-        layout: list[TokenRun | OpenPart] = []
+        leading_space = self._leading_space or self._template.parts[0].space
+        layout: list[TokenRun | TextPart] = []
         next_slot, seps, at_start = 0, 0, True
         marks = self._template.slots_around(self._entities)
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
-            space = lead if at_start else part.space
+            space = leading_space if at_start else part.space
             if part.kind in ("field", "choice", "option"):
-                layout.append(OpenPart(part, space, segment, next_slot))
+                layout.append(TextPart(part, space, segment, next_slot))
                 next_slot += marks * (part.mark == "soft")
             elif part.kind == "words":
-                ids = encode_texts(tok, [" " * space + part.text])[0]
+                ids = encode_texts(tokenizer, [f" {part.text}" if space else part.text])[0]
                 layout.append(TokenRun(ids, Role.HARD, segment))
             elif part.kind == "exact":
-                layout.append(TokenRun(encode_exact(tok, part.text), Role.HARD, segment))
+                layout.append(TokenRun(encode_exact(tokenizer, part.text), Role.HARD, segment))
             elif part.kind == "mask":
-                count = {"masked": num_masks, "causal": 0}.get(sp.style, 1)
-                layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))
+                count = {"masked": self._num_masks, "causal": 0}.get(specials.style, 1)
+                layout.append(TokenRun([*specials.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
-                count = part.number or num_slots - marks
+                count = part.number or self._num_slots - marks
                 slots = range(next_slot, next_slot + count)
-                layout.append(TokenRun([sp.pad] * count, Role.SOFT, segment, slots))
+                layout.append(TokenRun([specials.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
             elif part.kind == "classes":
-                for tokens, role, row in self._lists[0].pieces():
-                    first, count = num_slots + row, len(tokens)
-                    placed = range(first, first + count) if row >= 0 else None
-                    ids = [*tokens] if placed is None else [sp.pad] * count
-                    layout.append(TokenRun(ids, role, segment, placed))
+                layout += self._class_list_runs(segment)
             elif part.kind == "cls":
-                layout.append(TokenRun([*sp.cls], Role.SPECIAL, segment))
+                layout.append(TokenRun([*specials.cls], Role.SPECIAL, segment))
             else:
                 last = closed and i + 1 == len(parts)
-                end = (sp.end or sp.sep[:1]) if last else sp.sep
+                end = (specials.end or specials.sep[:1]) if last else specials.sep
                 layout.append(TokenRun([*end], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
-                lead = lead if part.kind == "cls" else self._first_space
+                leading_space = leading_space if part.kind == "cls" else self._leading_space
         if not closed:
-            layout.append(TokenRun([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
+            layout.append(TokenRun([*specials.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
+
+    def _class_list_runs(self, segment: int) -> Iterator[TokenRun]:
+        for tokens, role, row in self._lists[0].runs():
+            if row < 0:
+                yield TokenRun([*tokens], role, segment)
+            else:
+                first, count = self._num_slots + row, len(tokens)
+                slots = range(first, first + count)
+                yield TokenRun([self._specials.pad] * count, role, segment, slots)
 
     def _fill(self, example: Example, choice: str, window: str = "") -> list[TokenRun]:
         """Puts the example's texts into the layout; the field `window` is not marked."""
         runs: list[TokenRun] = []
-        listed = len(self._need_choices(example)) if self._template.lists_choices else 0
-        for item in self._layout(listed):
-            if isinstance(item, TokenRun):
-                runs.append(item)
+        num_listed = len(self._need_choices(example)) if self._template.lists_choices else 0
+        for part in self._layout(num_listed):
+            if isinstance(part, TokenRun):
+                runs.append(part)
                 continue
-            part = item.part
-            if part.kind == "field":
-                text = take_field(self._template, example.fields, part.text)
-                cut = "whole" not in part.modifiers
+            spec = part.spec
+            if spec.kind == "field":
+                text = get_field(self._template, example.fields, spec.text)
+                cut = "whole" not in spec.modifiers
             else:
-                text, cut = example.choices[part.number] if part.kind == "option" else choice, False
-            name = part.text if part.kind == "field" else ""
-            if part.mark and name != window:
-                runs += self._mark(example, text, item, cut)
+                text, cut = example.choices[spec.number] if spec.kind == "option" else choice, False
+            name = spec.text if spec.kind == "field" else ""
+            if spec.mark and name != window:
+                runs += self._mark(example, text, part, cut)
                 continue
-            cut = cut and name not in self._whole
-            runs.append(item.run(text, cut)._replace(field=name))
+            cut = cut and name not in self._whole_fields
+            runs.append(part.run(text, cut)._replace(field=name))
         return runs
 
-    def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
+    def _mark(self, example: Example, text: str, slot: TextPart, cut: bool) -> Iterator[TokenRun]:
         """Divides a field at its entities, which are never truncated."""
-        words = self._markers if item.part.mark == "marked" else ()
-        for piece in divide(text, example.entities, words=words, space=item.space):
-            run = TokenRun([], Role.TEXT, item.segment, text=piece.text, pending=True)
+        words = self._markers if slot.spec.mark == "marked" else ()
+        for piece in mark_entities(text, example.entities, words=words, space=slot.space):
+            run = TokenRun([], Role.TEXT, slot.segment, text=piece.text, pending=True)
             if piece.kind == "context":
                 yield run._replace(cut=cut, side=piece.number)
             elif piece.kind == "entity":
@@ -366,53 +387,65 @@ class ExampleEncoder:
             elif words:
                 yield run._replace(role=Role.HARD)
             else:
-                slots = range(item.first + piece.number, item.first + piece.number + 1)
-                yield TokenRun([self._specials.pad], Role.SOFT, item.segment, slots, piece.text)
+                slots = range(slot.first + piece.number, slot.first + piece.number + 1)
+                yield TokenRun([self._specials.pad], Role.SOFT, slot.segment, slots, piece.text)
 
     def _check_room(self, fixed: list[TokenRun]) -> int:
-        taken = sum(len(run.ids) for run in fixed) + self._room_behind
-        needed = taken + self._least
+        num_fixed = sum(len(run.ids) for run in fixed) + self._answer_tokens
+        needed = num_fixed + self._min_text
         if needed > self._max_len:
-            tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
-            whole = tokens(Role.TEXT)
-            names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
+            counts = {role: 0 for role in Role}
+            for run in fixed:
+                counts[run.role] += len(run.ids)
+            num_whole = counts[Role.TEXT]
+            entities = [run for run in fixed if run.field in self._whole_fields]
+            names = dict.fromkeys(f"{run.text.strip()!r:.40}" for run in entities)
             kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
-            shown = f", {whole} for {kinds} and whole texts" * bool(whole)
-            cure = "or use fewer slots or a shorter template"
+            details = f", {num_whole} for {kinds} and whole texts" if num_whole else ""
+            advice = "or use fewer slots or a shorter template"
             if self._lists:
-                shown += f", {self._lists[0].tokens} for a list of classes"
-                cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
-            if self._room_behind:
-                shown += f", {self._room_behind} for the answer"
-                cure = "lower data.max_target, " * bool(self._answer.text) + cure
+                details += f", {self._lists[0].num_tokens} for a list of classes"
+                fewer = "list fewer classes in one input by head.group or head.hierarchy"
+                advice = f"{fewer}, {advice}"
+            if self._answer_tokens:
+                details += f", {self._answer_tokens} for the answer"
+                advice = f"lower data.max_target, {advice}" if self._answer.max_tokens else advice
             raise InputError(
-                f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} for "
-                f"slots{shown}) besides the text, which leaves no room in max_len {self._max_len}; "
-                f"raise max_len to {needed} or more, {cure}"
+                f"template {self._template.source!r} takes {num_fixed} tokens "
+                f"({counts[Role.SOFT]} for slots{details}) besides the text, which leaves no room "
+                f"in max_len {self._max_len}; raise max_len to {needed} or more, {advice}"
             )
-        return self._max_len - taken
+        return self._max_len - num_fixed
 
     def _assemble(
-        self, runs: list[TokenRun], tokens: dict[str, list[int]], target: list[int] | None,
+        self,
+        runs: list[TokenRun],
+        tokens: dict[str, list[int]],
+        target: list[int] | None,
         demos: Sequence[list[TokenRun]] = (),
-    ) -> Encoded:  # fmt: skip
+    ) -> Encoded:
         runs = with_ids(runs, tokens)
         if demos:
-            room, where = self._max_len - self._room_behind, f"template {self._template.source!r}"
-            shown = [with_ids(demo, tokens) for demo in demos]
-            runs, cut = lay(runs, shown, self._demonstrations(), self._front, room, where)
+            runs, cut = lay_out_demos(
+                runs,
+                [with_ids(demo, tokens) for demo in demos],
+                self._need_demo_layout(),
+                self._num_leading,
+                self._max_len - self._answer_tokens,
+                f"template {self._template.source!r}",
+            )
         else:
             runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
         row = join_runs(runs)
         if self._specials.style == "masked":
-            read = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
-            label_pos = np.array(read, np.int32)
+            scored = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
+            label_pos = np.array(scored, np.int32)
             order = self._lists[0].order if self._lists else slice(None)
             return Encoded(**row._asdict(), label_pos=label_pos[order], cut=cut)
         if self._specials.style == "causal":
-            joined, label_pos, targets = say(row, self._answer.plan, target)
+            joined, label_pos, targets = append_answer(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
-        decoder, label_pos, targets = say(self._stem(), self._answer.plan, target)
+        decoder, label_pos, targets = append_answer(self._stem(), self._answer.plan, target)
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )

@@ -20,11 +20,11 @@ _TEXT, _ARRAY = 8, 9  # kinds of values; the others are numbers of a fixed size
 _NUMBERS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-_MOST_AXES = 4  # GGML_MAX_DIMS
+_MAX_AXES = 4  # GGML_MAX_DIMS
 _ALIGNMENT = 32  # where general.alignment says nothing
 
 
-class Array(NamedTuple):
+class ArrayField(NamedTuple):
     """An array of the metadata, not read yet."""
 
     kind: int
@@ -33,8 +33,8 @@ class Array(NamedTuple):
     end: int
 
 
-class Place(NamedTuple):
-    """The position of a tensor."""
+class TensorInfo(NamedTuple):
+    """Shape, type and position of a tensor."""
 
     shape: tuple[int, ...]  # the last axis is contiguous, as numpy has it
     kind: int  # ggml's number of its type
@@ -47,31 +47,31 @@ class Header(NamedTuple):
     path: Path
     size: int  # bytes of the file
     fields: dict[str, Any]  # by key: a number, a text, or an Array
-    spans: dict[str, tuple[int, int]]  # the bytes that hold a key and its value
-    tensors: dict[str, Place]
+    spans: dict[str, tuple[int, int]]  # by key: the byte range of the key and its value
+    tensors: dict[str, TensorInfo]
 
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the architecture, "" if the file has none."""
-        found = self.fields.get("general.architecture", "")
-        return found if isinstance(found, str) else ""
+        name = self.fields.get("general.architecture", "")
+        return name if isinstance(name, str) else ""
 
     def array(self, key: str) -> list[Any]:
         """Returns an array of the metadata."""
-        found = self.fields[key]
-        if not isinstance(found, Array):
+        field = self.fields[key]
+        if not isinstance(field, ArrayField):
             raise InputError(
-                f"{self.path} has {key}={brief(found)}, which must be a list; download the file "
+                f"{self.path} has {key}={brief(field)}, which must be a list; download the file "
                 "again"
             )
-        with _opened(self.path) as file:
-            reader = _Reader(file, self.path, self.size, found.start)
-            return list(reader.values(found.kind, found.size))
+        with _open_file(self.path) as file:
+            reader = _Reader(file, self.path, self.size, field.start)
+            return list(reader.values(field.kind, field.size))
 
-    def part(self, start: int, end: int) -> bytes:
+    def read_bytes(self, start: int, end: int) -> bytes:
         """Returns a range of bytes of the file."""
-        with _opened(self.path) as file:
-            return _Reader(file, self.path, self.size, start).take(end - start)
+        with _open_file(self.path) as file:
+            return _Reader(file, self.path, self.size, start).read(end - start)
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
@@ -80,22 +80,22 @@ def is_gguf(path: str | os.PathLike) -> bool:
 
 
 def read_header(path: str | os.PathLike) -> Header:
-    """Reads the header of a GGUF file, once as long as the file does not change.
+    """Reads the header of a GGUF file; cached until the file changes.
 
     Raises InputError if the file cannot be read, is not a GGUF file, or is damaged.
     """
     try:
-        about = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    return _read_header(os.path.abspath(path), about.st_size, about.st_mtime_ns)
+    return _cached_header(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4)
-def _read_header(path: str, size: int, changed: int) -> Header:
-    with _opened(path) as file:
+def _cached_header(path: str, size: int, changed: int) -> Header:
+    with _open_file(path) as file:
         reader = _Reader(file, Path(path), size)
-        if size < len(_MAGIC) or reader.take(len(_MAGIC)) != _MAGIC:
+        if size < len(_MAGIC) or reader.read(len(_MAGIC)) != _MAGIC:
             raise InputError(
                 f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}; use a GGUF "
                 "file, or a folder with config.json"
@@ -103,9 +103,9 @@ def _read_header(path: str, size: int, changed: int) -> Header:
         version = reader.number("I")
         if version not in (2, 3):
             # A big-endian 3, read as little-endian, is 3 * 2^24.
-            shown = "of the other byte order" if version % 2**16 == 0 else f"of version {version}"
+            kind = "of the other byte order" if version % 2**16 == 0 else f"of version {version}"
             raise InputError(
-                f"{path} is a GGUF file {shown}, but only little-endian files of versions 2 and 3 "
+                f"{path} is a GGUF file {kind}, but only little-endian files of versions 2 and 3 "
                 "are supported; convert the model again"
             )
         count, fields, spans, tensors = reader.number("Q"), {}, {}, {}
@@ -120,13 +120,13 @@ def _read_header(path: str, size: int, changed: int) -> Header:
             name = reader.text()
             if name in tensors:
                 raise reader.damaged(f"two tensors {brief(name)}")
-            tensors[name] = reader.place()
-    step = fields.get("general.alignment", _ALIGNMENT)
-    if not isinstance(step, int) or step < 1:
-        raise reader.damaged(f"general.alignment={brief(step)}")
-    # Tensors are placed from the first aligned byte behind the header.
-    first = -(-reader.at // step) * step
-    tensors = {name: at._replace(start=first + at.start) for name, at in tensors.items()}
+            tensors[name] = reader.tensor_info()
+    alignment = fields.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise reader.damaged(f"general.alignment={brief(alignment)}")
+    # Positions of tensors count from the first aligned byte after the header.
+    first = -(-reader.at // alignment) * alignment
+    tensors = {name: info._replace(start=first + info.start) for name, info in tensors.items()}
     return Header(Path(path), size, fields, spans, tensors)
 
 
@@ -140,9 +140,9 @@ class _Reader:
     def damaged(self, what: str) -> InputError:
         return InputError(f"{self.path} is damaged: its header has {what}; download it again")
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         try:
-            # Against the file's size first: a damaged count must not take memory.
+            # Compared with the file's size first, so that a damaged count allocates no memory.
             data = self.file.read(count) if count <= self.size - self.at else b""
         except OSError as error:
             raise _unreadable(self.path, error) from error
@@ -155,12 +155,12 @@ class _Reader:
         return data
 
     def number(self, code: str) -> Any:
-        (found,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))
-        return found
+        (value,) = struct.unpack("<" + code, self.read(struct.calcsize("<" + code)))
+        return value
 
     def text(self) -> str:
         try:
-            return self.take(self.number("Q")).decode()
+            return self.read(self.number("Q")).decode()
         except UnicodeDecodeError:
             raise self.damaged("a text that is not UTF-8") from None
 
@@ -176,35 +176,35 @@ class _Reader:
         start = self.at
         if kind == _TEXT:
             for _ in range(count):
-                self.take(self.number("Q"))
+                self.read(self.number("Q"))
         elif kind in _NUMBERS:
-            self.take(count * struct.calcsize("<" + _NUMBERS[kind]))
+            self.read(count * struct.calcsize("<" + _NUMBERS[kind]))
         else:
             raise self.damaged(f"a list of values of the unknown kind {kind}")
-        return Array(kind, count, start, self.at)
+        return ArrayField(kind, count, start, self.at)
 
     def values(self, kind: int, count: int) -> Iterator[Any]:
         if kind == _TEXT:
             return (self.text() for _ in range(count))
         code = f"<{count}{_NUMBERS[kind]}"
-        return iter(struct.unpack(code, self.take(struct.calcsize(code))))
+        return iter(struct.unpack(code, self.read(struct.calcsize(code))))
 
-    def place(self) -> Place:
-        axes = self.number("I")
-        if axes > _MOST_AXES:
-            raise self.damaged(f"a tensor of {axes} axes")
+    def tensor_info(self) -> TensorInfo:
+        num_axes = self.number("I")
+        if num_axes > _MAX_AXES:
+            raise self.damaged(f"a tensor of {num_axes} axes")
         # ggml lists the contiguous axis first.
-        shape = tuple(self.number("Q") for _ in range(axes))[::-1]
-        # No type has less than one bit a number, so that a header of any sizes is found out here.
+        shape = tuple(self.number("Q") for _ in range(num_axes))[::-1]
+        # No type has less than one bit per number, so this detects any wrong shape.
         if math.prod(shape) > 8 * self.size:
             raise InputError(
                 f"{self.path} is incomplete: it has {self.size:,} bytes, too few for a tensor of "
                 f"shape {list(shape)}; download it again"
             )
-        return Place(shape, self.number("I"), self.number("Q"))
+        return TensorInfo(shape, self.number("I"), self.number("Q"))
 
 
-def _opened(path: str | os.PathLike) -> BinaryIO:
+def _open_file(path: str | os.PathLike) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:

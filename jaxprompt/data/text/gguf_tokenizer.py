@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.text.gguf_header import Array, Header, read_header
+from jaxprompt.data.text.gguf_header import ArrayField, Header, read_header
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import (
     file_checksum,
@@ -24,20 +24,20 @@ _SPECIAL = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
 }  # fmt: skip
 # Fields that transformers' table lacks before 5.23.
-_ADDED = {"ggml.add_bos_token": "add_bos_token", "ggml.add_eos_token": "add_eos_token"}
-_DIGITS = "smollm"  # each digit by itself, which transformers' table lacks
-# As llama.cpp: files of these pre-tokenizers, and of SentencePiece, that say nothing of it begin a
-# text with the beginning-of-sequence token.
-_BEGIN = (
+_ADDED_FIELDS = {"ggml.add_bos_token": "add_bos_token", "ggml.add_eos_token": "add_eos_token"}
+_SPLITS_DIGITS = "smollm"  # each digit by itself, which transformers' table lacks
+# Like llama.cpp: files of these pre-tokenizers, and of SentencePiece, whose metadata does not say
+# whether to, add the beginning-of-sequence token.
+_ADDS_BOS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     "tekken",
 )
-# Which split texts as GPT-2 does, as transformers does where its table lacks a pre-tokenizer.
+# Pre-tokenizers like GPT-2's, which transformers uses for those that its table lacks.
 _AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
 _NORMALIZED = "qwen2"  # texts are put into NFC, as in Qwen2's own tokenizer.json
-_MADE = 5  # counts the ways in which this module has made a tokenizer of the same metadata
+_VERSION = 5  # of this module; raised when it makes another tokenizer of the same metadata
 _CHECKSUMS = "checksums.json"  # the CRC-32 of each file of a folder
-_CURE = "use another file, or a folder with tokenizer.json"
+_ADVICE = "use another file, or a folder with tokenizer.json"
 
 
 def tokenizer_folder(path: str | os.PathLike) -> Path:
@@ -48,20 +48,20 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     if no tokenizer can be made of the metadata.
     """
     header = read_header(path)
-    place = user_cache() / "jaxprompt" / "tokenizers"
-    folder = place / _digest(header)
-    if _is_whole(folder):
+    cache = user_cache() / "jaxprompt" / "tokenizers"
+    folder = cache / _digest(header)
+    if _is_intact(folder):
         return folder
     tokenizer = _make(header)
-    make_folder(place)
+    make_folder(cache)
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=".", dir=place))
+        scratch = Path(tempfile.mkdtemp(prefix=".", dir=cache))
     except OSError as error:
-        raise write_error(place, error) from error
+        raise write_error(cache, error) from error
     try:
         tokenizer.save_pretrained(scratch)
         (scratch / _CHECKSUMS).write_text(json.dumps(folder_checksums(scratch)))
-        if folder.is_dir() and not _is_whole(folder):
+        if folder.is_dir() and not _is_intact(folder):
             shutil.rmtree(folder)
         try:
             # Whole or not at all: other processes may look for the folder meanwhile.
@@ -70,14 +70,14 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
             if not folder.is_dir():  # else another process was faster, and made the same
                 raise
     except Exception as error:  # of Rust's writer too, which knows no OSError
-        known = error if isinstance(error, OSError) else OSError(str(error).split("\n")[0])
-        raise write_error(folder, known) from error
+        os_error = error if isinstance(error, OSError) else OSError(str(error).split("\n")[0])
+        raise write_error(folder, os_error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     """Returns whether a folder has a tokenizer whose files are unchanged."""
     try:
         checksums = parse_json((folder / _CHECKSUMS).read_bytes())
@@ -90,56 +90,62 @@ def _digest(header: Header) -> str:
     from transformers import __version__
 
     # The architecture too chooses how transformers makes a tokenizer.
-    data = hashlib.sha256(f"{__version__} {_MADE}\n{header.architecture}\n".encode())
+    data = hashlib.sha256(f"{__version__} {_VERSION}\n{header.architecture}\n".encode())
     for key in sorted(key for key in header.fields if key.startswith("tokenizer.")):
-        data.update(header.part(*header.spans[key]))
+        data.update(header.read_bytes(*header.spans[key]))
     return data.hexdigest()
 
 
 def _make(header: Header) -> Any:
     """Makes the tokenizer with transformers' converters, which need no torch."""
-    from tokenizers import normalizers
-    from tokenizers import pre_tokenizers as before
+    from tokenizers import normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
-        raise InputError(f"{header.path} has no tokenizer; {_CURE}")
-    parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
-    settings = _values(header, _ADDED | GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+    if not isinstance(header.fields.get("tokenizer.ggml.tokens"), ArrayField):
+        raise InputError(f"{header.path} has no tokenizer; {_ADVICE}")
+    parts = _read_fields(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
+    settings = _read_fields(header, _ADDED_FIELDS | GGUF_TOKENIZER_MAPPING["tokenizer_config"])
     pre = header.fields.get("tokenizer.ggml.pre")
     is_bytes = parts.get("tokenizer_type") == "gpt2"
-    if is_bytes and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, _DIGITS):
+    if is_bytes and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, _SPLITS_DIGITS):
         raise InputError(
             f"{header.path} has the pre-tokenizer tokenizer.ggml.pre={brief(pre)}, which is not "
-            f"supported; {_CURE}"
+            f"supported; {_ADVICE}"
         )
-    if parts.get("tokenizer_type") == "llama" or pre in _BEGIN:
+    if parts.get("tokenizer_type") == "llama" or pre in _ADDS_BOS:
         settings.setdefault("add_bos_token", True)
     for name, key in _SPECIAL.items():
-        settings[name] = _token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
+        settings[name] = _special_token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
     try:
-        backend, more = convert_gguf_tokenizer(header.architecture, parts)
+        backend, options = convert_gguf_tokenizer(header.architecture, parts)
         backend = _without_later_ids(backend, len(parts["tokens"]))
         if is_bytes and pre == _NORMALIZED:
             backend.normalizer = normalizers.NFC()
-        if is_bytes and pre == _DIGITS:
-            steps = before.Digits(individual_digits=True), before.ByteLevel(add_prefix_space=False)
-            backend.pre_tokenizer = before.Sequence(list(steps))
-        front = backend.pre_tokenizer
+        if is_bytes and pre == _SPLITS_DIGITS:
+            steps = (
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            )
+            backend.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
+        pre_tokenizer = backend.pre_tokenizer
         # transformers reads this field and does nothing with it.
-        if parts.get("add_prefix_space") is False and isinstance(front, before.Metaspace):
-            backend.pre_tokenizer = before.Metaspace(prepend_scheme="never", split=front.split)
+        if parts.get("add_prefix_space") is False and isinstance(
+            pre_tokenizer, pre_tokenizers.Metaspace
+        ):
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(
+                prepend_scheme="never", split=pre_tokenizer.split
+            )
         # A word of the vocabulary is one token, whatever the merges make of it.
-        if is_bytes and pre in _BEGIN:
+        if is_bytes and pre in _ADDS_BOS:
             backend.model.ignore_merges = True
-        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **options)
     # The Rust tokenizers know no other kind; a vocabulary lacks scores, a merge a word.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"no tokenizer can be made from {header.path} ({reason}); {_CURE}"
+            f"no tokenizer can be made from {header.path} ({reason}); {_ADVICE}"
         ) from error
 
 
@@ -155,24 +161,26 @@ def _without_later_ids(backend: Any, size: int) -> Any:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
+def _read_fields(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
     """Reads the fields that a file has. `names`: from its names to transformers'."""
-    known = {f"tokenizer.{key}": ours for key, ours in names.items()}
+    fields = {f"tokenizer.{key}": name for key, name in names.items()}
     return {
-        ours: header.array(key) if isinstance(header.fields[key], Array) else header.fields[key]
-        for key, ours in known.items()
+        name: header.array(key)
+        if isinstance(header.fields[key], ArrayField)
+        else header.fields[key]
+        for key, name in fields.items()
         if key in header.fields
     }
 
 
-def _token(header: Header, tokens: list[str], key: str) -> str | None:
+def _special_token(header: Header, tokens: list[str], key: str) -> str | None:
     """Finds the text of a special token by the field with its id, None if there is none."""
-    found = header.fields.get(key)
-    if found is None:
+    token_id = header.fields.get(key)
+    if token_id is None:
         return None
-    if not isinstance(found, int) or not 0 <= found < len(tokens):
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
         raise InputError(
-            f"{header.path} has {key}={brief(found)}, but its vocabulary has {len(tokens):,} "
-            f"tokens; {_CURE}"
+            f"{header.path} has {key}={brief(token_id)}, but its vocabulary has {len(tokens):,} "
+            f"tokens; {_ADVICE}"
         )
-    return tokens[found]
+    return tokens[token_id]

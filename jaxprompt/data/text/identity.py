@@ -13,8 +13,8 @@ from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 
-# How layers run, what a run sets, and what is known once weights are read, whose fingerprint tells.
-_OF_A_RUN = frozenset(
+# Fields that a run sets or that follow from the weights, which have a fingerprint of their own.
+_RUNTIME_FIELDS = frozenset(
     "attention attention_dropout decodes dropout dtype embed_dropout model_heads remat rescale "
     "rows skip stack tied".split()
 )
@@ -22,49 +22,49 @@ _NAMES = {"tokenizer": "tokenizer", "layers": "config.json"}
 _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïve ÄÖÜ 中文 emoji 🙂")
 
 
-def identity_of(scorer: Any) -> dict[str, str]:
-    """Returns the fingerprints of a scorer's tokenizer and backbone, see `identify`."""
-    return identify(scorer.tokenizer, scorer.model.backbone.cfg)
+def scorer_fingerprints(scorer: Any) -> dict[str, str]:
+    """Returns the fingerprints of a scorer's tokenizer and backbone, see `fingerprints`."""
+    return fingerprints(scorer.tokenizer, scorer.model.backbone.cfg)
 
 
-def identify(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
+def fingerprints(tokenizer: Tokenizer, cfg: Any) -> dict[str, str]:
     """Returns fingerprints of the tokenizer's ids and of what the layers of a config compute."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
-    own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
-    return {"tokenizer": _of_tokenizer(tokenizer), "layers": _digest(own)}
+    config = {name: value for name, value in fields.items() if name not in _RUNTIME_FIELDS}
+    return {"tokenizer": _tokenizer_digest(tokenizer), "layers": _digest(config)}
 
 
 @functools.lru_cache(maxsize=4)
-def _of_tokenizer(tokenizer: Tokenizer) -> str:
-    # Not of its files: one tokenizer is saved in several ways.
+def _tokenizer_digest(tokenizer: Tokenizer) -> str:
+    # Not a digest of its files, because the same tokenizer can be saved in several ways.
     words = sorted(tokenizer.get_vocab().items())
     return _digest([words, [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]])
 
 
-def _plain(value: Any) -> Any:
-    """Spells alike what differs by process or machine: the order of sets, last digits of rates."""
+def _normalized(value: Any) -> Any:
+    """Sorts sets and rounds floats, which differ between processes and machines."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _normalized(part) for name, part in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return [_normalized(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(_plain(value), sort_keys=True, default=str)
+    text = json.dumps(_normalized(value), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Tokenizer) -> None:
     """Raises InputError for a token id that has no row in the embedding."""
     parts = (part for row in rows for part in row)
-    highest = (int(ids.max()) for part in parts for ids in _ids_of(part) if len(ids))
+    highest = (int(ids.max()) for part in parts for ids in _id_arrays(part) if len(ids))
     check_id(max(highest, default=0), vocab, tokenizer)
 
 
-def _ids_of(part: Encoded) -> Iterator[np.ndarray]:
+def _id_arrays(part: Encoded) -> Iterator[np.ndarray]:
     yield part.ids
     if part.decoder is not None:
         yield part.decoder.ids
@@ -82,13 +82,13 @@ def check_id(highest: int, vocab: int, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_identity(
-    known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
+def check_fingerprints(
+    recorded: Mapping[str, Any], current: Mapping[str, Any], subject: str, advice: str
 ) -> None:
-    """Raises InputError if a fingerprint differs from the one that `known` has of it."""
-    for name, shown in _NAMES.items():
-        if name in known and name in now and known[name] != now[name]:
+    """Raises InputError if a recorded fingerprint differs from the current one."""
+    for name, label in _NAMES.items():
+        if name in recorded and name in current and recorded[name] != current[name]:
             raise InputError(
-                f"{learned} another {shown} for these weights ({str(known[name])[:12]}, now "
-                f"{now[name][:12]}); {cure}"
+                f"{subject} another {label} for these weights ({str(recorded[name])[:12]}, now "
+                f"{current[name][:12]}); {advice}"
             )

@@ -10,22 +10,22 @@ from jaxprompt.data.text.encoded import Encoded, count_cut
 MANY = 100  # classes; of more than these some are named
 
 
-def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
+def label_messages(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[str]:
     """Returns messages with the label of each index, its count in train, and possible mistakes.
 
     `labels` are the class indices of each split, -1 = unknown. Possible mistakes are classes
     without an example in dev, and names that differ only in case or spaces, which are separate
     classes. With more than MANY classes only the most frequent ones are listed.
     """
-    counts = {split: Counter(map(int, own)) for split, own in labels.items()}
+    counts = {split: Counter(map(int, indices)) for split, indices in labels.items()}
     if len(names) > MANY:
-        first = [f"{_shown(names[i])} ({n})" for i, n in counts["train"].most_common(10)]
+        frequent = [f"{_quoted(names[i])} ({n})" for i, n in counts["train"].most_common(10)]
         return [
             f"labels in train: {len(counts['train'])} of {len(names)} classes, most frequent: "
-            f"{', '.join(first)}"
+            f"{', '.join(frequent)}"
         ]
     train = [counts["train"][index] for index in range(len(names))]
-    named = list(enumerate(map(_shown, names)))
+    named = list(enumerate(map(_quoted, names)))
     lines = [f"labels in train: {', '.join(f'{i} = {name} ({train[i]})' for i, name in named)}"]
     if "dev" in counts:
         lines += [
@@ -33,34 +33,36 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, np.ndarray]) -> list[
             for i, name in named
             if train[i] and not counts["dev"][i]
         ]
-    return lines + _alike(names, train)
+    return lines + _similar_name_warnings(names, train)
 
 
-def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
+def label_word_messages(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
     """Returns a message with the words of each class; none if equal to the names or too many."""
     # A task of choices has words, and names its classes by letters.
     pairs = list(zip(names, words, strict=False))
-    if len(pairs) > MANY or all((name,) == (*own,) for name, own in pairs):
+    if len(pairs) > MANY or all((name,) == (*class_words,) for name, class_words in pairs):
         return []
-    shown = (f"{_shown(name)} = {', '.join(map(repr, own))}" for name, own in pairs)
-    return [f"label words: {'; '.join(shown)}"]
+    descriptions = (
+        f"{_quoted(name)} = {', '.join(map(repr, class_words))}" for name, class_words in pairs
+    )
+    return [f"label words: {'; '.join(descriptions)}"]
 
 
-def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
+def truncation_message(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
     """Returns a message with the number of truncated texts. `splits`: examples, K rows each."""
-    shown = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]
-    return f"texts cut to {max_len} tokens: {', '.join(shown)}"
+    counts = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]
+    return f"texts cut to {max_len} tokens: {', '.join(counts)}"
 
 
-def tell_unmarked(splits: Mapping[str, tuple[int, int]]) -> list[str]:
+def unmarked_messages(splits: Mapping[str, tuple[int, int]]) -> list[str]:
     """Returns a message with the number of examples with an unmarked entity, and of all."""
-    shown = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
-    if not shown:
+    counts = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
+    if not counts:
         return []
-    return [f"entities not found as whole words in the text, and not marked: {', '.join(shown)}"]
+    return [f"entities not found as whole words in the text, and not marked: {', '.join(counts)}"]
 
 
-def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+def _similar_name_warnings(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, count in zip(names, counts, strict=True):
         groups.setdefault(name.strip().casefold(), []).append(f"{name!r} ({count})")
@@ -72,5 +74,5 @@ def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     ]
 
 
-def _shown(name: str) -> str:
+def _quoted(name: str) -> str:
     return name if name.isprintable() and name == name.strip() else repr(name)

@@ -16,29 +16,29 @@ from jaxprompt.data.text.template import Template, parse
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
-# By class and word: each token, and the place at which it is read.
-_Said = dict[tuple[int, int], list[tuple[int, int]]]
+# By class and word: each token, and the read position that predicts it.
+_ScoredTokens = dict[tuple[int, int], list[tuple[int, int]]]
 
 
 class Frame(NamedTuple):
     """The tokens around a label word in the decoder's output."""
 
     stem: tuple[int, ...]  # before the word
-    end: tuple[int, ...]  # behind it
+    end: tuple[int, ...]  # after the word
 
 
 class Branches(NamedTuple):
     """How label words are fed to the decoder and scored, the same for every example."""
 
-    fed: np.ndarray  # int32 [T] tokens of the branches, in a row
-    branch: np.ndarray  # int32 [T], from 1 on
-    depth: np.ndarray  # int32 [T] positions behind the stem's end, from 1 on
-    reads: np.ndarray  # int32 [M] read at: 0 the stem's end, < 0 before it, i > 0 at fed[i - 1]
-    words: "Pieces"  # the label words alone
-    whole: "Pieces"  # with stem and end
+    fed: np.ndarray  # int32 [T], input tokens of all branches
+    branch: np.ndarray  # int32 [T], the branch of each, from 1
+    depth: np.ndarray  # int32 [T], their positions after the end of the stem, from 1
+    reads: np.ndarray  # int32 [M], read positions: 0 the stem's end, < 0 before it, i at fed[i - 1]
+    words: "WordTokens"  # the label words alone
+    whole: "WordTokens"  # with stem and end
 
 
-class Pieces(NamedTuple):
+class WordTokens(NamedTuple):
     """The tokens that make up each class word. int32 [C, W, J], -1 = none."""
 
     ids: np.ndarray  # vocabulary ids
@@ -51,7 +51,7 @@ class Pieces(NamedTuple):
 
     @property
     def where(self) -> np.ndarray:
-        """Index of each piece in `rows`, -1 = none. int32 [C, W, J]"""
+        """Index of each token in `rows`, -1 = none. int32 [C, W, J]"""
         return np.where(self.ids >= 0, np.searchsorted(self.rows, self.ids), -1).astype(np.int32)
 
 
@@ -75,7 +75,7 @@ def default_answer(style: str, form: str = "cloze") -> str:
     return "{label}" if style == "infilling" else "[mask] {label}"
 
 
-def frame(answer: Template, specials: Specials) -> Frame:
+def answer_frame(answer: Template, specials: Specials) -> Frame:
     """Converts the layout of an answer to tokens; each [mask] is the next sentinel.
 
     Raises InputError for a [mask] in the answer of a GLM, which has no sentinels.
@@ -86,26 +86,26 @@ def frame(answer: Template, specials: Specials) -> Frame:
             f"is in the template; use '{{label}}'"
         )
     sentinels = iter(specials.masks)
-    before: list[int] = []
-    behind: list[int] = []
-    into = before
+    stem: list[int] = []
+    end: list[int] = []
+    tokens = stem
     for part in answer.parts:
         if part.kind == "field":
-            into = behind
+            tokens = end
         else:
-            into += [next(sentinels) if part.kind == "mask" else specials.stop]
-    return Frame(tuple(before), tuple(behind))
+            tokens += [next(sentinels) if part.kind == "mask" else specials.stop]
+    return Frame(tuple(stem), tuple(end))
 
 
 def masked_plan(words: np.ndarray) -> Branches:
-    """Plans for masks: piece j of a word is at mask j. words: int32 [C, W, M]"""
+    """Plans for masks: token j of a word is predicted at mask j. words: int32 [C, W, M]"""
     none = np.zeros(0, np.int32)
     order = np.arange(words.shape[2], dtype=np.int32)
-    pieces = Pieces(words, np.where(words >= 0, order, -1).astype(np.int32))
-    return Branches(none, none, none, order, pieces, pieces)
+    tokens = WordTokens(words, np.where(words >= 0, order, -1).astype(np.int32))
+    return Branches(none, none, none, order, tokens, tokens)
 
 
-def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
+def branch_plan(words: np.ndarray, frame: Frame, *, whole: bool) -> Branches:
     """Plans for a decoder. words: int32 [C, W, J]
 
     With `whole` the stem and the end are scored too, so that the loss can cover the whole target.
@@ -113,27 +113,29 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     fed: list[int] = []
     branch: list[int] = []
     depth: list[int] = []
-    stem = [(token, i - len(around.stem)) for i, token in enumerate(around.stem)]
-    inner: _Said = {}
-    outer: _Said = {}
+    stem = [(token, i - len(frame.stem)) for i, token in enumerate(frame.stem)]
+    inner: _ScoredTokens = {}
+    outer: _ScoredTokens = {}
     number = 0
     for c, w in np.ndindex(words.shape[:2]):
         word = [int(token) for token in words[c, w] if token >= 0]
         if not word:
             continue
-        said = word + list(around.end if whole else ())
-        # The first token is read at the stem's end, each other one where the one before it is fed.
-        places = [0] + [len(fed) + i for i in range(1, len(said))]
-        if len(said) > 1:
+        fed_word = word + list(frame.end if whole else ())
+        # The first token is read at the stem's end, each other one at the token before it.
+        read_at = [0] + [len(fed) + i for i in range(1, len(fed_word))]
+        if len(fed_word) > 1:
             number += 1
             # The last token is predicted, never fed.
-            fed += said[:-1]
-            branch += [number] * (len(said) - 1)
-            depth += range(1, len(said))
-        pairs = list(zip(said, places, strict=True))
-        # The stem is read in all branches alike, at the places before its end.
-        inner[c, w], outer[c, w] = pairs[: len(word)], stem + pairs
-    reads = sorted({place for pairs in (outer if whole else inner).values() for _, place in pairs})
+            fed += fed_word[:-1]
+            branch += [number] * (len(fed_word) - 1)
+            depth += range(1, len(fed_word))
+        scored = list(zip(fed_word, read_at, strict=True))
+        # The stem is the same for all branches, and read at the positions before its end.
+        inner[c, w], outer[c, w] = scored[: len(word)], stem + scored
+    reads = sorted(
+        {place for scored in (outer if whole else inner).values() for _, place in scored}
+    )
     return Branches(
         np.array(fed, np.int32),
         np.array(branch, np.int32),
@@ -144,7 +146,7 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     )
 
 
-def say(
+def append_answer(
     row: Row, plan: Branches | None, target: list[int] | None
 ) -> tuple[Row, np.ndarray, np.ndarray | None]:
     """Appends label words or free text to a row: Row, label_pos [M], targets [M] or None."""
@@ -162,18 +164,18 @@ def say(
         fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
     if len(depth):
         count = len(depth)
-        # Branches start over at the same position, as if each alone stood behind the row.
-        places = row.positions[-1] + depth
-        behind = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, places)
-        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
+        # All branches start at the same position, as if each were the only one.
+        positions = row.positions[-1] + depth
+        appended = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, positions)
+        pairs = zip(row[:-1], appended[:-1], strict=True)  # all but the segments, which are None
         row = Row(*map(np.concatenate, pairs))
     return row, (last + reads).astype(np.int32), targets
 
 
-def _tabulate(pairs: _Said, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+def _tabulate(pairs: _ScoredTokens, shape: tuple[int, int], reads: Sequence[int]) -> WordTokens:
     longest = max(map(len, pairs.values()))
     ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
-    for (c, w), own in pairs.items():
-        ids[c, w, : len(own)] = [token for token, _ in own]
-        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
-    return Pieces(ids, at)
+    for (c, w), word in pairs.items():
+        ids[c, w, : len(word)] = [token for token, _ in word]
+        at[c, w, : len(word)] = [reads.index(pos) for _, pos in word]
+    return WordTokens(ids, at)

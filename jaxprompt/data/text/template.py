@@ -2,7 +2,7 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
 
     {sentence} It was [mask].            a text field, hard words, the position that the head reads
     {premise|chop} ? [mask] , {hypothesis|lower}
-    [soft*4] [cls] {text} [soft*16]      4 slots in front of [CLS], 16 after the text
+    [soft*4] [cls] {text} [soft*16]      4 slots before [CLS], 16 after the text
     {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
     {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
@@ -17,8 +17,8 @@ field, `soft` two slots each: those of {entity1}, then of {entity2}. In brackets
 (all slots of the prompt), `soft*n` (the next n), `classes` (for a head that reads them), `cls`,
 `sep`, and text in double quotes, written as JSON has it, in which names of special tokens are these
 tokens. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
-template does not place stand in front of [CLS].
-White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
+template does not place precede [CLS].
+White space at the beginning puts a space before the first text. A backslash makes `{ } [ ] \`
 literal.
 
 How {choices} writes each of them is a small template of its own, "{name}. {text}"; see
@@ -37,17 +37,17 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "chop": lambda text: text[:-1],
     "lower": lambda text: text[:1].lower() + text[1:],
     "strip": str.strip,
-    "whole": str,  # changes nothing: it is for the encoder, and so are those of MARKS
+    "whole": str,  # this and MARKS do not change the text; they are for the encoder
     "marked": str,
     "soft": str,
 }
 MARKS = ("marked", "soft")  # how the entities of a field are marked: by words, by slots
 BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep", '"..."')
 OPTION = " {name}. {text}"
-_ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
+_ONCE = ("mask", "cls", "classes")  # kinds of which a template has at most one part
 
 _LEXER = re.compile(
-    # The first that fits counts: an escape, then text in quotes, which may hold brackets itself.
+    # The first match counts: an escape, then text in quotes, which may contain brackets.
     r"\\(?P<escape>[{}\[\]\\])"
     r'|\[(?P<exact>"(?:[^"\\]|\\.)*")\]'
     r"|\{(?P<brace>[^{}\[\]]*)\}"
@@ -62,14 +62,14 @@ class Part(NamedTuple):
     """One element of a template."""
 
     kind: str  # words exact field choice choices option mask soft classes cls sep
-    text: str = ""  # the hard words, the text as it is, or the name of a field
+    text: str = ""  # hard words, literal text, or the name of a field
     modifiers: tuple[str, ...] = ()
-    number: int = 0  # of slots of a soft part, 0 = all; of the choice an option is, from 0
-    space: bool = False  # white space stands before it
+    number: int = 0  # slots of a soft part, 0 = all; index of the choice of an option
+    space: bool = False  # whether white space precedes it
 
     @property
     def mark(self) -> str:
-        """How entities in it are marked, one of MARKS; "" = not at all."""
+        """How its entities are marked, one of MARKS, or ""."""
         return next((name for name in self.modifiers if name in MARKS), "")
 
 
@@ -81,7 +81,7 @@ class Template(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the text fields, in order, without repeats."""
+        """The distinct names of the text fields, in order."""
         return tuple(dict.fromkeys(p.text for p in self.parts if p.kind == "field"))
 
     @property
@@ -100,14 +100,14 @@ class Template(NamedTuple):
         return any(p.kind == "choices" for p in self.parts)
 
     def writes_space(self, style: str, one_space: bool) -> bool:
-        """Returns whether the space before an answer is written as it is.
+        """Returns whether literal text before [mask] ends with a space that belongs to that text.
 
-        It is not if the answer begins a decoder's input, or if any white space is one space, which
-        then belongs to the answer: see `completed`.
+        It does not if the answer begins a decoder's input, or with `one_space`: the space then
+        belongs to the answer, see `completed`.
         """
-        before = [*itertools.takewhile(lambda part: part.kind != "mask", self.parts)][-1:]
-        written = any(part.kind == "exact" and part.text[-1:].isspace() for part in before)
-        return written and style != "seq2seq" and not one_space
+        preceding = [*itertools.takewhile(lambda part: part.kind != "mask", self.parts)][-1:]
+        ends_in_space = any(part.kind == "exact" and part.text[-1:].isspace() for part in preceding)
+        return ends_in_space and style != "seq2seq" and not one_space
 
     def completed(self, *, cls: bool, soft: bool, mask: bool, one_space: bool) -> list[Part]:
         """Adds the parts that an input needs at its beginning, and a [mask] at its end.
@@ -115,23 +115,24 @@ class Template(NamedTuple):
         A space at the end of literal text moves to the text after it, because tokenizers have a
         word and the space before it as one token. With `one_space` any white space is such a space.
         """
-        own = {part.kind for part in self.parts}
-        front = [
-            kind for kind, asked in (("soft", soft), ("cls", cls)) if asked and kind not in own
-        ]
-        last = len(self.parts) - (self.parts[-1].kind == "sep")
-        blank = [Part("mask")] * (mask and "mask" not in own)
-        parts = [*map(Part, front), *self.parts[:last], *blank, *self.parts[last:]]
-        for i, (part, text) in enumerate(itertools.pairwise(parts)):
-            if part.kind == "exact" and text.kind in ("words", "field", "choice", "option"):
-                bare = part.text.rstrip() if one_space else part.text.removesuffix(" ")
-                parts[i] = part._replace(text=bare)
-                parts[i + 1] = text._replace(space=text.space or bare != part.text)
+        kinds = {part.kind for part in self.parts}
+        parts = list(self.parts)
+        if mask and "mask" not in kinds:
+            parts.insert(len(parts) - (parts[-1].kind == "sep"), Part("mask"))
+        if cls and "cls" not in kinds:
+            parts.insert(0, Part("cls"))
+        if soft and "soft" not in kinds:
+            parts.insert(0, Part("soft"))
+        for i, (part, following) in enumerate(itertools.pairwise(parts)):
+            if part.kind == "exact" and following.kind in ("words", "field", "choice", "option"):
+                stripped = part.text.rstrip() if one_space else part.text.removesuffix(" ")
+                parts[i] = part._replace(text=stripped)
+                parts[i + 1] = following._replace(space=following.space or stripped != part.text)
         return parts
 
     def slots_around(self, entities: int) -> int:
-        """Returns the number of slots around so many entities."""
-        return 2 * entities * any(part.mark == "soft" for part in self.parts)
+        """Returns the number of slots around `entities` entities."""
+        return 2 * entities if any(part.mark == "soft" for part in self.parts) else 0
 
 
 def modify(text: str, modifiers: Iterable[str]) -> str:
@@ -141,7 +142,7 @@ def modify(text: str, modifiers: Iterable[str]) -> str:
     return text
 
 
-def take_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
+def get_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
     """Returns the text of a field. Raises InputError if an example has no such field."""
     if name not in fields:
         raise InputError(
@@ -154,7 +155,7 @@ def take_field(template: "Template", fields: Mapping[str, str], name: str) -> st
 def parse(text: str) -> Template:
     """Parses a template. Raises InputError if the text does not follow the grammar."""
     parts: list[Part] = []
-    words = ""  # hard words read since the last part, white space around them included
+    words = ""  # hard words since the last part, with the white space around them
     for match in _LEXER.finditer(text):
         kind = match.lastgroup or ""  # all alternatives have names
         value = match.group(kind)
@@ -168,18 +169,18 @@ def parse(text: str) -> Template:
         else:
             parts += _hard_words(words)
             read = _READERS[kind]
-            # Byte-level tokenizers tell "word" from " word", so a part keeps the space before it.
+            # Byte-level tokenizers distinguish "word" and " word", so a part records the space.
             parts.append(read(value, text)._replace(space=words[-1:].isspace()))
             words = ""
     return Template(text, tuple(parts + _hard_words(words)))
 
 
 def read_option(text: str) -> Template:
-    """Reads how one choice is written: {name}, its label word, and {text}, each once."""
+    """Parses the format of one choice, with {name} and {text} once each."""
     option = parse(text)
-    found = [part.text for part in option.parts if part.kind == "field" and not part.modifiers]
+    fields = [part.text for part in option.parts if part.kind == "field" and not part.modifiers]
     words = [part for part in option.parts if part.kind == "words"]
-    if sorted(found) != ["name", "text"] or len(words) + 2 < len(option.parts):
+    if sorted(fields) != ["name", "text"] or len(words) + 2 < len(option.parts):
         raise InputError(
             f"task.option={text!r} must contain {{name}} and {{text}} once each, and otherwise "
             f"only words; e.g. {OPTION!r}"
@@ -188,7 +189,7 @@ def read_option(text: str) -> Template:
 
 
 def with_options(template: Template, option: Template, names: Sequence[str]) -> Template:
-    """Replaces {choices} by one option per name. Adjacent hard words become one part."""
+    """Replaces {choices} by one option per name, and merges adjacent hard words."""
     parts: list[Part] = []
     space = False  # white space at the end of an option
     for part in template.parts:
@@ -198,29 +199,31 @@ def with_options(template: Template, option: Template, names: Sequence[str]) -> 
             continue
         space = part.space
         for number, name in enumerate(names):
-            made = {
+            replacements = {
                 "name": Part("words", name),
                 "text": Part("option", modifiers=part.modifiers, number=number),
             }
-            for own in option.parts:
-                new = made[own.text] if own.kind == "field" else own
-                parts.append(new._replace(space=own.space or space))
+            for option_part in option.parts:
+                new_part = (
+                    replacements[option_part.text] if option_part.kind == "field" else option_part
+                )
+                parts.append(new_part._replace(space=option_part.space or space))
                 space = False
             space = option.source != option.source.rstrip()
-    return template._replace(parts=tuple(_joined(parts)))
+    return template._replace(parts=tuple(_merge_words(parts)))
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def _merge_words(parts: Iterable[Part]) -> list[Part]:
     joined: list[Part] = []
     for part in parts:
         if part.kind == "words" and joined and joined[-1].kind == "words":
             before = joined.pop()
-            part = before._replace(text=before.text + " " * part.space + part.text)
+            part = before._replace(text=f"{before.text}{' ' if part.space else ''}{part.text}")
         joined.append(part)
     return joined
 
 
-def check(
+def validate_template(
     template: Template,
     *,
     fields: Iterable[str],
@@ -234,43 +237,43 @@ def check(
 
     `entities` are those in the first of `fields`.
     """
-    known = tuple(fields)
+    names = tuple(fields)
     where = f"template {template.source!r}"
-    count = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
+    counts = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
     for name in template.fields:
-        if name not in known:
-            raise InputError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"{where}: unknown field {name!r}; {nearest(name, names)}")
     if not template.fields:
-        raise InputError(f"{where} has no text field; write one in braces, {nearest('', known)}")
+        raise InputError(f"{where} has no text field; write one in braces, {nearest('', names)}")
     if not has_choices and any(p.kind in ("choice", "choices") for p in template.parts):
         raise InputError(f"{where} uses choices, but the task has none; remove them")
-    if count["mask"] > 1:
+    if counts["mask"] > 1:
         raise InputError(
-            f"{where} has {count['mask']} [mask]; keep 1 (it is repeated for words of several "
+            f"{where} has {counts['mask']} [mask]; keep 1 (it is repeated for words of several "
             "tokens)"
         )
-    if needs_mask and not count["mask"]:
+    if needs_mask and not counts["mask"]:
         raise InputError(f"{where} has no [mask], which the head reads; add one")
-    if lists_classes and count["classes"] != 1:
+    if lists_classes and counts["classes"] != 1:
         raise InputError(
-            f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "
+            f"{where} has {counts['classes']} lists of classes; write 1 [classes], which the head "
             f"reads, e.g. '{{text}} Class: [classes].'"
         )
-    if count["classes"] and not lists_classes:
+    if counts["classes"] and not lists_classes:
         raise InputError(f"{where} has [classes], which this head does not read; remove it")
-    if count["cls"] > 1:
-        raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
-    if count["cls"]:
+    if counts["cls"] > 1:
+        raise InputError(f"{where} has {counts['cls']} [cls]; keep at most 1")
+    if counts["cls"]:
         first = next(p.kind for p in template.parts if p.kind != "soft")
         if first != "cls":
             raise InputError(
                 f"{where}: only [soft] may come before [cls]; move everything else after it"
             )
-    _check_marks(template, known, entities)
+    _check_marks(template, names, entities)
     _check_slots(template, num_slots, entities)
 
 
-def _check_marks(template: Template, known: Sequence[str], entities: int) -> None:
+def _check_marks(template: Template, names: Sequence[str], entities: int) -> None:
     where = f"template {template.source!r}"
     marked = [part for part in template.parts if part.mark]
     for part in marked:
@@ -279,17 +282,17 @@ def _check_marks(template: Template, known: Sequence[str], entities: int) -> Non
                 f"{where} marks the entities of {part.text!r}, but the task has none; set "
                 f"task.entities to their columns, or remove |{part.mark}"
             )
-        if part.text != known[0]:
+        if part.text != names[0]:
             raise InputError(
-                f"{where} marks the entities of {part.text!r}, but they are in {known[0]!r}; write "
-                f"{{{known[0]}|{part.mark}}}"
+                f"{where} marks the entities of {part.text!r}, but they are in {names[0]!r}; write "
+                f"{{{names[0]}|{part.mark}}}"
             )
         if others := [name for name in part.modifiers if name not in (part.mark, "whole")]:
             raise InputError(
                 f"{where}: |{others[0]} would move the entities of {part.text!r}; remove it"
             )
     if len(marked) > 1:
-        raise InputError(f"{where} marks the entities of {known[0]!r} twice; keep one")
+        raise InputError(f"{where} marks the entities of {names[0]!r} twice; keep one")
 
 
 def _hard_words(words: str) -> list[Part]:
@@ -298,26 +301,26 @@ def _hard_words(words: str) -> list[Part]:
 
 def _check_slots(template: Template, num_slots: int, entities: int) -> None:
     where = f"template {template.source!r}"
-    soft = [p.number for p in template.parts if p.kind == "soft"]
-    marks = template.slots_around(entities)
-    if marks > num_slots:
+    soft_counts = [p.number for p in template.parts if p.kind == "soft"]
+    num_marks = template.slots_around(entities)
+    if num_marks > num_slots:
         raise InputError(
-            f"{where} puts {marks} soft tokens around {entities} entities, but the method has only "
-            f"{num_slots} slots; use a method with more, or mark them by words: |marked instead of "
-            "|soft"
+            f"{where} puts {num_marks} soft tokens around {entities} entities, but the method has "
+            f"only {num_slots} slots; use a method with more, or mark them by words: |marked "
+            "instead of |soft"
         )
-    if soft and not num_slots:
+    if soft_counts and not num_slots:
         raise InputError(f"{where} has soft tokens, but the method has 0 slots; remove [soft]")
-    if 0 in soft and len(soft) > 1:
+    if 0 in soft_counts and len(soft_counts) > 1:
         raise InputError(
             f"{where}: [soft] uses all {num_slots} slots; use [soft*n] to place several"
         )
-    placed = sum(soft) + marks
-    if soft and 0 not in soft and placed != num_slots:
-        around = f" ({marks} of them are around entities)" * bool(marks)
+    num_placed = sum(soft_counts) + num_marks
+    if soft_counts and 0 not in soft_counts and num_placed != num_slots:
+        note = f" ({num_marks} of them are around entities)" if num_marks else ""
         raise InputError(
-            f"{where} places {placed} soft tokens, but the prompt has {num_slots} slots; "
-            f"make the two equal{around}"
+            f"{where} places {num_placed} soft tokens, but the prompt has {num_slots} slots; "
+            f"make the two equal{note}"
         )
 
 

@@ -1,11 +1,10 @@
 """The parts that a row of tokens is made of: fixed runs, and texts that may be truncated."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from jaxprompt.data.text.encoded import Row, make_row
-from jaxprompt.data.text.marking import fit, kept_lengths
+from jaxprompt.data.text.marking import truncate_around_entities, truncated_lengths
 from jaxprompt.data.text.template import Part, modify
 from jaxprompt.types import Role
 
@@ -19,9 +18,9 @@ class TokenRun(NamedTuple):
     slots: range | None = None
     text: str = ""
     cut: bool = False
-    field: str = ""  # whose text it is
-    side: int = -1  # where it stands among the entities of the field, see `fit`; -1 = it has none
-    pending: bool = False  # its tokens are those of `text`, which `with_ids` gives it
+    field: str = ""  # name of the field of the text
+    side: int = -1  # position relative to the entities of its field (marking.py), -1 = it has none
+    pending: bool = False  # whether `with_ids` still has to fill in the tokens of `text`
 
 
 class Gap(NamedTuple):
@@ -30,20 +29,20 @@ class Gap(NamedTuple):
     before: list[TokenRun]
     field: TokenRun
     after: list[TokenRun]
-    room: int  # tokens that the field may have
+    room: int  # maximum number of tokens of the field
 
 
-class OpenPart(NamedTuple):
+class TextPart(NamedTuple):
     """A part whose text comes from the example."""
 
-    part: Part
+    spec: Part
     space: bool
     segment: int
     first: int = 0  # of the slots around its entities
 
     def run(self, text: str, cut: bool) -> TokenRun:
         """Makes the run of its text, with a leading space if its position needs one."""
-        text = modify(text, self.part.modifiers)
+        text = modify(text, self.spec.modifiers)
         if self.space:
             text = text.lstrip()
             text = f" {text}" if text else ""
@@ -52,18 +51,21 @@ class OpenPart(NamedTuple):
 
 def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]:
     """Truncates runs to `room` tokens; returns all runs, and whether any was truncated."""
-    # What stands around entities counts as one text.
-    number = lambda pair: pair[0] if pair[1].side < 0 else -1
-    cuts = enumerate(run for run in runs if run.cut)
-    texts = [[run for _, run in group] for _, group in groupby(cuts, number)]
-    kept: list[tuple[int, int]] = []  # the first and the last tokens that each keeps
+    # The parts of a text around its entities share one limit.
+    texts: list[list[TokenRun]] = []
+    for run in runs:
+        if run.cut and run.side >= 0 and texts and texts[-1][0].side >= 0:
+            texts[-1].append(run)
+        elif run.cut:
+            texts.append([run])
+    limits: list[tuple[int, int]] = []  # of each run, the number of first and of last tokens
     lengths = [sum(len(run.ids) for run in text) for text in texts]
-    for text, most in zip(texts, kept_lengths(lengths, room), strict=True):
+    for text, limit in zip(texts, truncated_lengths(lengths, room), strict=True):
         sizes, sides = [len(run.ids) for run in text], [run.side for run in text]
-        kept += [(most, 0)] if sides[0] < 0 else fit(sizes, sides, most)
-    shares = iter(kept)
-    short = [run._replace(ids=_ends(run.ids, *next(shares))) if run.cut else run for run in runs]
-    return short, sum(map(sum, kept)) < sum(lengths)
+        limits += [(limit, 0)] if sides[0] < 0 else truncate_around_entities(sizes, sides, limit)
+    ends = iter(limits)
+    truncated = [run._replace(ids=_ends(run.ids, *next(ends))) if run.cut else run for run in runs]
+    return truncated, sum(map(sum, limits)) < sum(lengths)
 
 
 def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[TokenRun]:
@@ -74,7 +76,7 @@ def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[
 
 
 def join_runs(runs: Sequence[TokenRun]) -> Row:
-    """Joins runs that have their tokens."""
+    """Joins runs to one row."""
     ids: list[int] = []
     slots: list[int] = []
     types: list[int] = []

@@ -14,18 +14,28 @@ from jaxprompt.data.text.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 
-_WHOLE = "tokenizer.json"
-_REPLACES, _BYTES = "Precompiled", "ByteLevel"  # steps of a tokenizer
-_CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
+_TOKENIZER_FILE = "tokenizer.json"
+_PRECOMPILED, _BYTE_LEVEL = "Precompiled", "ByteLevel"  # steps of a tokenizer
+_MAX_CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
+# Options for the subwords of a text alone, in which names of special tokens stay plain text.
+_PLAIN = {
+    "add_special_tokens": False,
+    "split_special_tokens": True,
+    "padding": False,
+    "truncation": False,
+    "return_attention_mask": False,
+    "return_token_type_ids": False,
+    "verbose": False,
+}
 
 
 class AddedToken(Protocol):
-    """A token at which a text is split before all others are found."""
+    """A token at which a text is split before it is encoded."""
 
     content: str
     special: bool
-    rstrip: bool  # white space behind it is a part of it
+    rstrip: bool  # whether it includes the white space after it
 
 
 class Tokenizer(Protocol):
@@ -92,29 +102,29 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     The source is a folder (with tokenizer.json, or the vocabulary files and a config.json that
     names the family), a .gguf file, or else a hub id.
     """
-    # Its advice that torch is missing does not concern a tokenizer.
+    # Its warning that torch is missing does not concern tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, BertTokenizer
 
     name = str(user_path(folder_or_id))
-    where = str(tokenizer_folder(name)) if is_gguf(name) else name
-    if not os.path.isdir(where) and (os.path.isabs(name) or name.startswith(".")):
+    folder = str(tokenizer_folder(name)) if is_gguf(name) else name
+    if not os.path.isdir(folder) and (os.path.isabs(name) or name.startswith(".")):
         raise InputError(f"tokenizer {name!r}: no such folder; use a folder or a hub id")
     try:
-        if is_unnamed_bert(Path(where)):
-            tokenizer = BertTokenizer.from_pretrained(where)
+        if is_unnamed_bert(Path(folder)):
+            tokenizer = BertTokenizer.from_pretrained(folder)
         else:
             tokenizer = AutoTokenizer.from_pretrained(
-                where, revision=revision, trust_remote_code=False
+                folder, revision=revision, trust_remote_code=False
             )
-        if _is_empty(tokenizer) and os.path.isfile(os.path.join(where, "vocab.txt")):
-            # Of an ALBERT or RoBERTa with a BERT's vocabulary, as Chinese ones.
-            tokenizer = BertTokenizer.from_pretrained(where)
-        tokenizer = _as_written(tokenizer, where, revision)
+        if _is_empty(tokenizer) and os.path.isfile(os.path.join(folder, "vocab.txt")):
+            # An ALBERT or RoBERTa with a BERT's vocabulary, such as Chinese ones.
+            tokenizer = BertTokenizer.from_pretrained(folder)
+        tokenizer = _as_written(tokenizer, folder, revision)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if code := _custom_class(Path(where)):
+        if code := _custom_class(Path(folder)):
             reason = f"its class {code} is code in its folder, which is never run"
         raise InputError(
             f"tokenizer {name!r} cannot be read ({reason}); it needs tokenizer.json, or vocab.txt, "
@@ -128,26 +138,28 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
             "add tokenizer.json or the vocabulary files to the folder"
         )
     tokenizer.name_or_path = name  # messages show it
-    _check_case(tokenizer, where)
+    _check_case(tokenizer, folder)
     _take_spaces_as_written(tokenizer)
     return tokenizer
 
 
 def is_unnamed_bert(folder: Path) -> bool:
     """Returns whether a folder is a BERT without model_type in its config, such as SciBERT."""
-    config = folder / "config.json"
-    if not os.path.isfile(config) or not os.path.isfile(folder / "vocab.txt"):
+    path = folder / "config.json"
+    if not os.path.isfile(path) or not os.path.isfile(folder / "vocab.txt"):
         return False
-    found = read_json(config, "a backbone folder as save_pretrained writes it")
+    config = read_json(path, "a backbone folder as save_pretrained writes it")
     # ALBERT and ELECTRA have an embedding_size.
-    return "type_vocab_size" in found and found.keys().isdisjoint(["model_type", "embedding_size"])
+    return "type_vocab_size" in config and config.keys().isdisjoint(
+        ["model_type", "embedding_size"]
+    )
 
 
 def _custom_class(folder: Path) -> str:
     """Returns the tokenizer's class if it is code in its folder, else ""."""
     path = folder / "tokenizer_config.json"
-    there = os.path.isfile(path)  # of a folder that may not be looked into Path's own raises
-    config = read_json(path, "a file of transformers' tokenizers") if there else {}
+    is_file = os.path.isfile(path)  # unlike Path.is_file, False for a folder without permission
+    config = read_json(path, "a file of transformers' tokenizers") if is_file else {}
     name = config.get("auto_map") and config.get("tokenizer_class")
     return name if isinstance(name, str) else ""
 
@@ -159,9 +171,9 @@ def _is_empty(tokenizer: Tokenizer) -> bool:
 def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
     """Restores a tokenizer's steps, model and added tokens from its tokenizer.json.
 
-    The classes of transformers 5 keep only the vocabulary of that file and use their default steps
+    The classes of transformers 5 read only the vocabulary of that file and use their default steps
     (transformers#45812, #45920). Their special tokens and settings are kept. If the model_type is
-    of another kind, such as a file without byte-level BPE under GPT-2, only the file and its config
+    of another kind, such as GPT-2 for a file without byte-level BPE, only the file and its config
     count. If there is only SentencePiece's file, DeBERTa's class drops its character map.
     """
     from tokenizers import Tokenizer as Backend
@@ -172,34 +184,37 @@ def _as_written(tokenizer: Any, where: str, revision: str | None) -> Any:
     if backend is None:
         return tokenizer
     path = cached_file(
-        where, _WHOLE, revision=revision, _raise_exceptions_for_missing_entries=False,
+        where,
+        _TOKENIZER_FILE,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
-    )  # fmt: skip
+    )
     if path is None:
         _restore_charsmap(backend, Path(where) / "spm.model")
         return tokenizer
-    written = Backend.from_file(path)
-    if _kind(backend) != _kind(written):
+    original = Backend.from_file(path)
+    if _kind(backend) != _kind(original):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(where, revision=revision or "main")
-    added = {token.content: token for token in written.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in original.get_added_tokens_decoder().values()}
     for _, token in sorted(tokenizer.added_tokens_decoder.items()):
-        # What the class or config calls special is, so that a text's words never become it.
+        # A token that the class or config calls special stays special, so no text encodes to it.
         added.setdefault(token.content, token).special |= token.special
-    written.add_tokens(list(added.values()))
-    tokenizer._tokenizer = written  # transformers has no public setter
+    original.add_tokens(list(added.values()))
+    tokenizer._tokenizer = original  # transformers has no public setter
     return tokenizer
 
 
 def _kind(backend: Any) -> tuple[str, bool]:
     """Returns the class of a tokenizer's model, and whether its subwords are made of bytes."""
-    return type(backend.model).__name__, _BYTES in str(backend.pre_tokenizer)
+    return type(backend.model).__name__, _BYTE_LEVEL in str(backend.pre_tokenizer)
 
 
 def _restore_charsmap(backend: Any, pieces: Path) -> None:
     """Adds the character map of SentencePiece's file before a normalizer without one."""
     from tokenizers import normalizers
 
-    if _REPLACES in str(backend.normalizer) or not pieces.is_file():
+    if _PRECOMPILED in str(backend.normalizer) or not pieces.is_file():
         return
     charsmap = parse_pieces(pieces.read_bytes()).normalizer_spec.precompiled_charsmap
     if charsmap:
@@ -219,13 +234,13 @@ def parse_pieces(data: bytes) -> Any:
 def _check_case(tokenizer: Tokenizer, where: str) -> None:
     """Raises InputError if a tokenizer lower-cases by default but its vocabulary has capitals."""
     path = Path(where) / "tokenizer_config.json"
-    if (Path(where) / _WHOLE).is_file() or not getattr(tokenizer, "do_lower_case", False):
+    if (Path(where) / _TOKENIZER_FILE).is_file() or not getattr(tokenizer, "do_lower_case", False):
         return
     if path.is_file() and "do_lower_case" in read_json(path, "a file of transformers' tokenizers"):
         return
     words = [word for word in tokenizer.get_vocab() if word.isalpha()]
     capital = sum(word != word.lower() for word in words)
-    if capital > _CAPITALS * len(words):
+    if capital > _MAX_CAPITALS * len(words):
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} would lower-case texts, but {capital:,} of its "
             f'{len(words):,} words have capitals; write {{"do_lower_case": false}} in '
@@ -233,8 +248,8 @@ def _check_case(tokenizer: Tokenizer, where: str) -> None:
         )
 
 
-def segments(tokenizer: Tokenizer, types: int) -> int:
-    """Returns how many segments texts have: one if a tokenizer, such as XLM-R's, has no second.
+def num_segments(tokenizer: Tokenizer, types: int) -> int:
+    """Returns the number of segments of an input: 1 if the tokenizer has no second, as XLM-R's.
 
     A BERT with such a tokenizer, such as multilingual E5, was trained on one.
     """
@@ -251,18 +266,18 @@ def starts_with_space(tokenizer: Tokenizer) -> bool:
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
     """Returns whether a word after a space has other ids than one that begins a text."""
-    begins, behind = encode_texts(tokenizer, ["a", " a"])
-    return begins != behind
+    first, inner = encode_texts(tokenizer, ["a", " a"])
+    return first != inner
 
 
 def takes_one_space(tokenizer: Tokenizer) -> bool:
     """Returns whether white space of any length is one space, or none, as for T5 and BERT."""
-    once, twice = encode_texts(tokenizer, ["a b", "a  b"])
-    return once == twice
+    single, double = encode_texts(tokenizer, ["a b", "a  b"])
+    return single == double
 
 
 def spaced_sections(tokenizer: Tokenizer) -> str:
-    """Returns which sections between special tokens began with a space as released.
+    """Returns which sections between added tokens the released tokenizer puts a space before.
 
     "always" each of them, "first" the one that begins the text, "never" none.
     """
@@ -282,29 +297,32 @@ def _take_spaces_as_written(tokenizer: Tokenizer) -> None:
     if backend is None:
         return
     steps = _steps(backend.pre_tokenizer, "pretokenizers")
-    changes = _steps(backend.normalizer, "normalizers")
-    if not steps and [step["type"] for step in changes[-2:]] == ["Prepend", "Replace"]:
-        # Llama 2's in its earlier form: the same function, written as two replacements.
-        replacement = changes[-2]["prepend"]
+    normalizer_steps = _steps(backend.normalizer, "normalizers")
+    if not steps and [step["type"] for step in normalizer_steps[-2:]] == ["Prepend", "Replace"]:
+        # Llama 2's earlier form: the same function as two replacements.
+        replacement = normalizer_steps[-2]["prepend"]
         steps = [{"type": "Metaspace", "replacement": replacement, "split": False}]
-        changes, scheme = changes[:-2], "always"
-    elif pieces := [step for step in steps if step["type"] == "Metaspace"]:
-        scheme = pieces[0]["prepend_scheme"]
-    elif steps and steps[0]["type"] == _BYTES and steps[0]["add_prefix_space"]:
+        normalizer_steps, scheme = normalizer_steps[:-2], "always"
+    elif metaspaces := [step for step in steps if step["type"] == "Metaspace"]:
+        scheme = metaspaces[0]["prepend_scheme"]
+    elif steps and steps[0]["type"] == _BYTE_LEVEL and steps[0]["add_prefix_space"]:
         scheme = "always"
     else:
         return
-    splits = [step for step in steps if step["type"] != "WhitespaceSplit"]
-    for step in splits:
+    spaced_steps = [step for step in steps if step["type"] != "WhitespaceSplit"]
+    for step in spaced_steps:
         if step["type"] == "Metaspace":
             step["prepend_scheme"] = "never"
-        elif step["type"] == _BYTES:
+        elif step["type"] == _BYTE_LEVEL:
             step["add_prefix_space"] = False
-    made = {"type": "Sequence", "pretokenizers": splits}
-    backend.pre_tokenizer = _made(pre_tokenizers.Sequence([]), made)
-    made = {"type": "Sequence", "normalizers": [y for x in changes for y in _one_in_front(x)]}
-    normalizer = _made(normalizers.Sequence([]), made)
-    if splits != steps:
+    state = {"type": "Sequence", "pretokenizers": spaced_steps}
+    backend.pre_tokenizer = _with_state(pre_tokenizers.Sequence([]), state)
+    state = {
+        "type": "Sequence",
+        "normalizers": [y for x in normalizer_steps for y in _keep_one_space(x)],
+    }
+    normalizer = _with_state(normalizers.Sequence([]), state)
+    if spaced_steps != steps:
         # WhitespaceSplit drops every space. One at the end would be a token by itself.
         spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Replace(Regex(" $"), "")]
         normalizer = normalizers.Sequence([normalizer, *spaces])
@@ -312,8 +330,8 @@ def _take_spaces_as_written(tokenizer: Tokenizer) -> None:
     setattr(tokenizer, _SECTIONS, scheme)
 
 
-def _one_in_front(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """Leaves one space in front of a text where a step of a normalizer leaves none."""
+def _keep_one_space(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """Replaces a step that strips leading white space by one that leaves one space."""
     if step["type"] != "Strip" or not step["strip_left"]:
         return [step]
     first = {"type": "Replace", "pattern": {"Regex": r"\A\s+"}, "content": " "}
@@ -329,8 +347,8 @@ def _steps(stage: Any, name: str) -> list[dict[str, Any]]:
     return [] if stage is None else flat(json.loads(stage.__getstate__()))
 
 
-def _made(stage: Any, state: dict[str, Any]) -> Any:
-    """Fills a normalizer or pre-tokenizer from what tokenizer.json would have of it."""
+def _with_state(stage: Any, state: dict[str, Any]) -> Any:
+    """Sets the state of a normalizer or pre-tokenizer, as tokenizer.json would have it."""
     stage.__setstate__(json.dumps(state).encode())
     return stage
 
@@ -354,25 +372,21 @@ def encode_with_offsets(
     texts = list(dict.fromkeys(texts))
     if not texts:
         return {}
-    found = tokenizer(
-        texts, add_special_tokens=False, split_special_tokens=True, padding=False,
-        truncation=False, return_offsets_mapping=True, return_attention_mask=False,
-        return_token_type_ids=False, verbose=False,
-    )  # fmt: skip
-    places = (
-        _past_spaces(text, np.array(own, np.int32).reshape(-1, 2))
-        for text, own in zip(texts, found["offset_mapping"], strict=True)
+    encoding = tokenizer(texts, **_PLAIN, return_offsets_mapping=True)
+    offsets = (
+        _trim_offsets(text, np.array(spans, np.int32).reshape(-1, 2))
+        for text, spans in zip(texts, encoding["offset_mapping"], strict=True)
     )
-    ids = _without_specials(tokenizer, found["input_ids"])
-    return dict(zip(texts, zip(ids, places, strict=True), strict=True))
+    ids = _without_specials(tokenizer, encoding["input_ids"])
+    return dict(zip(texts, zip(ids, offsets, strict=True), strict=True))
 
 
-def _past_spaces(text: str, places: np.ndarray) -> np.ndarray:
-    """Begins each subword behind the white space that its tokenizer counts to it."""
-    begin = np.arange(len(text) + 1, dtype=np.int32)
+def _trim_offsets(text: str, offsets: np.ndarray) -> np.ndarray:
+    """Excludes from each subword's offsets the white space before it."""
+    starts = np.arange(len(text) + 1, dtype=np.int32)
     for space in re.finditer(r"\s+", text):
-        begin[space.start() : space.end()] = space.end()
-    return np.stack([np.minimum(begin[places[:, 0]], places[:, 1]), places[:, 1]], 1)
+        starts[space.start() : space.end()] = space.end()
+    return np.stack([np.minimum(starts[offsets[:, 0]], offsets[:, 1]), offsets[:, 1]], 1)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
@@ -385,13 +399,13 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
-def _without_specials(tokenizer: Tokenizer, found: list[list[int]]) -> list[list[int]]:
-    specials, unknown = special_ids(tokenizer), tokenizer.unk_token_id
-    if unknown is None:  # nothing could stand in place of a special
-        return found
+def _without_specials(tokenizer: Tokenizer, sequences: list[list[int]]) -> list[list[int]]:
+    specials, unk_id = special_ids(tokenizer), tokenizer.unk_token_id
+    if unk_id is None:  # there is no replacement
+        return sequences
     return [
-        ids if specials.isdisjoint(ids) else [unknown if i in specials else i for i in ids]
-        for ids in found
+        ids if specials.isdisjoint(ids) else [unk_id if i in specials else i for i in ids]
+        for ids in sequences
     ]
 
 
@@ -403,23 +417,14 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
     try:
-        found = tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
-    except Exception as error:  # the Rust tokenizers know no other kind
+        sequences = tokenizer(texts, **_PLAIN)["input_ids"]
+    except Exception as error:  # the Rust tokenizers raise no subclass
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
             "damaged: download them again"
         ) from error
-    return _without_specials(tokenizer, found)
+    return _without_specials(tokenizer, sequences)
 
 
 def encode_exact(tokenizer: Tokenizer, text: str) -> list[int]:

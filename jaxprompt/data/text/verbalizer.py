@@ -14,7 +14,7 @@ class Verbalizer(NamedTuple):
     """The words of each class and their subwords."""
 
     words: tuple[tuple[str, ...], ...]  # C tuples of up to W words
-    ids: np.ndarray  # int32 [C, W, M] pieces of each word, -1 = none
+    ids: np.ndarray  # int32 [C, W, M] subwords of each word, -1 = none
 
     @property
     def num_masks(self) -> int:
@@ -31,42 +31,44 @@ def make_verbalizer(
     BPE. A word of several subwords keeps all of them.
     """
     classes = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in words)
-    texts = [" " * leading_space + word.strip() for entry in classes for word in entry]
-    encoded = iter(encode_texts(tokenizer, texts))  # of all classes at once: there may be thousands
-    pieces: list[list[list[int]]] = []
-    owner: dict[tuple[int, ...], tuple[int, str]] = {}
+    space = " " if leading_space else ""
+    texts = [space + word.strip() for entry in classes for word in entry]
+    encoded = iter(encode_texts(tokenizer, texts))  # in one call: there may be thousands of classes
+    subwords: list[list[list[int]]] = []
+    first_with: dict[tuple[int, ...], tuple[int, str]] = {}
     for c, entry in enumerate(classes):
         if not entry:
             raise InputError(f"class {c} has no label word; give it at least 1")
-        pieces.append(list(islice(encoded, len(entry))))
-        for word, ids in zip(entry, pieces[-1], strict=True):
+        subwords.append(list(islice(encoded, len(entry))))
+        for word, ids in zip(entry, subwords[-1], strict=True):
             check_word(tokenizer, word, ids, f"label word {word!r} of class {c}")
-            # By tokens: two words that a vocabulary writes alike would share their score.
-            other, known = owner.setdefault(tuple(ids), (c, word))
-            if (other, known) != (c, word) or entry.count(word) > 1:
+            # By tokens, because two words with the same tokens would have the same score.
+            other, other_word = first_with.setdefault(tuple(ids), (c, word))
+            if (other, other_word) != (c, word) or entry.count(word) > 1:
                 raise InputError(
-                    f"label words {known!r} of class {other} and {word!r} of class {c} have the "
-                    "same tokens; use different words for each class"
+                    f"label words {other_word!r} of class {other} and {word!r} of class {c} have "
+                    "the same tokens; use different words for each class"
                 )
     if not classes:
         raise InputError("a verbalizer needs label words; give each class at least 1")
     shape = (
         len(classes),
         max(map(len, classes)),
-        max(len(ids) for entry in pieces for ids in entry),
+        max(len(ids) for entry in subwords for ids in entry),
     )
     table = np.full(shape, -1, np.int32)  # [C, W, M]
-    for c, encodings in enumerate(pieces):
+    for c, encodings in enumerate(subwords):
         for w, encoding in enumerate(encodings):
             table[c, w, : len(encoding)] = encoding
     return Verbalizer(classes, table)
 
 
-def check_word(tokenizer: Tokenizer, word: str, ids: Sequence[int], what: str) -> None:
-    """Raises InputError for a word without tokens, or with unknown ones; `what` names it."""
+def check_word(tokenizer: Tokenizer, word: str, ids: Sequence[int], description: str) -> None:
+    """Raises InputError for a word without tokens or with unknown ones."""
     if not word.strip() or not ids:
-        raise InputError(f"{what} is empty; give a word")
+        raise InputError(f"{description} is empty; give a word")
     if tokenizer.unk_token_id in ids:
         raise InputError(
-            f"{what} is not in the vocabulary of {tokenizer.name_or_path!r}; choose another word"
+            f"{description} is not in the vocabulary of {tokenizer.name_or_path!r}; choose "
+            "another word"
         )

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from jaxprompt.errors import InputError
 
-USUAL = -1  # a stride that each kind of answer chooses itself
+USUAL = -1  # the default stride of each kind of head
 
 
-class Window(NamedTuple):
-    """A part of a text, in words or tokens; some of these are read, the others are context."""
+class TextWindow(NamedTuple):
+    """A range of the words or tokens of a text; part of it is read, the rest is context."""
 
     first: int
-    last: int  # behind the last
+    last: int  # after the last
     read: int  # first that is read
-    end: int  # behind the last that is read
+    end: int  # after the last that is read
 
 
 def check_stride(stride: int, max_len: int) -> None:
@@ -26,10 +26,10 @@ def check_stride(stride: int, max_len: int) -> None:
         )
 
 
-def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
+def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[TextWindow]:
     """Splits a text into windows of at most `room` tokens, which overlap by about `stride`.
 
-    They overlap by at most half a window; otherwise there would be one for nearly every token.
+    They overlap by at most half a window; with more there would be one for nearly every token.
     `lengths` are the tokens of each word; a word that is longer than the room gets a window by
     itself, truncated. The first half of an overlap is read in the first window, the second half in
     the other.
@@ -38,25 +38,25 @@ def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
     stride = min(stride, room // 2)
     first, count = 0, len(lengths)
     while True:
-        last, used = first, 0
-        while last < count and (used + lengths[last] <= room or last == first):
-            used += lengths[last]
+        last, num_tokens = first, 0
+        while last < count and (num_tokens + lengths[last] <= room or last == first):
+            num_tokens += lengths[last]
             last += 1
         windows.append((first, last))
         if last == count:
             break
-        shared, start = 0, last
-        while start - 1 > first and shared + lengths[start - 1] <= stride:
+        overlap, start = 0, last
+        while start - 1 > first and overlap + lengths[start - 1] <= stride:
             start -= 1
-            shared += lengths[start]
-        # What the next begins with must leave room for a word that is not in this one.
+            overlap += lengths[start]
+        # The overlap must leave room for the first word that is not in this window.
         while start < last and sum(lengths[start:last]) + lengths[last] > room:
             start += 1
         first = start
-    found = []
+    read_windows = []
     for number, (first, last) in enumerate(windows):
-        # The middle of what two windows share: each word is read where it has more context.
+        # The middle of the overlap: each word is read in the window with more context.
         read = 0 if number == 0 else (first + windows[number - 1][1] + 1) // 2
         end = count if number + 1 == len(windows) else (windows[number + 1][0] + last + 1) // 2
-        found.append(Window(first, last, read, end))
-    return found
+        read_windows.append(TextWindow(first, last, read, end))
+    return read_windows

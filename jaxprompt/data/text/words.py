@@ -16,8 +16,8 @@ from jaxprompt.types import Role
 
 Ids = list[list[int]]
 KINDS = ("vocab", "frequent", "labels", "text", "task")
-FROM_TEXT = ("frequent", "task")  # those that need a text
-TOP = 1000  # tokens that "frequent" draws from, unless told
+FROM_TEXT = ("frequent", "task")  # kinds that count the tokens of a text
+TOP = 1000  # by default "frequent" samples from as many tokens
 
 # As BERT, Gemma, fairseq and T5 write them.
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
@@ -47,9 +47,9 @@ def sampled_vocab(
     A vocabulary is sorted by frequency; Lester et al. (2021) use the 5,000 most common, PPT (Gu et
     al. 2022, table 2) all of it.
     """
-    # Sorted, so that a seed draws the same whatever the order of the vocabulary.
-    known = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
-    return _draw(rng, known, length, "the vocabulary")
+    # Sorted, so that the samples do not depend on the order of the vocabulary.
+    candidates = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
+    return _sample(rng, candidates, length, "the vocabulary")
 
 
 def frequent_words(
@@ -63,22 +63,20 @@ def frequent_words(
 
     `counts` [ids] is the number of occurrences of each.
     """
-    known = np.setdiff1d(np.flatnonzero(counts), list(specials))
-    ranked = known[np.argsort(-counts[known], kind="stable")]  # equal counts by their ids
-    return _draw(rng, ranked[:top], length, "the corpus")
+    candidates = np.setdiff1d(np.flatnonzero(counts), list(specials))
+    ranked = candidates[np.argsort(-counts[candidates], kind="stable")]  # equal counts by their ids
+    return _sample(rng, ranked[:top], length, "the corpus")
 
 
 def task_words(
     rng: np.random.RandomState, counts: np.ndarray, length: int, specials: Iterable[int]
 ) -> Ids:
     """Samples from all distinct tokens of the training text, however rare. counts: [ids]"""
-    known = np.setdiff1d(np.flatnonzero(counts), list(specials))
-    return _draw(rng, known, length, "the training text")
+    candidates = np.setdiff1d(np.flatnonzero(counts), list(specials))
+    return _sample(rng, candidates, length, "the training text")
 
 
-def class_labels(
-    labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]
-) -> Ids:
+def label_rows(labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Returns for row i all token ids of class i's words (Lester et al. 2021), then the fallback.
 
     `fallback(n)` returns n lists. Classes beyond `length` are dropped, with a warning.
@@ -90,11 +88,11 @@ def class_labels(
             length,
             len(labels) - length,
         )
-    found = [list(ids) for ids in labels[:length]]
-    return found + fallback(length - len(found))
+    rows = [list(ids) for ids in labels[:length]]
+    return rows + fallback(length - len(rows))
 
 
-def given_text(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
+def text_rows(tokenizer: Tokenizer, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Returns for row i token i of a text, up to `length`, then the fallback as in class_labels."""
     ids = starting_ids(tokenizer, text.strip())
     if not ids:
@@ -145,8 +143,7 @@ def choose_rows(
       seed: seed of the sampling.
       vocab_size: number of rows of the embedding; by default the size of the tokenizer.
       counts: number of occurrences of each id: for "frequent" in a corpus, for "task" in the
-        training
-        examples.
+        training examples.
       labels: token ids of each class's words, for "labels". The remaining rows are initialised from
         the vocabulary: from all of it, or with `top` from its first ids.
       text: the text for "text"; the remaining rows as for "labels".
@@ -154,10 +151,10 @@ def choose_rows(
     """
     if kind not in KINDS:
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
-    # Its streams are frozen by numpy's policy: a seed starts from the same rows for good.
+    # RandomState's streams are frozen by numpy's policy, so a seed always gives the same rows.
     rng = np.random.RandomState(seed)
     specials = ids_of_no_word(tokenizer)
-    size = min(vocab_size or len(tokenizer), len(tokenizer))  # an embedding is padded beyond
+    size = min(vocab_size or len(tokenizer), len(tokenizer))  # the embedding may be padded
 
     def from_vocab(count: int) -> Ids:
         return sampled_vocab(rng, size, count, specials, top)
@@ -167,9 +164,9 @@ def choose_rows(
     if kind == "labels":
         if not labels:
             raise InputError("prompt words 'labels' need label words; set them, or use 'vocab'")
-        return class_labels(labels, length, from_vocab)
+        return label_rows(labels, length, from_vocab)
     if kind == "text":
-        return given_text(tokenizer, text, length, from_vocab)
+        return text_rows(tokenizer, text, length, from_vocab)
     if counts is None:
         raise InputError(f"prompt words {kind!r} need a text; set one, or use 'vocab'")
     if kind == "task":
@@ -177,9 +174,9 @@ def choose_rows(
     return frequent_words(rng, counts, length, specials, top or TOP)
 
 
-def _draw(rng: np.random.RandomState, known: np.ndarray, length: int, source: str) -> Ids:
-    """Samples without replacement, or with it if `known` is too short."""
-    if not len(known):
+def _sample(rng: np.random.RandomState, candidates: np.ndarray, length: int, source: str) -> Ids:
+    """Samples without replacement, or with it if `candidates` is too short."""
+    if not len(candidates):
         raise InputError(f"{source} has no words to initialise a soft token from; use other words")
-    drawn = rng.choice(known, length, replace=length > len(known))
-    return [[int(i)] for i in drawn]
+    ids = rng.choice(candidates, length, replace=length > len(candidates))
+    return [[int(i)] for i in ids]

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.config.run import FREE
-from jaxprompt.data.batches.stacking import stack
+from jaxprompt.data.batches.stacking import stack_batches
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.runs.grid.batched_steps import PerRun, Programs
@@ -179,10 +179,10 @@ class BatchedRuns:
         members = [self.members[i] for i in self.rows]
         if not (members[0].keeps and same_batches(members)):
             batches = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
-            return stack(batches, layout.pad_id, layout.side)
+            return stack_batches(batches, layout.pad_id, layout.side)
         # Read once, and once on the device: states are larger than all else in a batch.
         one = members[0].give(batches[0])
-        plain = stack([one._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
+        plain = stack_batches([one._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
         return plain._replace(kept=one.kept)
 
     def is_new(self, batch: Batch) -> bool:

@@ -20,7 +20,7 @@ from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.batches.batching import Layout
-from jaxprompt.data.batches.stacking import empty, stack
+from jaxprompt.data.batches.stacking import padding_batch, stack_batches
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
@@ -162,7 +162,7 @@ def longest(members: Sequence[Member]) -> Batch:
     some = {id(member.source): member for member in members}.values()
     each = [member.give(member.longest()) for member in some]
     layout = members[0].scorer.layout
-    return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))
+    return jax.tree.map(lambda x: x[0], stack_batches(each, layout.pad_id, layout.side))
 
 
 def side_by_side(
@@ -170,9 +170,9 @@ def side_by_side(
 ) -> Iterator[tuple[list[Batch], Batch]]:
     """Yields the batches of several passes, and stacked ones; a shorter pass is padded."""
     for each in zip_longest(*passes):
-        filling = empty(next(batch for batch in each if batch is not None))
+        filling = padding_batch(next(batch for batch in each if batch is not None))
         batches = [filling if batch is None else batch for batch in each]
-        yield batches, stack(batches, layout.pad_id, layout.side)
+        yield batches, stack_batches(batches, layout.pad_id, layout.side)
 
 
 # -- label words ----------------------------------------------------------------------------------

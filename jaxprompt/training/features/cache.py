@@ -15,9 +15,9 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches
-from jaxprompt.data.batches.stacking import share_of
+from jaxprompt.data.batches.stacking import host_share
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.identity import identity_of
+from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import take
 from jaxprompt.models.model import Model
@@ -82,7 +82,7 @@ class FeatureCache:
     def read(self, split: Split) -> Iterator[Batch]:
         """Yields the batches of a split, with their states if they are cached."""
         layout = self._scorer.layout
-        layout = layout.whole() if self.holds(split) else layout
+        layout = layout.single_host() if self.holds(split) else layout
         return (self.give(split, b) for b in EvalBatches(split.rows, split.labels, layout))
 
     def give(self, split: Split, batch: Batch) -> Batch:
@@ -107,7 +107,7 @@ class FeatureCache:
                 return store.read(numbers, mask[chosen] & is_row[:, None])
 
             kept = self._exchange.join(np.where(rows >= 0, rows % jax.process_count(), -1), own)
-            batch = share_of(batch, self._scorer.layout)
+            batch = host_share(batch, self._scorer.layout)
         if not part.what.all_tokens:
             batch = _narrow(batch)
         return batch._replace(kept=kept)
@@ -298,7 +298,7 @@ def _facts(
     at = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
-        "the backbone's layers": identity_of(scorer)["layers"],
+        "the backbone's layers": scorer_fingerprints(scorer)["layers"],
         "backbone.dtype": config.backbone.dtype,
         "backbone.rescale": str(config.backbone.rescale),
         "the data": split.digest(),
@@ -334,10 +334,10 @@ def _compute(
     """Fills a store in one pass, longest rows first, so that few shapes are compiled."""
     layout, split = part.scorer.layout, part.split
     # Whole on every process, which gets the states of all rows and takes its own.
-    batches = EvalBatches(split.rows, split.labels, layout.whole())
+    batches = EvalBatches(split.rows, split.labels, layout.single_host())
     # Nothing that trains has a part in what is kept.
     look = step({}, weights.frozen)
-    found = ((batch, look(share_of(batch, layout))[1]) for batch in batches)
+    found = ((batch, look(host_share(batch, layout))[1]) for batch in batches)
     for batch, states in ahead(found, 1):
         rows = _rows(batch)
         is_own = (rows >= 0) & (rows % jax.process_count() == jax.process_index())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.batches.batching import EvalBatches, Layout, TrainBatches, collate
-from jaxprompt.data.batches.stacking import share_of, stack
+from jaxprompt.data.batches.stacking import host_share, stack_batches
 from jaxprompt.data.text.encoded import Encoded, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
@@ -110,10 +110,10 @@ def test_choices_are_counted():
     assert batch.counts.tolist() == [3, 2, 0] and batch.counts.dtype == np.int32
     filling = collate([], [], [], batch=3, like=of(3)[0], **pad)
     assert filling.counts.tolist() == [0, 0, 0]
-    assert stack([batch, filling], 9, "right").counts.tolist() == [[3, 2, 0], [0, 0, 0]]
+    assert stack_batches([batch, filling], 9, "right").counts.tolist() == [[3, 2, 0], [0, 0, 0]]
     plain = collate([of(0), of(0)], [0, 0], [0, 1], batch=3, **pad)
-    assert plain.counts is None and stack([plain, plain], 9, "right").counts is None
-    mixed = stack([plain, batch], 9, "right").counts
+    assert plain.counts is None and stack_batches([plain, plain], 9, "right").counts is None
+    mixed = stack_batches([plain, batch], 9, "right").counts
     assert mixed.min(axis=1).tolist() == [NO_LIMIT, 0] and mixed[1].tolist() == [3, 2, 0]
 
 
@@ -139,7 +139,7 @@ def test_documents_of_a_row_keep_their_numbers(side):
     assert filling.encoder.segments.shape == (3, 7) and not filling.encoder.segments.any()
 
     longer = collate([[packed(9)]], [0], [0], batch=3, length=9, **pad)
-    together = stack([batch, longer], 9, side)
+    together = stack_batches([batch, longer], 9, side)
     again = collate(rows, [0, 0], [0, 1], batch=3, length=9, **pad)
     for x, *parts in zip(*(b.encoder for b in (together, again, longer)), strict=True):
         np.testing.assert_array_equal(x, np.stack(parts))
@@ -154,7 +154,7 @@ def test_documents_of_a_decoder():
     plain = plain._replace(decoder=plain.decoder._replace(segments=None))
     batch = collate([[plain]], [0], [0], **pad)
     assert batch.encoder.segments is batch.decoder.segments is None
-    assert stack([batch, batch], 9, "right").encoder.segments is None
+    assert stack_batches([batch, batch], 9, "right").encoder.segments is None
 
 
 def test_choices_are_example_major():
@@ -294,11 +294,11 @@ def test_the_share_of_a_whole_batch_is_what_a_host_lays(choices):
     rows = [[row] + [encoded(6, first=7)] * (choices - 1) for (row,) in rows]
     for host in (0, 1):
         own = layout(num_rows=choices, host=host, hosts=2)
-        whole = EvalBatches(rows, labels, own.whole())
+        whole = EvalBatches(rows, labels, own.single_host())
         for batch, expected in zip(whole, EvalBatches(rows, labels, own), strict=True):
             assert len(batch.index) == 2 * len(expected.index)
-            same(share_of(batch, own), expected)
-            assert share_of(batch, own).index.tolist() == expected.index.tolist()
+            same(host_share(batch, own), expected)
+            assert host_share(batch, own).index.tolist() == expected.index.tolist()
     assert expected.index.tolist() == [-1] * 4
 
 
@@ -309,7 +309,7 @@ def states_of(side, lengths, reads, sizes):
         laid = dict(batch=1, length=length, pad_id=9, label_width=read, side=side)
         batch = collate([[encoded(1, slots=0, label_pos=[0] * read)]], [0], [0], **laid)
         batches.append(batch._replace(kept=np.full((1, size, 3), float(number))))
-    found = stack(batches, 9, side)
+    found = stack_batches(batches, 9, side)
     assert found.kept.shape == (2, 1, max(sizes), 3) and (found.kept == found.kept[..., :1]).all()
     return found.kept[..., 0].tolist()
 
@@ -350,9 +350,9 @@ def test_bad_layouts():
         layout(batch=6, hosts=4)
     with pytest.raises(InputError, match="batch size 0"):
         layout(batch=0)
-    with pytest.raises(InputError, match="batching multiple is 0"):
+    with pytest.raises(InputError, match="batching multiple=0"):
         layout(multiple=0)
-    with pytest.raises(InputError, match="group is 0"):
+    with pytest.raises(InputError, match="group=0"):
         TrainBatches(*split(), layout(), seed=0, group=0)
     with pytest.raises(InputError, match="padding side 'top' is unknown"):
         layout(side="top")

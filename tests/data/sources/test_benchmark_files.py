@@ -141,8 +141,8 @@ def asked(name, path):
 
 def submit(form, name, path, found):
     task, records = asked(name, path)
-    submissions.check(form, task, records)
-    return submissions.write(form, task, records, found)
+    submissions.check_submission(form, task, records)
+    return submissions.format_submission(form, task, records, found)
 
 
 def test_wsc(tmp_path):
@@ -194,9 +194,7 @@ def test_columns_of_a_user_stay(name, row, tmp_path):
 def test_an_answer_that_is_no_candidate(tmp_path):
     row = {"passage": "Ann won. Bo lost.", "query": "@placeholder won", "entities": ["Ann", "Bo"],
            "answers": ["The Ann"], "idx": {"passage": 5, "query": 12}}  # fmt: skip
-    with pytest.raises(
-        InputError, match=r"1: none of the 1 answers in 'answers' .e.g. 'The Ann'. is"
-    ):
+    with pytest.raises(InputError, match="1: none of the 1 answers in 'answers' .*'The Ann'"):
         read("record", write(tmp_path / "train.jsonl", [row]))
 
 
@@ -207,9 +205,7 @@ def test_a_pronoun_that_stands_beside_its_index(told, text, tmp_path):
     (own,) = read("wsc", write(tmp_path / "train.jsonl", [row]))
     assert own.fields["text"][slice(*own.entities[0])] == "he,"
     row["span2_text"] = "she"
-    with pytest.raises(
-        InputError, match="entity 1, 'she' in 'span2_text', does not occur in 'text'"
-    ):
+    with pytest.raises(InputError, match="entity 1, 'she' in 'span2_text', .* in 'text'"):
         read("wsc", write(tmp_path / "train.jsonl", [row]))
 
 

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.sources.records import Record, from_rows, tell_unknown, to_lines, with_examples
+from jaxprompt.data.sources.records import (
+    Record,
+    from_rows,
+    output_lines,
+    unknown_label_messages,
+    with_examples,
+)
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.errors import InputError
 
@@ -15,23 +21,25 @@ from jaxprompt.errors import InputError
 def test_what_is_not_finite_in_a_row_is_null_however_deep():
     nan, inf = float("nan"), float("inf")
     row = {"a": nan, "b": [1.0, [inf]], "c": {"d": -inf, "e": (nan, "x")}, "f": np.array([nan, 2])}
-    (line,) = to_lines([Record("in:1", row)], [{"prediction": "cat"}], "")
+    (line,) = output_lines([Record("in:1", row)], [{"prediction": "cat"}], "")
     nulls = {"a": None, "b": [1.0, [None]], "c": {"d": None, "e": [None, "x"]}, "f": [None, 2.0]}
     assert json.loads(line) == nulls | {"prediction": "cat"}
     broken = Record("in:1", {"c": {"d": nan}}, error="why")
-    assert list(map(json.loads, to_lines([broken], [], ""))) == [{"c": {"d": None}, "error": "why"}]
+    assert list(map(json.loads, output_lines([broken], [], ""))) == [
+        {"c": {"d": None}, "error": "why"}
+    ]
 
 
 def test_scores_that_are_not_finite_are_none_of_a_row():
     with pytest.raises(InputError, match="in:1: the scores are not finite"):
-        list(to_lines([Record("in:1", {"a": 1})], [{"score": float("nan")}], ""))
+        list(output_lines([Record("in:1", {"a": 1})], [{"score": float("nan")}], ""))
 
 
 def test_no_answer_is_left_over():
     records = [Record("in:1", {"a": 1}), Record("in:2", error="why"), Record("in:3")]
-    assert len(list(to_lines(records, [{"score": 1}], ""))) == 3
+    assert len(list(output_lines(records, [{"score": 1}], ""))) == 3
     with pytest.raises(RuntimeError, match="more answers than records with an example"):
-        list(to_lines(records, [{"score": 1}, {"score": 2}], ""))
+        list(output_lines(records, [{"score": 1}, {"score": 2}], ""))
 
 
 def read(task, row):
@@ -79,9 +87,9 @@ def test_tags_that_a_task_does_not_know_are_told():
     given = [["B-A"], ["B-Q"], [], ["O"], ["B-Q"]]
     rows = [{"words": ["cat"], "tags": tags} for tags in given]
     records = with_examples(task, from_rows(Rows(rows, "in")))
-    (line,) = tell_unknown(task, records)
+    (line,) = unknown_label_messages(task, records)
     assert line.startswith("tags unknown to task custom: 2 of 5 examples, the first at in:2; ")
-    assert tell_unknown(task, records[2:4]) == []
+    assert unknown_label_messages(task, records[2:4]) == []
 
 
 def test_a_prediction_asks_for_no_place_of_an_answer():

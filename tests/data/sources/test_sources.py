@@ -69,14 +69,10 @@ def test_formats(tmp_path, kind):
     assert list(rows) == [rows[i] for i in range(3)] == ROWS
     line = 2 if kind in ("csv", "tsv") else 1
     assert rows.origin(0) == f"{path}:{line}"
-
-
-@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "parquet"])
-def test_packed_formats(tmp_path, kind):
-    plain, packed = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.gz"
-    WRITERS[kind](plain)
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert list(read_file(packed)) == ROWS
+    if kind != "parquet":
+        packed = tmp_path / f"x.{kind}.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert list(read_file(packed)) == ROWS
 
 
 def test_lines_are_counted_as_an_editor_does(tmp_path):
@@ -89,15 +85,6 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     rows = read_file(path)
     assert rows[0]["text"] == "two\nlines"
     assert [rows.origin(0), rows.origin(1)] == [f"{path}:2", f"{path}:5"]
-
-
-def test_byte_order_mark_and_windows_line_ends(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"\xef\xbb\xbftext,label\r\nfine,good\r\n")
-    assert list(read_file(path)) == [{"text": "fine", "label": "good"}]
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"text\tlabel\r\nfine\tgood\r\n")
-    assert list(read_file(path)) == [{"text": "fine", "label": "good"}]
 
 
 AS_WRITTEN = {
@@ -386,16 +373,7 @@ def test_a_hub_id_is_never_read_from_this_machine(tmp_path, monkeypatch):
     (tmp_path / "train.txt").write_text("one\n")
     write_jsonl(tmp_path / "train.jsonl")
     write_jsonl(tmp_path / "train.json")
-    for name in (
-        "text",
-        "json",
-        "pandas",
-        "imagefolder:x",
-        "",
-        "./x",
-        "a/b/c",
-        "hf://datasets/a/b",
-    ):
+    for name in ("text", "pandas", "imagefolder:x", "", "./x", "a/b/c", "hf://datasets/a/b"):
         with pytest.raises(InputError, match="must be owner/name; use hub:owner/name"):
             sources.read_split(TASK, "train", source=f"hub:{name}" if name else "hub::x")
     (tmp_path / "stanfordnlp/sst2").mkdir(parents=True)
@@ -458,7 +436,7 @@ def test_tfds(tfds_folder):
     expected = [{"text": f"row {i} é", "label": ("bad", "good")[i % 2]} for i in range(6)]
     assert sorted(rows, key=lambda row: row["text"]) == expected and rows.left_out == 1
     assert rows[5] == list(rows)[5]
-    assert rows.classes == rows.take([1]).classes == ("bad", "good")
+    assert rows.classes == rows.select([1]).classes == ("bad", "good")
     assert rows.origin(2).startswith("tfds:toy_polarity/train:")
     assert len(sources.read_split(TASK, "dev", **where)) == 2
     assert sources.has_split(TASK, "dev", **where)

@@ -10,8 +10,8 @@ from jaxprompt.data.sources.digest import summarize
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
-from jaxprompt.data.tasks.readers.dialogues import turns_of
-from jaxprompt.data.tasks.readers.entities import ABSENT, _places, relation_words
+from jaxprompt.data.tasks.readers.dialogues import read_turns
+from jaxprompt.data.tasks.readers.entities import ABSENT, _occurrences, relation_words
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
 from jaxprompt.data.tasks.registry import custom_task, get_task
 from jaxprompt.data.text import template
@@ -70,7 +70,7 @@ def test_a_task_is_consistent(name):
     assert not task.negative or task.negative in task.labels
     for text, needs_mask in ((task.template, True), (task.causal, True), (task.plain, False)):
         parsed = template.parse(text)
-        template.check(
+        template.validate_template(
             parsed, fields=task.texts, num_slots=0, needs_mask=needs_mask, has_choices=False,
             entities=2,
         )  # fmt: skip
@@ -214,7 +214,7 @@ def test_tasks_that_do_not_fit(fields, said):
 ])  # fmt: skip
 def test_templates_that_do_not_fit(text, slots, entities, said):
     line = refuse_line(
-        template.check, template.parse(text), fields=("text", "other"), num_slots=slots,
+        template.validate_template, template.parse(text), fields=("text", "other"), num_slots=slots,
         needs_mask=True, has_choices=False, entities=entities,
     )  # fmt: skip
     assert said in line
@@ -316,7 +316,7 @@ def test_dialogues_as_published(tmp_path):
     ],
 )  # fmt: skip
 def test_a_name_is_found_as_a_word(text, name, found):
-    assert _places(name, text) == found
+    assert _occurrences(name, text) == found
 
 
 def test_events_with_several_arguments(tmp_path):
@@ -351,25 +351,17 @@ def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_pat
     assert line.startswith(f"{path}:2: column 'arguments' must be a list of objects")
 
 
-@pytest.mark.parametrize("pairs", [5, None, "x", [3]])
-def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps([[TURNS, pairs]]))
-    line = refuse_line(read_split, get_task("dialog_re"), "train", files={"train": str(path)})
-    assert line.startswith(f"{path}:1: column ") and "must be a list of objects" in line
-
-
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}
-    found = list(turns_of(task, row, read_example(task, row, "x:1"), "x:1", 3))
-    assert [one.told for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
+    found = list(read_turns(task, row, read_example(task, row, "x:1"), "x:1", 3))
+    assert [one.expressed for one in found] == [(), ("per:spouse",), ("per:spouse", "per:parents")]
     assert [one.fields["dialog"] for one in found] == ["\n".join(TURNS[:n]) for n in (2, 3, 4)]
     assert {one.pair for one in found} == {3} and {one.label for one in found} == {16}
     row = {"dialog": TURNS, **PAIRS[2]}  # never named: told at the last turn alone
-    (last,) = turns_of(task, row, read_example(task, row, "x:1"), "x:1", 0)
+    (last,) = read_turns(task, row, read_example(task, row, "x:1"), "x:1", 0)
     assert last.fields["dialog"] == "\n".join(TURNS)
-    line = refuse_line(list, turns_of(task, row | {"dialog": "text"}, last, "x:9", 0))
+    line = refuse_line(list, read_turns(task, row | {"dialog": "text"}, last, "x:9", 0))
     assert line.startswith("x:9: task.metric=f1c reads turn by turn")
-    line = refuse_line(list, turns_of(task, row | {"t": ["a", "b"]}, last, "x:9", 0))
+    line = refuse_line(list, read_turns(task, row | {"t": ["a", "b"]}, last, "x:9", 0))
     assert line.startswith("x:9: 2 triggers in column 't' for 1 relations")

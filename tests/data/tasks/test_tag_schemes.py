@@ -59,30 +59,20 @@ def test_the_scheme_is_found(rows, scheme):
 
 
 @pytest.mark.parametrize(
-    "rows, parts",
+    "rows, message",
     [
         (
             ["O B-A", "O I-A"],
-            [
-                "rows.jsonl:1: word 2 begins",
-                "rows.jsonl:0 begins with B-",
-                "IOB2 begins each with B-: ",
-                "scheme=iob1",
-                "1 of 2 rows begin an",
-            ],
+            "jsonl:1: word 2 begins .*jsonl:0 begins with B-; 1 of 2 rows .*=iob1",
         ),
-        (
-            ["O B_A"],
-            ["rows.jsonl:0: word 2 has the tag 'B_A'", "; fix the row, or set task.scheme=none"],
-        ),
-        (["O", "X-A"], ["rows.jsonl:1: word 1 has the tag 'X-A'"]),
-        (["B-"], ["has the tag 'B-'"]),
+        (["O B_A"], "rows.jsonl:0: word 2 has the tag 'B_A'.* task.scheme=none"),
+        (["O", "X-A"], "rows.jsonl:1: word 1 has the tag 'X-A'"),
+        (["B-"], "has the tag 'B-'"),
     ],
 )
-def test_what_is_no_scheme_is_refused(rows, parts):
-    with pytest.raises(InputError) as caught:
+def test_what_is_no_scheme_is_refused(rows, message):
+    with pytest.raises(InputError, match=message):
         find_scheme([row.split() for row in rows], PLACE)
-    assert all(part in str(caught.value) for part in parts), caught.value
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jaxprompt.data.sources.splits import read_split
 from jaxprompt.data.tasks import registry as tasks
 from jaxprompt.data.tasks.definitions.relations import RELATIONS
 from jaxprompt.data.tasks.definitions.sequences import SEQUENCES
-from jaxprompt.data.tasks.readers.candidates import spread
+from jaxprompt.data.tasks.readers.candidates import expand_rows
 from jaxprompt.data.tasks.readers.reading import (
     has_label,
     labels_from_rows,
@@ -54,6 +54,10 @@ def test_every_task_is_known():
 def test_tasks_without_classes_are_consistent(name):
     task = tasks.get_task(name)
     assert used_fields(task.plain) == set(task.texts) and not task.labels and not task.words
+    parsed = template.parse(task.plain)
+    template.validate_template(
+        parsed, fields=task.texts, num_slots=4, needs_mask=False, has_choices=False
+    )
     assert task.metric in metrics.OF[task.kind] and bool(task.hub) == (name in OTHERS)
     assert name != "conll2003" or task.values[:3] == ("O", "B-PER", "I-PER")
     assert (task.metric == "role_f1") == bool(task.predicate) == (name in ("conll05", "conll12"))
@@ -75,14 +79,9 @@ def test_task_is_consistent(name):
     assert task.metric in ("accuracy", "f1", "macro_f1", "matthews", *questions.METRICS)
     assert "train" in task.splits and "test" in task.splits
     assert bool(task.hub) == (name not in ("topics", "ccpm", "eprstmt", "amazon"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layouts_follow_the_grammar(name):
-    task = tasks.get_task(name)
     layouts = ((task.template, True), (task.causal, True), (task.text, False), (task.plain, False))
     for text, needs_mask in layouts:
-        template.check(
+        template.validate_template(
             template.parse(text),
             fields=task.fields,
             num_slots=0,
@@ -90,11 +89,6 @@ def test_layouts_follow_the_grammar(name):
             has_choices=bool(task.choices),
             entities=len(task.entities),
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layouts_for_models_that_write(name):
-    task = tasks.get_task(name)
     parts = template.parse(task.causal).parts
     assert [part.kind for part in parts].index("mask") == len(parts) - 1
     text = template.parse(task.text)
@@ -174,7 +168,7 @@ def test_text_formats_are_those_of_t5(name):
 def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
     split = "test" if name == "wsc" else "train"  # FewGLUE's training rows are of one class
-    rows = spread(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
+    rows = expand_rows(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
     seen = set()
     for row in rows:
         example = read_example(task, row, "x:1")
@@ -211,21 +205,6 @@ def test_label_names_are_those_of_the_datas_own_documentation(shared):
         checked.add(task.name)
     by_text = {"c3", "ccpm", "dream", "record"}  # the answer is the text or index of a choice
     assert checked == FOLDERS.keys() - by_text
-
-
-@pytest.mark.long
-def test_label_names_are_those_that_real_rows_carry(shared):
-    """In every file whose rows spell their labels out, names and numbers agree with the task's."""
-    found = set()
-    for path in sorted((shared / "data").glob("*/*.jsonl.gz")):
-        name = path.parent.name
-        if name not in tasks.task_names() or "label_text" not in read_file(path)[0]:
-            continue
-        task = tasks.get_task(name)
-        pairs = {(row["label"], row["label_text"]) for row in read_file(path)}
-        assert pairs == set(enumerate(task.labels))
-        found.add(name)
-    assert found == {"mpqa", "mr", "sst5"}
 
 
 def test_fine_labels_of_trec_agree_with_the_names_of_the_coarse(shared):
@@ -410,9 +389,7 @@ def test_unknown_labels():
             read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
         read_example(task, row | {"label": "neutral"}, "x:7")
-    with pytest.raises(
-        InputError, match="x:1: there is no label column 'label'; columns: sentence"
-    ):
+    with pytest.raises(InputError, match="x:1: .* no label column 'label'; columns: sentence"):
         read_example(task, row, "x:1")
     for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
         example = read_example(task, row | {"label": unknown}, "x:7", need_label=False)
@@ -591,9 +568,7 @@ def test_target_of_a_row(value, references):
 
 def test_wrong_targets():
     row = {"document": "long"}
-    with pytest.raises(
-        InputError, match="x:3: there is no target column 'summary'; columns: document"
-    ):
+    with pytest.raises(InputError, match="x:3: .* no target column 'summary'; columns: document"):
         read_example(SUMMARY, row, "x:3")
     assert read_example(SUMMARY, row, "x:3", need_label=False) == Example(row)
     for empty in ("", "  ", None, [], ["", ""]):

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import transformers
+from reading_rows import make_encoder
 from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.chat import in_chat
-from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -44,11 +43,7 @@ def tokenizer():
 
 
 def encode(tokenizer, template, text, **changes):
-    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=0)
-    encoder = ExampleEncoder(
-        tokenizer, parse(template), specials, num_slots=changes.get("slots", 0), max_len=80,
-        needs_mask=True, num_masks=1, num_types=1,
-    )  # fmt: skip
+    encoder = make_encoder(tokenizer, template, "causal", max_len=80, num_types=1, **changes)
     (row,) = encoder.encode(Example({"text": text}))
     return row
 
@@ -69,7 +64,7 @@ def test_a_template_is_a_turn(tokenizer):
     hard = row.ids[row.roles == Role.HARD].tolist()
     assert hard.count(2) == 2 and hard.count(3) == 1  # turns begin and end by tokens
     assert row.ids[0] == 0 and (row.ids == 0).sum() == 1  # <s> once
-    soft = encode(tokenizer, LAID, "the cat sat.", slots=2)
+    soft = encode(tokenizer, LAID, "the cat sat.", num_slots=2)
     assert soft.roles[:2].tolist() == [Role.SOFT] * 2 and soft.ids[2:].tolist() == row.ids.tolist()
 
 

@@ -6,14 +6,12 @@ import json
 
 import numpy as np
 import pytest
+import reading_rows
 from reading_rows import roles, shown
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.demos import Beside, Demonstrations, DemoSettings
-from jaxprompt.data.text.encode import ExampleEncoder
+from jaxprompt.data.text.demos import DemoLayout, Demonstrations, DemoSettings
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.token_runs import TokenRun
 from jaxprompt.data.text.tokenizer import encode_exact, encode_texts
 from jaxprompt.errors import InputError
@@ -24,35 +22,26 @@ DULL, FUN = Example({"s": "Dull stuff"}, label=0), Example({"s": "Fun"}, label=1
 FILM = Example({"s": "A fine film"})
 
 
-def make_encoder(
-    tokenizer, template, style="masked", *, slots=0, max_len=64, types=2, first=False, drops=False,
-    max_demo_tokens=0, max_example_tokens=0, whole=False,
-):  # fmt: skip
+def make_encoder(tokenizer, template, style="masked", **changes):
     """Makes an encoder whose classes are terrible and great, as build_scorer does."""
-    parsed = parse(template)
-    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=1)
-    words = encode_texts(tokenizer, [" terrible", " great"])
-    between, role = list(specials.end), Role.SPECIAL
     if style == "causal":
-        between, role = encode_exact(tokenizer, "\n"), Role.HARD
-    separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
-    beside = Beside(
-        words,
-        separator,
-        first or style == "causal",
-        drops,
-        whole,
-        max_demo_tokens,
-        max_example_tokens,
+        separator = (TokenRun(encode_exact(tokenizer, "\n"), Role.HARD, 0),)
+    else:
+        separator = (TokenRun([tokenizer.sep_token_id], Role.SPECIAL, 0),)
+    layout = DemoLayout(
+        encode_texts(tokenizer, [" terrible", " great"]),
+        separator if style != "seq2seq" else (),
+        demos_first=style == "causal",
+        drop_unfit=False,
+        never_cut=False,
     )
-    return ExampleEncoder(
-        tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
-        needs_mask=True, num_types=types, beside=beside,
-    )  # fmt: skip
+    fields = {name: changes.pop(name) for name in DemoLayout._fields if name in changes}
+    layout = layout._replace(**fields)
+    return reading_rows.make_encoder(tokenizer, template, style, demo_layout=layout, **changes)
 
 
 def encode(encoder, example, *demos):
-    ((row,),) = encoder.showing([demos]).encode_all([example])
+    ((row,),) = encoder.with_demos([demos]).encode_all([example])
     return row
 
 
@@ -60,6 +49,8 @@ def encode(encoder, example, *demos):
 
 
 def test_behind_the_example(bert, roberta):
+    (row,) = make_encoder(bert, IT_WAS).encode(FILM)  # none
+    assert shown(bert, row) == "[CLS] a fine film it was [MASK] . [SEP]"
     row = encode(make_encoder(bert, IT_WAS), FILM, DULL, FUN)
     assert shown(bert, row) == (
         "[CLS] a fine film it was [MASK] . [SEP] dull stuff it was terrible . [SEP] "
@@ -68,7 +59,7 @@ def test_behind_the_example(bert, roberta):
     assert roles(row) == "*TTTHHLH*" + "TTHHHH*" + "THHHH*"
     assert row.label_pos.tolist() == [6] and not row.cut
     assert row.positions.tolist() == list(range(len(row.ids))) and not row.types.any()
-    row = encode(make_encoder(roberta, IT_WAS, types=1), FILM, DULL, FUN)
+    row = encode(make_encoder(roberta, IT_WAS, num_types=1), FILM, DULL, FUN)
     assert shown(roberta, row) == (
         "<s> A Ġfine Ġfilm ĠIt Ġwas <mask> . </s> D ull Ġstuff ĠIt Ġwas Ġterrible . </s> "
         "Fun ĠIt Ġwas Ġgreat . </s>"
@@ -77,7 +68,7 @@ def test_behind_the_example(bert, roberta):
 
 
 def test_in_front_of_the_example(bert, gpt2):
-    row = encode(make_encoder(bert, IT_WAS, first=True), FILM, FUN, DULL)
+    row = encode(make_encoder(bert, IT_WAS, demos_first=True), FILM, FUN, DULL)
     assert shown(bert, row) == (
         "[CLS] fun it was great . [SEP] dull stuff it was terrible . [SEP] "
         "a fine film it was [MASK] . [SEP]"
@@ -103,15 +94,15 @@ def test_t5_reads_them_behind_its_sentinel(t5, shared):
 
 
 def test_the_template_stands_in_each_and_slots_in_front_stand_once(bert):
-    row = encode(make_encoder(bert, "{s} [soft*2] [mask] [soft*1]", slots=3), FILM, FUN)
+    row = encode(make_encoder(bert, "{s} [soft*2] [mask] [soft*1]", num_slots=3), FILM, FUN)
     assert shown(bert, row) == "[CLS] a fine film 0 1 [MASK] 2 [SEP] fun 0 1 great 2 [SEP]"
     assert (row.ids[row.slot >= 0] == bert.pad_token_id).all()
     for first in (False, True):
-        row = encode(make_encoder(bert, IT_WAS, slots=2, first=first), FILM, FUN)
+        row = encode(make_encoder(bert, IT_WAS, num_slots=2, demos_first=first), FILM, FUN)
         assert shown(bert, row).startswith("0 1 [CLS]") and (row.slot >= 0).sum() == 2
-    row = encode(make_encoder(bert, "[soft*2] [cls] {s} [soft*1] [mask]", slots=3), FILM, FUN)
+    row = encode(make_encoder(bert, "[soft*2] [cls] {s} [soft*1] [mask]", num_slots=3), FILM, FUN)
     assert shown(bert, row) == "0 1 [CLS] a fine film 2 [MASK] [SEP] fun 2 great [SEP]"
-    causal = make_encoder(bert, "{s} [mask]", slots=1)
+    causal = make_encoder(bert, "{s} [mask]", num_slots=1)
     assert shown(bert, encode(causal, FILM, FUN)).startswith("0 [CLS]")
 
 
@@ -124,12 +115,6 @@ def test_pairs_keep_their_segments(bert):
         "dogs bark ? [SEP] terrible , cats do . [SEP]"
     )
     assert "".join(map(str, row.types)) == "00000" + "11111111" + "0000" + "111111"
-
-
-def test_without_demonstrations_the_row_is_as_it_was(bert):
-    plain = make_encoder(bert, IT_WAS)
-    (before,) = plain.encode(FILM)
-    assert shown(bert, before) == "[CLS] a fine film it was [MASK] . [SEP]"
 
 
 # -- what is cut ----------------------------------------------------------------------------------
@@ -157,14 +142,8 @@ def test_their_texts_are_cut_first_and_labels_never(bert):
 
 def test_not_even_the_labels_fit(bert):
     encoder = make_encoder(bert, IT_WAS, max_len=18)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="2 demonstrations takes 19 tokens .* the 18 .* by 1 or"):
         encode(encoder, FILM, DULL, FUN)
-    assert str(caught.value) == (
-        "template '{s} It was [mask].' with 2 demonstrations takes 19 tokens with one token of "
-        "each text, over the 18 that data.max_len leaves; raise data.max_len by 1 or more, or "
-        "use fewer "
-        "demonstrations"
-    )
     assert len(encode(make_encoder(bert, IT_WAS, max_len=19), FILM, DULL, FUN).ids) == 19
 
 
@@ -178,34 +157,32 @@ def test_limits(bert):
 def test_as_many_as_fit(bert):
     demos = [Example({"s": words(n, "bad")}, label=0) for n in (2, 3, 1, 4)]  # 7, 8, 6, 9 tokens
     for max_len, expected in ((39, 4), (38, 3), (30, 3), (29, 2), (24, 2), (23, 1)):
-        encoder = make_encoder(bert, IT_WAS, max_len=max_len, first=True, drops=True)
+        encoder = make_encoder(bert, IT_WAS, max_len=max_len, demos_first=True, drop_unfit=True)
         row = encode(encoder, FILM, *demos)  # 9 tokens of its own
         text = shown(bert, row)
         assert text.count("terrible") == expected and not row.cut
         assert text.count("bad") == sum((2, 3, 1, 4)[:expected])
-    row = encode(make_encoder(bert, IT_WAS, max_len=15, first=True, drops=True), FILM, *demos)
+    row = encode(
+        make_encoder(bert, IT_WAS, max_len=15, demos_first=True, drop_unfit=True), FILM, *demos
+    )
     assert shown(bert, row).startswith("[CLS] bad it was terrible . [SEP] a fine film") and row.cut
 
 
 def test_exactly_so_many_are_whole_or_named(bert):
     demos = [Example({"s": words(n, "bad")}, label=0) for n in (2, 3, 1)]  # 7, 8, 6 tokens
-    encoder = make_encoder(bert, IT_WAS, max_len=30, first=True, whole=True)
+    encoder = make_encoder(bert, IT_WAS, max_len=30, demos_first=True, never_cut=True)
     row = encode(encoder, FILM, *demos)  # 9 tokens of its own
     assert shown(bert, row) == (
         "[CLS] bad bad it was terrible . [SEP] bad bad bad it was terrible . [SEP] "
         "bad it was terrible . [SEP] a fine film it was [MASK] . [SEP]"
     )
     assert len(row.ids) == 30 and not row.cut
-    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True)
-    with pytest.raises(InputError) as caught:
+    encoder = make_encoder(bert, IT_WAS, max_len=29, demos_first=True, never_cut=True)
+    with pytest.raises(InputError, match="3 demonstrations takes 30 tokens .*demos.max_demo_tok"):
         encode(encoder, FILM, *demos)
-    assert str(caught.value) == (
-        "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens in full, over the 29 "
-        "that data.max_len leaves; raise data.max_len by 1 or more, or "
-        "use fewer demonstrations, or truncate "
-        "texts by demos.max_demo_tokens and demos.max_example_tokens"
+    encoder = make_encoder(
+        bert, IT_WAS, max_len=29, demos_first=True, never_cut=True, max_demo_tokens=2
     )
-    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True, max_demo_tokens=2)
     assert not encode(encoder, FILM, *demos).cut
 
 
@@ -213,18 +190,10 @@ def test_exactly_so_many_are_whole_or_named(bert):
 
 
 def settings(**changes):
-    given = dict(
-        per_class=1,
-        total=0,
-        exact=0,
-        samples=4,
-        similar=1.0,
-        encoder="",
-        max_demo_tokens=0,
-        max_example_tokens=0,
-        seed=3,
+    plain = DemoSettings(
+        1, 0, 0, samples=4, similar=1.0, encoder="", max_demo_tokens=0, max_example_tokens=0, seed=3
     )
-    return DemoSettings(**given | changes)
+    return plain._replace(**changes)
 
 
 NAMES = ("bad", "good")
@@ -281,7 +250,7 @@ def test_a_function_of_the_text_and_the_seed_alone():
     assert demos.sample(POOL) == alone == demos.sample(POOL[::-1])[::-1]
     assert Demonstrations(settings(seed=4), POOL, NAMES).sample(POOL) != alone
     assert len({str(texts(own)) for own in alone}) > 9
-    assert [own[:1] for own in alone] == demos.once().sample(POOL)
+    assert [own[:1] for own in alone] == demos.single_sample().sample(POOL)
 
 
 def test_they_are_drawn_by_the_hash_of_the_seed_and_the_text():
@@ -322,12 +291,8 @@ def test_only_the_most_similar_are_sampled():
 
 
 def test_too_few_of_a_class():
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="demos.per_class=7, but class 'bad' has 6 training ex"):
         Demonstrations(settings(per_class=7), POOL, NAMES)
-    assert str(caught.value) == (
-        "demos.per_class=7, but class 'bad' has 6 training examples; set demos.per_class to 6 or "
-        "less, or add examples"
-    )
     demos = Demonstrations(settings(per_class=6), POOL, NAMES)
     assert demos.sample([FILM])
     with pytest.raises(InputError, match="has 5 training examples other than the example itself"):
@@ -335,12 +300,8 @@ def test_too_few_of_a_class():
 
 
 def test_too_few_for_an_exact_number():
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="demos.exact=13, but there are 12 training examples;"):
         Demonstrations(settings(per_class=0, exact=13), POOL, NAMES)
-    assert str(caught.value) == (
-        "demos.exact=13, but there are 12 training examples; set demos.exact to 12 or less, or "
-        "add examples"
-    )
     demos = Demonstrations(settings(per_class=0, exact=12), POOL, NAMES)
     with pytest.raises(InputError, match="are 11 training examples other than the example itself;"):
         demos.sample(POOL)

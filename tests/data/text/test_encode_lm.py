@@ -4,27 +4,24 @@ import itertools
 
 import numpy as np
 import pytest
+import reading_rows
 
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encode import Answer, ExampleEncoder
-from jaxprompt.data.text.specials import SENTINEL, Specials, read_specials
+from jaxprompt.data.text.specials import Specials
 from jaxprompt.data.text.target import Frame, branch_plan
 from jaxprompt.data.text.template import parse
-from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
 
-def make_encoder(tokenizer, style, template, *, eos=True, slots=0, max_len=40, **changes):
-    parsed = parse(template)
-    masks = int(parsed.has_mask)
-    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=masks)
-    return ExampleEncoder(
-        tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
-        needs_mask=False, num_types=1, **changes,
-    )  # fmt: skip
+def make_encoder(tokenizer, style, template, *, max_len=40, **changes):
+    return reading_rows.make_encoder(
+        tokenizer, template, style, max_len=max_len, num_types=1, **changes
+    )
 
 
 def example(text="A fine film", target=""):
@@ -117,7 +114,7 @@ def test_gpt2_branches_follow_the_text(gpt2):
 def test_free_text(request, style):
     tokenizer = request.getfixturevalue({"seq2seq": "t5", "causal": "gpt2"}[style])
     stem = (0,) if style == "seq2seq" else ()
-    answer = Answer(stem=stem, text=8)
+    answer = Answer(stem=stem, max_tokens=8)
     encoder = make_encoder(tokenizer, style, "{text}", answer=answer)
     said = [*encode_texts(tokenizer, [" two words"])[0], tokenizer.eos_token_id]
     ((learned,),) = encoder.encode_all([example(target="two words")], targets=True)
@@ -135,7 +132,8 @@ def test_free_text(request, style):
 def test_a_target_has_as_many_tokens_as_are_allowed_its_end_included(t5):
     said = [*t5.convert_tokens_to_ids(["▁good", "▁film"]), t5.eos_token_id]
     three, two = (
-        make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), text=n)) for n in (3, 2)
+        make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), max_tokens=n))
+        for n in (3, 2)
     )
     ((row,),) = three.encode_all([example(target="good film")], targets=True)
     assert row.targets.tolist() == said
@@ -145,17 +143,19 @@ def test_a_target_has_as_many_tokens_as_are_allowed_its_end_included(t5):
 
 def test_room_for_what_is_said(gpt2):
     """A stream that holds all is cut so that input and text fit max_len."""
-    encoder = make_encoder(gpt2, "causal", "{text}", answer=Answer(text=8), max_len=12, eos=False)
+    encoder = make_encoder(
+        gpt2, "causal", "{text}", answer=Answer(max_tokens=8), max_len=12, eos=False
+    )
     long = example("word " * 30, target="one two three")
     ((learned,),) = encoder.encode_all([long], targets=True)
     ((asked,),) = encoder.encode_all([long])
     assert len(asked.ids) == 4 and len(learned.ids) == 4 + 3
     with pytest.raises(InputError, match="no room"):
-        make_encoder(gpt2, "causal", "{text}", answer=Answer(text=12), max_len=12)
+        make_encoder(gpt2, "causal", "{text}", answer=Answer(max_tokens=12), max_len=12)
 
 
 def test_batches_of_free_text(t5):
-    encoder = make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), slots=1, text=8))
+    encoder = make_encoder(t5, "seq2seq", "{text}", answer=Answer(stem=(0,), slots=1, max_tokens=8))
     rows = encoder.encode_all([example("a b c", "one"), example("d", "two three")], targets=True)
     layout = Layout(batch=3, max_len=40, pad_id=0, shift=2, decoder_shift=5)
     batch = next(iter(EvalBatches(rows, [-1, -1], layout)))
@@ -198,8 +198,3 @@ def test_a_sentence_piece_tokenizer_takes_spaces_as_written(t5):
     assert encode_texts(t5, [" a \n b"]) == encode_texts(t5, [" a b"])
     # The letters of lettered options, as PPT's code has them: without a space in front.
     assert encode_texts(t5, ["A", "B", "."]) == [[188], [279], [5]]
-
-
-def test_loading_again_changes_nothing(shared):
-    first = load_tokenizer(shared / "tokenizers/t5")
-    assert encode_texts(first, [" yes", " no"]) == [[4273], [150]]

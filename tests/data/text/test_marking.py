@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
+import reading_rows
+from reading_rows import shown
 from refusing import refuse_line
 
-from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.marking import divide, fit
-from jaxprompt.data.text.specials import read_specials
-from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.marking import mark_entities, truncate_around_entities
 from jaxprompt.types import Role
 
 TEXT = "The child (so small) was put into the cradle."
@@ -22,27 +20,15 @@ def make_example(*spans, text=TEXT):
     return Example({"text": text} | names, entities=spans)
 
 
-def make_encoder(tokenizer, text=ROWS, slots=7, max_len=64, style="masked", **fields):
-    specials = read_specials(
-        tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=int(style != "causal")
-    )
-    return ExampleEncoder(
-        tokenizer, parse(text), specials, num_slots=slots, num_masks=1, max_len=max_len,
-        needs_mask=True, num_types=2, entities=fields.pop("entities", 2), **fields,
-    )  # fmt: skip
-
-
-def shown(tokenizer, row):
-    """Writes a row's tokens, a slot by its number."""
-    names = tokenizer.convert_ids_to_tokens(row.ids.tolist())
-    return [f"<{s}>" if s >= 0 else name for s, name in zip(row.slot, names, strict=True)]
+def make_encoder(tokenizer, text=ROWS, slots=7, **fields):
+    return reading_rows.make_encoder(tokenizer, text, num_slots=slots, entities=2, **fields)
 
 
 def test_rows_stand_around_each_entity(bert):
     (row,) = make_encoder(bert).encode(make_example(CHILD, CRADLE))
-    assert " ".join(shown(bert, row)) == (
-        "[CLS] the <0> child <1> ( so small ) was put into the <2> cradle <3> . "
-        "child <4> <5> [MASK] <6> cradle [SEP]"
+    assert shown(bert, row) == (
+        "[CLS] the 0 child 1 ( so small ) was put into the 2 cradle 3 . "
+        "child 4 5 [MASK] 6 cradle [SEP]"
     )
     soft = row.roles == Role.SOFT
     assert (soft == (row.slot >= 0)).all() and soft.sum() == 7
@@ -52,22 +38,21 @@ def test_rows_stand_around_each_entity(bert):
 def test_slots_are_those_of_the_entity_wherever_it_stands(bert):
     """The second entity first: its own rows around it."""
     (row,) = make_encoder(bert).encode(make_example(CRADLE, CHILD))
-    assert " ".join(shown(bert, row)).startswith("[CLS] the <2> child <3> ( so small )")
-    assert "the <0> cradle <1> . cradle <4>" in " ".join(shown(bert, row))
+    assert shown(bert, row).startswith("[CLS] the 2 child 3 ( so small )")
+    assert "the 0 cradle 1 . cradle 4" in shown(bert, row)
 
 
 def test_words_around_entities(bert):
     own = make_encoder(bert, "{text|marked} [mask]", slots=0, markers=("*", "*", "+", "^"))
     (row,) = own.encode(make_example(CHILD, CRADLE))
-    assert " ".join(shown(bert, row)) == (
+    assert shown(bert, row) == (
         "[CLS] the * child * ( so small ) was put into the + cradle ^ . [MASK] [SEP]"
     )
     marks = np.isin(row.ids, bert.convert_tokens_to_ids(["*", "+", "^"]))
     assert (row.roles[marks] == Role.HARD).all() and marks.sum() == 4
     default = make_encoder(bert, "{text|marked} [mask]", slots=0)
-    assert "the @ child @ (" in " ".join(
-        shown(bert, default.encode(make_example(CHILD, CRADLE))[0])
-    )
+    (row,) = default.encode(make_example(CHILD, CRADLE))
+    assert "the @ child @ (" in shown(bert, row)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "t5"])
@@ -96,7 +81,7 @@ def test_an_entity_that_is_not_marked(bert):
     (row,) = make_encoder(bert).encode(
         Example({"text": "a b", "entity1": "a", "entity2": "z"}, entities=((0, 1), (-1, -1)))
     )
-    assert " ".join(shown(bert, row)) == "[CLS] <0> a <1> b a <4> <5> [MASK] <6> z [SEP]"
+    assert shown(bert, row) == "[CLS] 0 a 1 b a 4 5 [MASK] 6 z [SEP]"
 
 
 # -- long texts -----------------------------------------------------------------------------------
@@ -119,7 +104,7 @@ def test_cutting_is_that_of_the_loop():
         sides = [0, *[1] * rng.integers(0, 3), 2]
         lengths = rng.integers(0, 12, len(sides)).tolist()
         room = int(rng.integers(0, sum(lengths) + 3))
-        found = fit(lengths, sides, room)
+        found = truncate_around_entities(lengths, sides, room)
         assert [a + b for a, b in found] == by_loop(lengths, sides, room)
         for (first, last), side in zip(found, sides, strict=True):
             assert (
@@ -135,11 +120,12 @@ def test_no_entity_is_lost(bert, mark, before, between, behind):
     text = " ".join(["x"] * before + ["old child"] + ["y"] * between + ["cradle"] + ["z"] * behind)
     at, other = text.index("old child"), text.index("cradle")
     example = make_example((at, at + 9), (other, other + 6), text=text)
-    encoder = make_encoder(bert, ROWS.replace("soft}", f"{mark}}}"), 7 if mark == "soft" else 3, 32)
+    text = ROWS.replace("soft}", f"{mark}}}")
+    encoder = make_encoder(bert, text, 7 if mark == "soft" else 3, max_len=32)
     (row,) = encoder.encode(example)
     assert len(row.ids) == 32 and row.cut
-    words = " ".join(shown(bert, row))
-    inside = ("<0> old child <1>", "<2> cradle <3>") if mark == "soft" else (
+    words = shown(bert, row)
+    inside = ("0 old child 1", "2 cradle 3") if mark == "soft" else (
         "@ old child @", "# cradle #")  # fmt: skip
     assert all(one in words for one in inside) and words.count("old child") == 2
     # What stays is what stands near them.
@@ -159,24 +145,6 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
 
 def test_divided_texts_are_whole():
     for spans in ((CHILD, CRADLE), (CRADLE, SMALL), (CHILD,), ((0, 3), (3, 9))):
-        pieces = list(divide(TEXT, spans, space=False))
+        pieces = list(mark_entities(TEXT, spans, space=False))
         held = "".join(piece.text for piece in pieces)
         assert held == TEXT and sum(piece.kind == "marker" for piece in pieces) == 2 * len(spans)
-
-
-def test_real_sentences_keep_their_entities(shared, bert):
-    """SemEval's, at a length that cuts many of them."""
-    from jaxprompt.data.sources.splits import read_split
-    from jaxprompt.data.tasks.readers.reading import read_example
-
-    task = get_task("sem_eval_2010_task_8")
-    rows = read_split(task, "test", source=str(shared / "data/sem_eval_2010_task_8"))
-    examples = [read_example(task, row, "x") for row in list(rows)[:400]]
-    encoder = make_encoder(bert, ROWS.replace("{text", "{sentence"), max_len=32)
-    found = encoder.encode_all(examples)
-    assert 50 < sum(row.cut for (row,) in found) < 350
-    for (row,), example in zip(found, examples, strict=True):
-        for entity in (0, 1):
-            first, last = (int(np.flatnonzero(row.slot == 2 * entity + i)[0]) for i in (0, 1))
-            held = bert.decode(row.ids[first + 1 : last]).replace(" ", "")
-            assert held == example.fields[f"entity{entity + 1}"].lower().replace(" ", "")

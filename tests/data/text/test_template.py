@@ -2,15 +2,21 @@
 
 import pytest
 
-from jaxprompt.data.tasks.registry import get_task, task_names
-from jaxprompt.data.text.template import Part, check, modify, parse, read_option, with_options
+from jaxprompt.data.text.template import (
+    Part,
+    modify,
+    parse,
+    read_option,
+    validate_template,
+    with_options,
+)
 from jaxprompt.errors import InputError
 
 FIELDS = ("sentence", "premise", "hypothesis")
 
 
 def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, **more):
-    check(
+    validate_template(
         parse(text),
         fields=fields,
         num_slots=num_slots,
@@ -140,16 +146,3 @@ def test_templates_that_fit():
     verify("[soft*2] {sentence} [soft*3]", num_slots=5)
     verify("{premise} [sep] {choice}", has_choices=True)
     verify("{sentence} Class: [classes].", lists_classes=True)
-
-
-@pytest.mark.parametrize("name", task_names())
-def test_templates_of_known_tasks_fit(name):
-    task = get_task(name)
-    has_choices = bool(task.choices)
-    if task.kind != "classes":
-        verify(task.plain, 4, fields=task.texts)
-        return
-    given = {"has_choices": has_choices, "fields": task.texts, "entities": len(task.entities)}
-    verify(task.template, 4, needs_mask=True, **given)
-    verify(task.plain, 4, **given)
-    assert not parse(task.plain).has_mask

@@ -17,7 +17,7 @@ from jaxprompt.data.text.tokenizer import (
     encode_with_offsets,
     keeps_spaces,
     load_tokenizer,
-    segments,
+    num_segments,
     spaced_sections,
     special_ids,
     starts_with_space,
@@ -274,11 +274,11 @@ def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
 
 def test_a_gpt2_with_the_vocabulary_of_a_bert_ends_with_its_separator(shared):
     bert = load_tokenizer(shared / "tokenizers/bert-uncased")
-    found = read_specials(bert, "causal", eos=True, sentinel="", masks=0)
+    found = read_specials(bert, "causal", eos=True, sentinel="", num_masks=0)
     assert (found.cls, found.stop) == ((bert.cls_token_id,), bert.sep_token_id)
 
 
 def test_a_second_text_is_a_segment_where_the_tokenizer_says_so(shared, tmp_path):
-    assert segments(load_tokenizer(shared / "tokenizers/bert-uncased"), 2) == 2
+    assert num_segments(load_tokenizer(shared / "tokenizers/bert-uncased"), 2) == 2
     roberta = load_tokenizer(shared / "tokenizers/roberta")
-    assert (segments(roberta, 2), segments(roberta, 0)) == (1, 0)
+    assert (num_segments(roberta, 2), num_segments(roberta, 0)) == (1, 0)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxprompt.data.text.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError
 
 
@@ -26,10 +26,10 @@ def test_every_word_is_read_once_and_windows_have_room():
 
 def test_what_two_windows_share_is_read_by_halves():
     found = cut_windows([1] * 12, 8, 4)
-    assert found == [Window(0, 8, 0, 6), Window(4, 12, 6, 12)]
-    assert cut_windows([1] * 8, 8, 4) == [Window(0, 8, 0, 8)]
+    assert found == [TextWindow(0, 8, 0, 6), TextWindow(4, 12, 6, 12)]
+    assert cut_windows([1] * 8, 8, 4) == [TextWindow(0, 8, 0, 8)]
     assert cut_windows([2, 9, 2], 4, 2) == [
-        Window(0, 1, 0, 1), Window(1, 2, 1, 2), Window(2, 3, 2, 3),
+        TextWindow(0, 1, 0, 1), TextWindow(1, 2, 1, 2), TextWindow(2, 3, 2, 3),
     ]  # fmt: skip
 
 
@@ -43,9 +43,7 @@ def test_windows_share_half_at_most(stride):
 
 def test_windows_that_would_share_all_are_refused():
     for stride in (24, 128):
-        with pytest.raises(
-            InputError, match=f"head.stride={stride} must be below data.max_len=24,"
-        ):
+        with pytest.raises(InputError, match=f"head.stride={stride} .* data.max_len=24,"):
             check_stride(stride, 24)
     for stride in (23, 0, USUAL):
         check_stride(stride, 24)

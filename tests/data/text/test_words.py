@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+from reading_rows import make_encoder
 
 from jaxprompt.data.tasks.task import Example
-from jaxprompt.data.text.encode import ExampleEncoder
-from jaxprompt.data.text.specials import SENTINEL, read_specials
-from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.data.text.words import (
     KINDS,
@@ -54,21 +52,12 @@ def test_frequent_words_ranks_by_count_then_id():
 
 def test_task_words_come_from_the_text():
     assert set(flat(task_words(rng(), COUNTS, 4, {0}))) == {3, 5, 7, 9}
-    with pytest.raises(InputError, match="has no word"):
+    with pytest.raises(InputError, match="the training text has no word"):
         task_words(rng(), np.array([2]), 4, {0})
 
 
 def test_text_ids_leave_the_template_out(bert):
-    encoder = ExampleEncoder(
-        bert,
-        parse("{a} It was [mask]."),
-        read_specials(bert, "masked", eos=True, sentinel=SENTINEL, masks=1),
-        num_slots=2,
-        num_masks=1,
-        max_len=32,
-        needs_mask=True,
-        num_types=2,
-    )
+    encoder = make_encoder(bert, "{a} It was [mask].", num_slots=2)
     ids = text_ids(encoder.encode_all([Example({"a": "a cat"}), Example({"a": "dogs"})]))
     assert bert.convert_ids_to_tokens(ids) == ["a", "cat", "dogs"]
     assert text_ids([]).tolist() == []
@@ -100,19 +89,11 @@ def test_given_text_cut_and_filled(bert):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_decides(bert, kind):
-    def chosen(seed):
-        return choose_rows(
-            kind,
-            bert,
-            length=8,
-            seed=seed,
-            counts=np.ones(4000, int),
-            labels=[[7], [8]],
-            text="it was",
-        )
-
-    assert len(chosen(1)) == 8
-    assert chosen(1) == chosen(1) != chosen(2)
+    known = {"counts": np.ones(4000, int), "labels": [[7], [8]], "text": "it was"}
+    first, again, other = (
+        choose_rows(kind, bert, length=8, seed=seed, **known) for seed in (1, 1, 2)
+    )
+    assert len(first) == 8 and first == again != other
 
 
 def test_how_many_of_the_most_common(bert):
@@ -133,14 +114,14 @@ def test_golden_draw():
 
 
 def test_bad_choices(bert):
-    with pytest.raises(InputError, match="unknown prompt words 'vocabs'; nearest: vocab"):
-        choose_rows("vocabs", bert, length=2, seed=0)
-    with pytest.raises(InputError, match="need label words"):
-        choose_rows("labels", bert, length=2, seed=0)
-    with pytest.raises(InputError, match="need a text"):
-        choose_rows("task", bert, length=2, seed=0)
-    with pytest.raises(InputError, match="has no token"):
-        choose_rows("text", bert, length=2, seed=0, text=" ")
+    for kind, message in (
+        ("vocabs", "'vocabs'; nearest: vocab"),
+        ("labels", "need label words"),
+        ("task", "need a text"),
+        ("text", "has no token"),
+    ):
+        with pytest.raises(InputError, match=message):
+            choose_rows(kind, bert, length=2, seed=0, text=" ")
 
 
 @pytest.mark.parametrize(

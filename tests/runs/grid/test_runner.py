@@ -10,7 +10,7 @@ import optax
 import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
-from jaxprompt.data.batches.stacking import empty, stack
+from jaxprompt.data.batches.stacking import padding_batch, stack_batches
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model
@@ -102,7 +102,7 @@ def train(case, make_tx, steps, dropout=0.0, lengths=None):
         batches = [batch_of(case, 100 * i + number % 5, **change(i)) for i in range(len(RATES))]
         found = [one(state, frozen, batch) for state, batch in zip(alone, batches, strict=True)]
         alone = [state for state, _ in found]
-        together, measured = many(together, frozen, stack(batches, PAD, "right"), NONE)
+        together, measured = many(together, frozen, stack_batches(batches, PAD, "right"), NONE)
         losses.append(([float(m["loss"]) for _, m in found], measured["loss"]))
     expected, losses = (np.array(x) for x in zip(*losses, strict=True))
     return stack_trees(alone), together, losses, expected
@@ -140,14 +140,14 @@ def test_adam_and_dropout_follow_the_curve_of_a_run_alone(case, steps, lengths):
 def test_batches_are_widened_to_the_longest(family, side):
     """Padding, and places to read that move with it, as laid out by another hand."""
     small, large = (make_batch(s, family=family, length=n, side=side) for s, n in ((0, 9), (1, 12)))
-    found = jax.tree.map(lambda x: x[0], stack([small, large], PAD, side))
+    found = jax.tree.map(lambda x: x[0], stack_batches([small, large], PAD, side))
     expected = widen(small, 3, side)
     if family == "t5":
         expected = expected._replace(decoder=found.decoder)
         width = small.decoder.ids.shape[1]
         assert_equal(jax.tree.map(lambda x: x[:, :width], found.decoder), small.decoder)
     assert_equal(found, expected)
-    filling = empty(large)
+    filling = padding_batch(large)
     assert (filling.index == -1).all() and not filling.weights.any()
     assert filling.encoder is large.encoder
 
@@ -211,7 +211,7 @@ def make_programs(case, mesh, runs, **options):
     states = [make_state(starts[i % 3], tx, jax.random.key(i)) for i in range(runs)]
     programs = Programs(placement, model, tx, OBJECTIVES, frozen, states[0])
     batches = [batch_of(case, i) for i in range(runs)]
-    batch = programs.put_batch(stack(batches, PAD, "right"), runs)
+    batch = programs.put_batch(stack_batches(batches, PAD, "right"), runs)
     return programs, programs.stack(states), batch, programs.put_own([NONE] * runs)
 
 

@@ -80,16 +80,16 @@ _TNEWS = {
 }
 
 
-def _without(left: str) -> dict:
-    """TNEWS without a class, whose examples are left out; the others keep their numbers there."""
-    kept = [i for i, name in enumerate(_NEWS) if name != left]
-    at = _NEWS.index(left)
+def _without(name: str) -> dict:
+    """TNEWS without a class, whose examples are left out; the others keep their numbers."""
+    index = _NEWS.index(name)
+    others = [i for i in range(len(_NEWS)) if i != index]
     return _TNEWS | {
-        "labels": tuple(_NEWS[i] for i in kept),
-        "values": tuple(f"{i}|{_CODES[i]}" for i in kept),
-        "left_out": (str(at), _CODES[at], left),
-        "words": tuple((_TOPICS[i],) for i in kept),
-        "targets": tuple(_TOPICS[i] for i in kept),
+        "labels": tuple(_NEWS[i] for i in others),
+        "values": tuple(f"{i}|{_CODES[i]}" for i in others),
+        "left_out": (str(index), _CODES[index], name),
+        "words": tuple((_TOPICS[i],) for i in others),
+        "targets": tuple(_TOPICS[i] for i in others),
     }
 
 

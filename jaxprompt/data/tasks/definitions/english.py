@@ -56,8 +56,8 @@ def _reading(article: str, choices: tuple[str, ...], letters: int) -> dict:
 
 
 def _race(subset: str) -> dict:
-    own = {"label": "answer", "values": _LETTERS, "hub": "ehovy/race", "subset": subset}
-    return _reading("article", ("options",), 4) | own
+    fields = {"label": "answer", "values": _LETTERS, "hub": "ehovy/race", "subset": subset}
+    return _reading("article", ("options",), 4) | fields
 
 
 def _review(field: str) -> dict:

@@ -9,7 +9,7 @@ from jaxprompt.data.tasks.readers.entities import relation_words
 from jaxprompt.data.tasks.task import Definitions
 
 
-def _relations(field: str, labels: tuple[str, ...], **own) -> dict:
+def _relations(field: str, labels: tuple[str, ...], **fields) -> dict:
     return {
         "fields": (field,),
         "labels": labels,
@@ -19,7 +19,7 @@ def _relations(field: str, labels: tuple[str, ...], **own) -> dict:
         "text": f"entity1: {{entity1}} entity2: {{entity2}} {field}: {{{field}|marked}}",
         "plain": f"{{{field}|marked}}",
         "metric": "micro_f1",
-        **own,
+        **fields,
     }
 
 

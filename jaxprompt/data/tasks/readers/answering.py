@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.data.tasks.cells import read_text
+from jaxprompt.data.tasks.cells import cell_text
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -13,9 +13,13 @@ class MisplacedAnswer(InputError):
 
 
 def read_answered(
-    task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool,
+    task: Task,
+    row: Mapping[str, Any],
+    fields: dict[str, str],
+    where: str,
+    need_label: bool,
     need_place: bool,
-) -> Example:  # fmt: skip
+) -> Example:
     """Reads the answers of a row whose `fields` are already read.
 
     A row without an answer has "" as its only reference. An answer that is not where the row says
@@ -32,7 +36,7 @@ def read_answered(
         if need_label:
             raise InputError(f"{where}: there is no column {task.answers!r}; {show_columns(row)}")
         return Example(fields)
-    texts, starts = _pairs(task, value, where)
+    texts, starts = _texts_and_starts(task, value, where)
     text, spans, is_moved = fields[task.fields[-1]], [], False
     for answer, start in zip(texts, starts, strict=True):
         if not text.startswith(answer, start) or start < 0:
@@ -51,23 +55,27 @@ def read_answered(
 def _nearest(answer: str, text: str, start: int) -> int:
     """Finds where `answer` occurs in `text` nearest to `start`; -1 = nowhere."""
     start = min(max(start, 0), len(text))
-    before, behind = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
-    found = [at for at in (before, behind) if at >= 0]
-    return min(found, key=lambda at: abs(at - start), default=-1)
+    before, after = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
+    positions = [position for position in (before, after) if position >= 0]
+    return min(positions, key=lambda position: abs(position - start), default=-1)
 
 
-def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _texts_and_starts(
+    task: Task, value: Any, where: str
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Reads {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}."""
-    if isinstance(value, (list, tuple)) and all(isinstance(own, Mapping) for own in value):
-        value = {name: [own.get(name) for own in value] for name in ("text", "answer_start")}
-    parts = [value.get(n) for n in ("text", "answer_start")] if isinstance(value, Mapping) else []
+    if isinstance(value, (list, tuple)) and all(isinstance(answer, Mapping) for answer in value):
+        value = {name: [answer.get(name) for answer in value] for name in ("text", "answer_start")}
+    parts = (
+        [value.get(name) for name in ("text", "answer_start")] if isinstance(value, Mapping) else []
+    )
     columns = [part for part in parts if isinstance(part, (list, tuple))]
     if len(columns) != 2 or len(columns[0]) != len(columns[1]):
         raise InputError(
             f'{where}: column {task.answers!r} must be {{"text": [...], "answer_start": [...]}} of '
             f"equal length, got {value!r:.60}"
         )
-    texts = tuple(read_text(text, task.answers, where) for text in columns[0])
+    texts = tuple(cell_text(text, task.answers, where) for text in columns[0])
     if not all(isinstance(start, int) and not isinstance(start, bool) for start in columns[1]):
         raise InputError(f"{where}: answer_start {columns[1]!r:.40} must be whole numbers")
     if not all(text.strip() for text in texts):

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.rows import Rows
-from jaxprompt.data.tasks.cells import read_text, spelling
+from jaxprompt.data.tasks.cells import cell_text, spelling
 from jaxprompt.data.tasks.published import is_published, published_rows
-from jaxprompt.data.tasks.readers.predicates import rows_of_predicates
+from jaxprompt.data.tasks.readers.predicates import predicate_rows
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, show_columns
 
-_ASKED = "task.question"  # column that tells which question a candidate is of
+_QUESTION = "task.question"  # column with the id of a candidate's question
 
 
 def check_candidates(task: Task) -> None:
@@ -35,30 +35,32 @@ def check_candidates(task: Task) -> None:
         raise InputError("metric answer_f1 compares answers; set task.candidate to their field")
 
 
-def spread(task: Task, rows: Rows) -> Rows:
-    """Returns the rows of all examples, each with the origin of its row; see `rows_of`."""
-    grows = task.candidates or task.predicate
-    # The first row tells a benchmark's own file: one of the hub is not read as a whole for this.
-    if not grows and not (len(rows) and is_published(task, rows[0])):
+def expand_rows(task: Task, rows: Rows) -> Rows:
+    """Returns the rows of all examples, each with the origin of its row; see `example_rows`."""
+    is_expanded = task.candidates or task.predicate
+    # Only the first row is checked, so that a data set of the hub is not read twice.
+    if not is_expanded and not (len(rows) and is_published(task, rows[0])):
         return rows
-    return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
+    return rows.expand(lambda number, row: example_rows(task, row, rows.origin(number)))
 
 
-def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def example_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes the rows of the examples that a row of a file holds; most hold one.
 
     Rows that a benchmark nests in a row are unnested first, see `published_rows`; for predicates
-    see `rows_of_predicates`. Candidates become one row each, with the candidate in the column
+    see `predicate_rows`. Candidates become one row each, with the candidate in the column
     `task.candidate` and the label 1 or 0: whether the second column lists it. If that lists none,
     there is no label: test rows hide their answers as an empty list. In texts, `task.placeholder`
     is replaced by the candidate. A row without candidates stays as it is.
     """
     return [
-        made for each in published_rows(task, row, where) for made in _rows_of(task, each, where)
+        new_row
+        for nested_row in published_rows(task, row, where)
+        for new_row in _expand_row(task, nested_row, where)
     ]
 
 
-def readable_rows(
+def example_rows_or_errors(
     task: Task, row: dict[str, Any], where: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Makes the same rows, each with "" or with the reason why it cannot be read."""
@@ -67,70 +69,71 @@ def readable_rows(
     except InputError as error:
         yield row, str(error)
         return
-    for each in nested:
+    for nested_row in nested:
         try:
-            yield from ((made, "") for made in _rows_of(task, each, where))
+            yield from ((new_row, "") for new_row in _expand_row(task, nested_row, where))
         except InputError as error:
-            yield each, str(error)
+            yield nested_row, str(error)
 
 
-def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _expand_row(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if task.predicate:
-        return rows_of_predicates(task, row, where)
+        return predicate_rows(task, row, where)
     if not task.candidates or task.candidates[0] not in row:
         return [row]
-    column, right = task.candidates
-    known = _texts(row, right, where) if row.get(right) not in (None, []) else None
+    column, correct_column = task.candidates
+    has_correct = row.get(correct_column) not in (None, [])
+    correct = _texts(row, correct_column, where) if has_correct else None
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
-    # Hidden answers are not scored, so that nothing has to tell the questions apart.
-    made, asked = [], question_of(task, row, where, needed=known is not None)
+    # Without correct answers there are no metrics, which need the question.
+    new_rows, question = [], question_id(task, row, where, needed=correct is not None)
     candidates = _texts(row, column, where)
-    if known is not None and not set(known) & set(candidates):
+    if correct is not None and not set(correct) & set(candidates):
         raise InputError(
-            f"{where}: none of the {len(known)} answers in {right!r} (e.g. {known[0]!r:.40}) is "
-            f"among the {len(candidates)} candidates in {column!r}; write them exactly as the "
-            "candidates"
+            f"{where}: none of the {len(correct)} answers in {correct_column!r} "
+            f"(e.g. {correct[0]!r:.40}) is among the {len(candidates)} candidates in {column!r}; "
+            "write them exactly as the candidates"
         )
-    for own in candidates:
+    for candidate in candidates:
         filled = {
-            name: value.replace(task.placeholder, own) if task.placeholder else value
+            name: value.replace(task.placeholder, candidate) if task.placeholder else value
             for name, value in texts.items()
         }
-        # Hidden answers give no label, where an empty list would make every candidate wrong.
-        told = {} if known is None else {task.label: int(own in known)}
-        made.append({**row, **filled, task.candidate: own, **told, _ASKED: asked})
-    return made
+        # Hidden answers give no label; as an empty list they would make every candidate wrong.
+        label = {} if correct is None else {task.label: int(candidate in correct)}
+        new_rows.append({**row, **filled, task.candidate: candidate, **label, _QUESTION: question})
+    return new_rows
 
 
-# What the numbers of a question are called, its paragraph first, in MultiRC and in ReCoRD.
-_NUMBERED = ("paragraph", "question", "passage", "query")
+# Keys of the numbers that identify a question in MultiRC and in ReCoRD.
+_ID_PARTS = ("paragraph", "question", "passage", "query")
 
 
-def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
-    """Returns the question that a row answers, "" if the task has none.
+def question_id(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
+    """Returns an id of the question that a row answers, "" if the task has none.
 
     Raises InputError if a column is missing and the question is `needed`.
     """
     if not task.question:
         return ""
-    # Filled in, candidates have put themselves into the columns that the question is named by.
-    if task.candidates and _ASKED in row:
-        return row[_ASKED]
+    # The candidate may have replaced a placeholder in the columns of the question.
+    if task.candidates and _QUESTION in row:
+        return row[_QUESTION]
     missing = [column for column in task.question if column not in row]
     if missing and needed:
         raise InputError(
             f"{where}: column {missing[0]!r} of task.question is missing; {show_columns(row)}; set "
             "task.question to some of these"
         )
-    asked = "\n".join(spelling(row.get(column)) for column in task.question)
-    # SuperGLUE numbers its questions: two of one paragraph may have the same words.
+    question = "\n".join(spelling(row.get(column)) for column in task.question)
+    # SuperGLUE numbers its questions, because two of a paragraph may have the same words.
     if isinstance(numbers := row.get("idx"), Mapping):
-        asked += "".join(f"\n{part}={numbers[part]}" for part in _NUMBERED if part in numbers)
-    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+        question += "".join(f"\n{part}={numbers[part]}" for part in _ID_PARTS if part in numbers)
+    return hashlib.sha256(question.encode()).hexdigest()[:16]
 
 
 def _texts(row: Mapping[str, Any], column: str, where: str) -> list[str]:
-    found = row[column]
-    if not isinstance(found, (list, tuple)) or not found:
+    values = row[column]
+    if not isinstance(values, (list, tuple)) or not values:
         raise InputError(f"{where}: column {column!r} must be a list of 1 or more texts")
-    return list(dict.fromkeys(read_text(text, column, where) for text in found))
+    return list(dict.fromkeys(cell_text(text, column, where) for text in values))

@@ -8,10 +8,10 @@ from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 
-TRIGGERS = "t"  # column of the words by which a dialogue tells each relation, "" = none
+TRIGGERS = "t"  # column of the words that express each relation, "" = none
 
 
-def turns_of(
+def read_turns(
     task: Task, row: Mapping[str, Any], example: Example, where: str, pair: int
 ) -> Iterator[Example]:
     """Yields an example per turn by which both entities of a pair were named, and for the last.
@@ -21,44 +21,47 @@ def turns_of(
     """
     column = task.fields[0]
     turns = row[column]
-    right = example.references or ((task.labels[example.label],) if example.label >= 0 else ())
+    relations = example.references or ((task.labels[example.label],) if example.label >= 0 else ())
     triggers = row.get(TRIGGERS)
     if not isinstance(turns, (list, tuple)):
         raise InputError(
             f"{where}: task.metric=f1c reads turn by turn, but column {column!r} is not a list of "
             "turns; give a list, or use task.metric=micro_f1"
         )
-    triggers = triggers if isinstance(triggers, (list, tuple)) else [""] * len(right)
-    if len(triggers) != len(right):
+    triggers = triggers if isinstance(triggers, (list, tuple)) else [""] * len(relations)
+    if len(triggers) != len(relations):
         raise InputError(
-            f"{where}: {len(triggers)} triggers in column {TRIGGERS!r} for {len(right)} relations; "
-            'give one per relation, "" for none'
+            f"{where}: {len(triggers)} triggers in column {TRIGGERS!r} for {len(relations)} "
+            'relations; give one per relation, "" for none'
         )
     names = [str(row[name]).lower().strip() for name in task.entities]
-    said = ""
+    dialogue = ""
     for number, turn in enumerate(turns, 1):
-        said += f"\n{str(turn).lower()}"
+        dialogue += f"\n{str(turn).lower()}"
         last = number == len(turns)
-        if not last and not all(_stands(name, said) for name in names):
+        if not last and not all(_is_mentioned(name, dialogue) for name in names):
             continue
-        told = tuple(
+        expressed = tuple(
             name
-            for name, trigger in zip(right, triggers, strict=True)
-            if last or _stands(str(trigger).lower().strip(), said)
+            for name, trigger in zip(relations, triggers, strict=True)
+            if last or _is_mentioned(str(trigger).lower().strip(), dialogue)
         )
         marked = read_entities(task, {**row, column: turns[:number]}, where)
         fields = example.fields | {column: marked.text} | marked.names()
-        yield example._replace(fields=fields, entities=marked.spans, told=told, pair=pair)
+        yield example._replace(fields=fields, entities=marked.spans, expressed=expressed, pair=pair)
 
 
-def last_turns(
-    task: Task, read: Iterable[tuple[str, Mapping[str, Any], Example]]
-) -> list[int]:  # where each row stands, the row, its example
-    """Lists the examples of `turns_of`, over all rows in order, that contain a whole dialogue."""
-    counts = (sum(1 for _ in turns_of(task, row, own, where, 0)) for where, row, own in read)
+def indices_of_last_turns(
+    task: Task, examples: Iterable[tuple[str, Mapping[str, Any], Example]]
+) -> list[int]:
+    """Returns the indices of the examples of `read_turns` that contain a whole dialogue.
+
+    `examples` are the place of each row, the row and its example, in order.
+    """
+    counts = (len(list(read_turns(task, row, example, at, 0))) for at, row, example in examples)
     return [end - 1 for end in itertools.accumulate(counts)]
 
 
-def _stands(text: str, said: str) -> bool:
+def _is_mentioned(text: str, dialogue: str) -> bool:
     """Returns whether a text occurs within one of the turns."""
-    return bool(text) and any(text in turn for turn in said.split("\n"))
+    return bool(text) and any(text in turn for turn in dialogue.split("\n"))

@@ -17,37 +17,37 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import read_text, whole
+from jaxprompt.data.tasks.cells import cell_text, whole_number
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, choose, nearest, show_columns
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
-_MOST = 50  # places of an entity that is told by its text
-# Of a word between spaces. Chinese, Japanese, Thai, Lao, Burmese and Khmer are written without, and
-# Korean attaches particles: a name may stand inside of a run of these.
+_MAX_OCCURRENCES = 50  # of the text of an entity
+# A letter of a word between spaces. Chinese, Japanese, Thai, Lao, Burmese and Khmer have no spaces,
+# and Korean attaches particles, so in these a name may be part of a longer run of letters.
 _LETTER = (
     r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     r"\uac00-\ud7af\uf900-\ufaff]"
 )
-_KINDS = {
+_EXPANSIONS = {
     "per": "person", "org": "organization", "gpe": "geopolitical entity", "loc": "location",
     "na": "none",
     "stateorprovince": "state or province", "stateorprovinces": "states or provinces",
 }  # fmt: skip
 
 
-class Marked(NamedTuple):
+class MarkedText(NamedTuple):
     """A text and its entities."""
 
     text: str
     spans: tuple[tuple[int, int], ...]  # characters of each, in the order of Task.entities
-    called: tuple[str, ...] = ()  # what each is called; () = as it stands there
+    called: tuple[str, ...] = ()  # the name of each; () = its text
 
     def names(self) -> dict[str, str]:
         """Returns the entities by the names that templates use for them."""
-        called = self.called or [self.text[slice(*own)] for own in self.spans]
-        return {f"entity{i}": name for i, name in enumerate(called, 1)}
+        texts = self.called or [self.text[slice(*span)] for span in self.spans]
+        return {f"entity{i}": text for i, text in enumerate(texts, 1)}
 
 
 def check_entities(task: Task) -> None:
@@ -85,7 +85,7 @@ def check_entities(task: Task) -> None:
         )
 
 
-def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
+def read_entities(task: Task, row: Mapping[str, Any], where: str) -> MarkedText:
     """Reads the first field of a row and the positions of its entities.
 
     Raises InputError, starting with `where`, if a column is missing, an entity is empty, outside of
@@ -98,26 +98,26 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
         )
     value = row[column]
     if task.offsets in ("words", "last_word"):
-        found = _of_words(task, row, _words(value, column, where), where)
+        marked = _read_words(task, row, _words(value, column, where), where)
     else:
-        many = column in task.lines and isinstance(value, (list, tuple))
-        lines = value if many else (value,)
-        text = "\n".join(read_text(line, column, where) for line in lines)
-        how = {"tags": _of_tags, "characters": _of_characters, "text": _of_texts}[task.offsets]
-        found = how(task, row, text, where)
-    for (i, own), (j, other) in itertools.combinations(enumerate(found.spans, 1), 2):
-        if not _are_apart((own, other)):
-            shown = [found.text[slice(*span)] for span in (own, other)]
+        is_list = column in task.lines and isinstance(value, (list, tuple))
+        lines = value if is_list else (value,)
+        text = "\n".join(cell_text(line, column, where) for line in lines)
+        readers = {"tags": _read_tagged, "characters": _read_characters, "text": _read_texts}
+        marked = readers[task.offsets](task, row, text, where)
+    for (i, span), (j, other) in itertools.combinations(enumerate(marked.spans, 1), 2):
+        if not _are_apart((span, other)):
+            names = marked.text[slice(*span)], marked.text[slice(*other)]
             raise InputError(
-                f"{where}: entity {i} {shown[0]!r:.40} and entity {j} {shown[1]!r:.40} overlap; "
+                f"{where}: entity {i} {names[0]!r:.40} and entity {j} {names[1]!r:.40} overlap; "
                 "fix their positions, or remove the example"
             )
-    return found
+    return marked
 
 
-def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _read_tagged(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Removes the tags; the text itself may contain a closing tag elsewhere."""
-    places: list[tuple[int, int, int]] = []  # place, length, entity
+    tags: list[tuple[int, int, int]] = []  # position, length, entity
     for i, entry in enumerate(task.entities):
         opens, closes = entry.split("|")
         start = text.find(opens)
@@ -127,35 +127,35 @@ def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marke
                 f"{where}: column {task.fields[0]!r} must contain {opens.strip()} of entity "
                 f"{i + 1} once and {closes.strip()} after it; tag the entity, or remove the example"
             )
-        places += [(start, len(opens), i), (end, len(closes), i)]
-    kept, at, removed = [], 0, 0
-    ends: list[list[int]] = [[] for _ in task.entities]
-    for place, length, i in sorted(places):
-        # Places in the text as it is without the tags before them.
-        ends[i].append(place - removed)
-        kept.append(text[at:place])
-        at, removed = place + length, removed + length
-    plain = "".join([*kept, text[at:]])
-    spans = [(start, end) for start, end in ends]
+        tags += [(start, len(opens), i), (end, len(closes), i)]
+    pieces, start_of_rest, num_removed = [], 0, 0
+    bounds: list[list[int]] = [[] for _ in task.entities]
+    for position, length, i in sorted(tags):
+        # Positions in the text without the tags before them.
+        bounds[i].append(position - num_removed)
+        pieces.append(text[start_of_rest:position])
+        start_of_rest, num_removed = position + length, num_removed + length
+    plain = "".join([*pieces, text[start_of_rest:]])
+    spans = [(start, end) for start, end in bounds]
     for i, span in enumerate(spans, 1):
-        _check(span, i, len(plain), "characters", where)
+        _check_span(span, i, len(plain), "characters", where)
     return _trimmed(plain, spans, where)
 
 
-def _of_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _read_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     spans = [_read_span(task, row, i, where) for i in range(len(task.entities))]
     for i, span in enumerate(spans, 1):
-        _check(span, i, len(text), "characters", where)
+        _check_span(span, i, len(text), "characters", where)
     return _trimmed(text, spans, where)
 
 
-def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> Marked:
+def _read_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> MarkedText:
     starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
     spans = []
     for i in range(len(task.entities)):
         first, last = _read_span(task, row, i, where)
         last += task.offsets == "last_word"
-        _check((first, last), i + 1, len(words), "words", where)
+        _check_span((first, last), i + 1, len(words), "words", where)
         if task.called:
             first, last = _nearest(task, row, i, words, first, where)
         # Words are joined by one space, which the end of an entity leaves out.
@@ -168,77 +168,90 @@ def _nearest(
 ) -> tuple[int, int]:
     """Finds the words of an entity, nearest to its given start.
 
-    A few of WSC's pronouns are given beside their position.
+    A few of WSC's pronouns are not at their given position.
     """
-    plain = lambda word: re.sub(r"\W", "", word).casefold()
+
+    def normalize(word: str) -> str:
+        return re.sub(r"\W", "", word).casefold()
+
     column = task.called[index]
-    name = read_text(_column(row, column, index + 1, where), column, where)
-    own, all_words = [plain(word) for word in name.split()], [plain(word) for word in words]
-    places = [i for i in range(len(words)) if own and all_words[i : i + len(own)] == own]
-    if not places:
+    name = cell_text(_column(row, column, index + 1, where), column, where)
+    name_words, all_words = (
+        [normalize(word) for word in name.split()],
+        [normalize(word) for word in words],
+    )
+    positions = [
+        i
+        for i in range(len(words))
+        if name_words and all_words[i : i + len(name_words)] == name_words
+    ]
+    if not positions:
         raise InputError(
             f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, does not occur in "
             f"{task.fields[0]!r}; fix one of them"
         )
-    place = min(places, key=lambda i: abs(i - first))
-    return place, place + len(own)
+    position = min(positions, key=lambda i: abs(i - first))
+    return position, position + len(name_words)
 
 
-def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+def _read_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> MarkedText:
     """Takes the first occurrences, as whole words, of entities that do not overlap.
 
     An entity that does not occur as whole words is not marked, but a template can still name it: a
     few published dialogues have some.
     """
-    names, every = [], []
+    names, candidates = [], []
     for i, column in enumerate(task.entities, 1):
-        names.append(read_text(_column(row, column, i, where), column, where).strip())
+        names.append(cell_text(_column(row, column, i, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; write its text")
-        # Absent comes last: of combinations that mark as many, the one of the first places is best.
-        every.append([*_places(names[-1], text), ABSENT])
-    best = (ABSENT,) * len(every)  # of the places that mark most entities the first
-    for spans in filter(_are_apart, itertools.product(*every)):
+        # ABSENT comes last, so of combinations that mark as many entities the first ones win.
+        candidates.append([*_occurrences(names[-1], text), ABSENT])
+    best = (ABSENT,) * len(candidates)  # marks most entities
+    for spans in filter(_are_apart, itertools.product(*candidates)):
         best = min(best, spans, key=lambda some: some.count(ABSENT))
         if ABSENT not in best:
             break
-    return Marked(text, best, tuple(names))
+    return MarkedText(text, best, tuple(names))
 
 
 def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
-    there = [span for span in spans if span != ABSENT]
-    return all(a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(there, 2))
+    present = [span for span in spans if span != ABSENT]
+    return all(a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(present, 2))
 
 
-def _places(name: str, text: str) -> list[tuple[int, int]]:
-    before, behind = (bool(re.match(_LETTER, end)) for end in (name[0], name[-1]))
-    pattern = rf"(?<!{_LETTER})" * before + re.escape(name) + rf"(?!{_LETTER})" * behind
+def _occurrences(name: str, text: str) -> list[tuple[int, int]]:
+    before = rf"(?<!{_LETTER})" if re.match(_LETTER, name[0]) else ""
+    after = rf"(?!{_LETTER})" if re.match(_LETTER, name[-1]) else ""
+    pattern = before + re.escape(name) + after
     for flags in (0, re.I):
-        found = [m.span() for m in itertools.islice(re.finditer(pattern, text, flags), _MOST)]
-        if found:
-            return found
+        spans = [
+            m.span() for m in itertools.islice(re.finditer(pattern, text, flags), _MAX_OCCURRENCES)
+        ]
+        if spans:
+            return spans
     return []
 
 
 def _words(value: Any, column: str, where: str) -> list[str]:
     if isinstance(value, (list, tuple)):
-        return [read_text(word, column, where) for word in value]
-    return read_text(value, column, where).split()
+        return [cell_text(word, column, where) for word in value]
+    return cell_text(value, column, where).split()
 
 
-def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
+def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> MarkedText:
     """Strips white space from the ends of entities."""
-    found = []
+    trimmed = []
     for i, (start, end) in enumerate(spans, 1):
-        own = text[start:end]
-        if not own.strip():
+        entity = text[start:end]
+        if not entity.strip():
             raise InputError(f"{where}: entity {i} is only white space; fix its position")
-        start += len(own) - len(own.lstrip())
-        found.append((start, start + len(own.strip())))
-    return Marked(text, tuple(found))
+        start += len(entity) - len(entity.lstrip())
+        trimmed.append((start, start + len(entity.strip())))
+    return MarkedText(text, tuple(trimmed))
 
 
-def _check(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
+def _check_span(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
     start, end = span
     if start == end:
         raise InputError(
@@ -259,21 +272,21 @@ def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tu
         (value,) = value
         if isinstance(value, Mapping):
             value = [value.get("start"), value.get("end")]
-    whole_ones = _numbers(value)
-    if len(whole_ones) != 2:
+    numbers = _numbers(value)
+    if len(numbers) != 2:
         raise InputError(
             f"{where}: entity {number}, {task.entities[index]}, must be a start and an end in "
             f"whole numbers, got {value!r:.40}"
         )
-    return whole_ones[0], whole_ones[1]
+    return numbers[0], numbers[1]
 
 
 def _numbers(value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
         return []
-    spelled = [whole(str(part)) for part in value if not isinstance(part, bool)]
-    found = [int(part) for part in spelled if re.fullmatch("-?[0-9]{1,9}", part)]
-    return found if len(found) == len(value) else []
+    spellings = [whole_number(str(part)) for part in value if not isinstance(part, bool)]
+    numbers = [int(part) for part in spellings if re.fullmatch("-?[0-9]{1,9}", part)]
+    return numbers if len(numbers) == len(value) else []
 
 
 def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
@@ -311,5 +324,6 @@ def relation_words(name: str) -> str:
     inverse = bool(re.fullmatch(r"\s*e2\s*,\s*e1\s*\)", direction))
     directed = inverse or re.fullmatch(r"\s*e1\s*,\s*e2\s*\)", direction)
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", base if directed else name)
-    found = [word.lower() for word in re.findall(r"[^\W_]+", spaced)]
-    return " ".join(["inverse"] * inverse + [_KINDS.get(word, word) for word in found]) or name
+    words = [word.lower() for word in re.findall(r"[^\W_]+", spaced)]
+    words = [_EXPANSIONS.get(word, word) for word in words]
+    return " ".join(["inverse", *words] if inverse else words) or name

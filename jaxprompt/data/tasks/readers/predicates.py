@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import spelling, unreadable, whole
+from jaxprompt.data.tasks.cells import describe_non_text, spelling, whole_number
 from jaxprompt.data.tasks.task import PREDICATE, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -40,7 +40,7 @@ def check_predicate(task: Task) -> None:
         )
 
 
-def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def predicate_rows(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes one row per predicate that a row lists, with the tags of that predicate.
 
     A row with one predicate, or without tags, stays as it is.
@@ -63,7 +63,7 @@ def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict
             f"of tags in {task.tags!r}; give one list per predicate"
         )
     pairs = zip(indices, tags, strict=True)
-    return [{**row, task.predicate: index, task.tags: own} for index, own in pairs]
+    return [{**row, task.predicate: i, task.tags: tags_of_one} for i, tags_of_one in pairs]
 
 
 def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
@@ -73,11 +73,12 @@ def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], whe
             f"{where}: there is no predicate in column {task.predicate!r}; {show_columns(row)}"
         )
     value = row[task.predicate]
-    number = "" if isinstance(value, bool) else whole(spelling(value))
+    number = "" if isinstance(value, bool) else whole_number(spelling(value))
     if not re.fullmatch("-?[0-9]{1,9}", number):
         raise InputError(
-            f"{where}: column {task.predicate!r} is {unreadable(value) or repr(value):.40}; write "
-            "the index of the predicate there, 0 for the first word"
+            f"{where}: column {task.predicate!r} is "
+            f"{describe_non_text(value) or repr(value):.40}; write the index of the predicate "
+            "there, 0 for the first word"
         )
     if not 0 <= int(number) < len(words):
         raise InputError(

@@ -7,31 +7,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.tasks.cells import (
+    cell_text,
     check_label,
     class_names,
+    describe_non_text,
     is_blank,
-    read_text,
     spelling,
-    unreadable,
-    whole,
+    whole_number,
 )
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.answering import read_answered
-from jaxprompt.data.tasks.readers.candidates import question_of
+from jaxprompt.data.tasks.readers.candidates import question_id
 from jaxprompt.data.tasks.readers.entities import read_entities
 from jaxprompt.data.tasks.readers.numbers import read_number
 from jaxprompt.data.tasks.readers.tagging import is_untagged, read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError, show_columns
 
-_FAKE = "FAKE_ANSWER_"  # as the answers of CMRC 2018's test begin in CLUE
+_FAKE = "FAKE_ANSWER_"  # beginning of the answers in CLUE's test set of CMRC 2018
 
 
 def with_labels(
-    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None,
+    task: Task,
+    rows: Iterable[Mapping[str, Any]],
+    origin: Callable[[int], str] | None = None,
     classes: Sequence[str] = (),
-) -> Task:  # fmt: skip
+) -> Task:
     """Returns the task with class names from the training rows, unless it has or needs none.
 
     Args:
@@ -49,52 +51,55 @@ def with_labels(
         return task
     if task.candidates:
         for number, row in enumerate(rows):
-            _check_right(task, row, origin(number) if origin else f"row {number + 1}")
+            _check_has_correct(task, row, origin(number) if origin else f"row {number + 1}")
     labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
     if len(labels) == 1:
         raise InputError(
             f"every training row has the {task.label} {labels[0]!r}, but a task needs 2 or more "
             "classes; check the file, or list all classes in task.labels"
         )
-    named = () if task.candidates else tuple(map(spelling, classes))
-    if named and not {*labels} <= {*named}:
+    names = () if task.candidates else tuple(map(spelling, classes))
+    if names and not {*labels} <= {*names}:
         for number, row in enumerate(rows):
             for value in row_labels(task, row):
-                if spelling(value) not in named:
+                if spelling(value) not in names:
                     where = origin(number) if origin else f"row {number + 1}"
-                    raise _no_label(task, value, named, where)
-    return check_task(dataclasses.replace(task, labels=named or labels))
+                    raise _unknown_label_error(task, value, names, where)
+    return check_task(dataclasses.replace(task, labels=names or labels))
 
 
 def labels_from_rows(
-    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None,
-    *, many: bool = False,
-) -> tuple[str, ...]:  # fmt: skip
+    rows: Iterable[Mapping[str, Any]],
+    column: str,
+    origin: Callable[[int], str] | None = None,
+    *,
+    many: bool = False,
+) -> tuple[str, ...]:
     """Returns the distinct labels of `column`, in numeric order if all are whole numbers.
 
     Other labels are sorted as text. With `many` a row may have a list of labels. Raises InputError,
     with the row's `origin`, for a value that cannot be a label.
     """
     where = origin or (lambda number: f"row {number + 1}")
-    seen = set()
+    spellings = set()
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
                 f"{where(number)}: there is no label column {column!r}; {show_columns(row)}; set "
                 "task.label to one of them"
             )
-        for value in _several(row[column], many):
+        for value in _as_list(row[column], many):
             check_label(value, column, functools.partial(where, number))
-            seen.add(spelling(value))
-    return class_names(seen)
+            spellings.add(spelling(value))
+    return class_names(spellings)
 
 
 def row_labels(task: Task, row: Mapping[str, Any]) -> Sequence[Any]:
     """Lists the labels of a row; a task of relations may have several per row."""
-    return _several(row.get(task.label), bool(task.entities))
+    return _as_list(row.get(task.label), bool(task.entities))
 
 
-def _several(value: Any, many: bool) -> Sequence[Any]:
+def _as_list(value: Any, many: bool) -> Sequence[Any]:
     """Lists the values of a cell; with `many` it may be a list of several."""
     return value if many and isinstance(value, (list, tuple)) and value else (value,)
 
@@ -108,21 +113,25 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.answers and isinstance(value, Mapping):
         texts = value.get("text")
-        fake = isinstance(texts, (list, tuple)) and all(str(x).startswith(_FAKE) for x in texts)
-        return texts not in ([], ()) and not fake
+        if not isinstance(texts, (list, tuple)):
+            return True
+        return bool(texts) and not all(str(text).startswith(_FAKE) for text in texts)
     if task.kind == "tags":
         return not is_untagged(value)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
-    # The hub's data sets hide labels as -1; a class may be called so all the same.
-    hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
+    # The hub's data sets hide labels as -1, which may also be the name of a class.
+    hidden = whole_number(spelling(value)) == "-1" and "-1" not in task.label_table
     return not is_blank(value) and not hidden
 
 
 def read_example(
-    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True,
+    task: Task,
+    row: Mapping[str, Any],
+    where: str,
+    need_label: bool = True,
     need_place: bool = True,
-) -> Example:  # fmt: skip
+) -> Example:
     """Reads one row.
 
     An answer that is not where the row says is taken from the nearest position in the text. If the
@@ -135,9 +144,8 @@ def read_example(
       row: the row.
       where: the place of the row ("file:line"), for messages.
       need_label: with False, a label that is missing, hidden (-1) or unknown to the task becomes
-        -1,
-        and a target that is missing or empty becomes "". Empty texts in a list of references are
-        always dropped.
+        -1, and a target that is missing or empty becomes "". Empty texts in a list of references
+        are always dropped.
       need_place: with False, only the words of answers are compared, and they may be anywhere.
     """
     if task.kind == "tags":
@@ -147,43 +155,43 @@ def read_example(
     if task.entities:
         marked = read_entities(task, row, where)
         fields, spans = {task.fields[0]: marked.text} | marked.names(), marked.spans
-    # The first field is read already where entities stand in it.
+    # If there are entities, the first field is already read.
     for name in task.fields[bool(spans) :]:
         column, texts = task.derive.get(name, (name, None))
-        value = _column(task, row, column, where)
-        fields[name] = value if texts is None else _derived(texts, column, value, where)
+        value = _field_text(task, row, column, where)
+        fields[name] = value if texts is None else _derived_text(texts, column, value, where)
     if task.kind == "spans":
         return read_answered(task, row, fields, where, need_label, need_place)
     if task.is_text:
-        references = _references(task.target, row, where, need_label)
+        references = _read_references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
     if task.number:
         return Example(fields, number=read_number(task, row, where, need_label))
-    own = () if task.options else _choices(task, row, where)
-    # Options that all rows have are classes, and their labels are read like those of classes.
-    choices, is_hidden = task.options or own, not need_label and not has_label(task, row)
-    asked = question_of(task, row, where, needed=not is_hidden)
+    choices_of_row = () if task.options else _read_choices(task, row, where)
+    # Options are the same in all rows, so their labels are read like those of classes.
+    choices, is_hidden = task.options or choices_of_row, not need_label and not has_label(task, row)
+    question = question_id(task, row, where, needed=not is_hidden)
     if need_label and task.label not in row:
-        _check_right(task, row, where)
+        _check_has_correct(task, row, where)
         raise InputError(
             f"{where}: there is no label column {task.label!r}; {show_columns(row)}; set "
             "task.label to one of them"
         )
     if is_hidden:
-        return Example(fields, choices, -1, entities=spans, question=asked)
-    found = []
+        return Example(fields, choices, -1, entities=spans, question=question)
+    labels = []
     for value in row_labels(task, row):
-        found.append(_label(task, {**row, task.label: value}, own, where))
-        if found[-1] < 0 and need_label:
+        labels.append(_label_index(task, {**row, task.label: value}, choices_of_row, where))
+        if labels[-1] < 0 and need_label:
             check_label(value, task.label, lambda: where)
-            raise _no_label(task, value, own or task.labels, where)
+            raise _unknown_label_error(task, value, choices_of_row or task.labels, where)
     # One unknown label among several leaves the example without any.
-    label = found[0] if min(found) >= 0 else -1
-    right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
-    return Example(fields, choices, label, references=right, entities=spans, question=asked)
+    label = labels[0] if min(labels) >= 0 else -1
+    references = tuple(task.labels[i] for i in labels) if len(labels) > 1 and label >= 0 else ()
+    return Example(fields, choices, label, references=references, entities=spans, question=question)
 
 
-def _check_right(task: Task, row: Mapping[str, Any], where: str) -> None:
+def _check_has_correct(task: Task, row: Mapping[str, Any], where: str) -> None:
     """Raises InputError for a row of candidates of which none is correct; see `candidates`."""
     if task.candidates and task.label not in row and task.candidates[1] in row:
         raise InputError(
@@ -192,71 +200,81 @@ def _check_right(task: Task, row: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> InputError:
-    shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
+def _unknown_label_error(task: Task, value: Any, labels: Sequence[str], where: str) -> InputError:
+    listing = ", ".join(labels[:20]) + (f", ... ({len(labels)} in all)" if len(labels) > 20 else "")
     return InputError(
-        f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
+        f"{where}: label {value!r} is not a label of task {task.name}; labels: {listing}"
     )
 
 
 def read_all(
-    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str], *,
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    origin: Callable[[int], str],
+    *,
     need_place: bool = True,
-) -> list[Example]:  # fmt: skip
+) -> list[Example]:
     """Reads labelled rows. Raises InputError for the first that is invalid.
 
     For answers that do not occur in their texts, and tags that their scheme does not allow, the
     message says how many rows have the same problem.
     """
-    every = iter(rows)  # in order, as the data set reads them best
-    read = lambda number: read_example(task, next(every), origin(number), need_place=need_place)
+    iterator = iter(rows)  # data sets on disk are read faster in order
+
+    def read(number: int) -> Example:
+        return read_example(task, next(iterator), origin(number), need_place=need_place)
+
     return read_each(read, len(rows))
 
 
-def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
+def _field_text(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
     if column not in row:
-        is_own = task.name == "custom"
-        cure = "set task.fields, or rename it" if is_own else "rename one, or use task.name=custom"
+        is_custom = task.name == "custom"
+        advice = (
+            "set task.fields, or rename it" if is_custom else "rename one, or use task.name=custom"
+        )
         raise InputError(
             f"{where}: column {column!r} of task {task.name} is missing; "
-            f"{show_columns(row)}; {cure}"
+            f"{show_columns(row)}; {advice}"
         )
     value = row[column]
     if column in task.lines and isinstance(value, (list, tuple)):
-        return "\n".join(read_text(line, column, where) for line in value)
-    return read_text(value, column, where)
+        return "\n".join(cell_text(line, column, where) for line in value)
+    return cell_text(value, column, where)
 
 
-def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
+def _derived_text(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
     if value not in texts:
         raise InputError(f"{where}: {column} is {value!r}; it must be one of {', '.join(texts)}")
     return texts[value]
 
 
-def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _read_choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if len(task.choices) != 1:
-        found = tuple(_column(task, row, column, where) for column in task.choices)
+        choices = tuple(_field_text(task, row, column, where) for column in task.choices)
     else:
         (column,) = task.choices
         value = row.get(column)
         if not isinstance(value, (list, tuple)) or len(value) < 2:
             raise InputError(f"{where}: column {column!r} must be a list of 2 or more choices")
-        found = tuple(read_text(text, column, where) for text in value)
-    most = len(task.words) or len(string.ascii_uppercase)
-    if len(found) > most:
+        choices = tuple(cell_text(text, column, where) for text in value)
+    max_choices = len(task.words) or len(string.ascii_uppercase)
+    if len(choices) > max_choices:
         raise InputError(
-            f"{where}: {len(found)} choices, but task {task.name} has names for only {most}; "
-            "shorten the list, or remove the row"
+            f"{where}: {len(choices)} choices, but task {task.name} has names for only "
+            f"{max_choices}; shorten the list, or remove the row"
         )
-    return found
+    return choices
 
 
-def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
+def _read_references(
+    column: str, row: Mapping[str, Any], where: str, needed: bool
+) -> tuple[str, ...]:
     value = row.get(column)
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if wrong := next(filter(None, map(unreadable, texts)), ""):
+    if problem := next(filter(None, map(describe_non_text, texts)), ""):
         raise InputError(
-            f"{where}: target column {column!r} must be a text or a list of texts, not {wrong}"
+            f"{where}: target column {column!r} must be a text or a list of texts, not {problem}"
         )
     references = tuple(text for text in map(spelling, texts) if text.strip())
     if needed and column not in row:
@@ -268,29 +286,30 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
     return references
 
 
-def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: str) -> int:
+def _label_index(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: str) -> int:
     """Returns the class of a row, -1 if the task does not know it."""
     value, name = row.get(task.label), row.get(f"{task.label}_text")
     if isinstance(name, str) and name in task.labels and not choices:
         return task.labels.index(name)
-    if unreadable(value):
+    if describe_non_text(value):
         return -1
     spelled, is_custom = spelling(value), task.name == "custom"
-    # Where the column has `values`, a choice may read like one of them. In known tasks a number is
-    # an index; in a user's file it may be the text of a choice.
-    if is_custom and choices and spelled not in choices:  # 2.0 of a column with gaps is 2
-        spelled, choices = whole(spelled), tuple(map(whole, choices))
+    # With `values`, a choice may be equal to one of them. In built-in tasks a number is an index;
+    # in a user's file it may be the text of a choice.
+    if is_custom and choices and spelled not in choices:  # in a column with gaps 2 is 2.0
+        spelled, choices = whole_number(spelled), tuple(map(whole_number, choices))
     if spelled in choices and not task.values and (is_custom or isinstance(value, str)):
-        found, other = choices.index(spelled), task.label_table.get(spelled, -1)
-        if is_custom and other != found and 0 <= other < len(choices):
-            letter, named = string.ascii_uppercase[found], string.ascii_uppercase[other]
-            also, cure = f"index (from 0) of choice {named}", "letters: A, B, ..."
-            if spelled == named:
-                also, cure = f"letter of choice {named}", "indices: 0, 1, ..."
+        index, other_index = choices.index(spelled), task.label_table.get(spelled, -1)
+        if is_custom and other_index != index and 0 <= other_index < len(choices):
+            letter = string.ascii_uppercase[index]
+            other_letter = string.ascii_uppercase[other_index]
+            other_meaning, advice = f"index (from 0) of choice {other_letter}", "letters: A, B, ..."
+            if spelled == other_letter:
+                other_meaning, advice = f"letter of choice {other_letter}", "indices: 0, 1, ..."
             raise InputError(
                 f"{where}: {task.label} {value!r} is both the text of choice {letter} and the "
-                f"{also}; give the correct choices as {cure}"
+                f"{other_meaning}; give the correct choices as {advice}"
             )
-        return found
-    index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
+        return index
+    index = task.label_table.get(spelled, task.label_table.get(whole_number(spelled), -1))
     return -1 if choices and index >= len(choices) else index

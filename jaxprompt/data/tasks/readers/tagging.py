@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.cells import is_blank, read_text
+from jaxprompt.data.tasks.cells import cell_text, is_blank
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.readers.predicates import read_predicate
-from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
+from jaxprompt.data.tasks.tags import NO_SCHEME, find_scheme, iob2_labels, split_tag, to_iob2
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.errors import InputError, show_columns
 
@@ -19,37 +19,39 @@ def with_tags(
     if task.labels and task.scheme:
         return task
     where = origin or (lambda number: f"row {number + 1}")
-    every = [_tags(task, row, where(number), True) for number, row in enumerate(rows)]
-    scheme = task.scheme or find_scheme(every, where)
-    read = read_each(lambda number: to_iob2(every[number], scheme, where(number)), len(every))
+    tags_of_rows = [_read_tags(task, row, where(number), True) for number, row in enumerate(rows)]
+    scheme = task.scheme or find_scheme(tags_of_rows, where)
+    iob2_tags = read_each(
+        lambda number: to_iob2(tags_of_rows[number], scheme, where(number)), len(tags_of_rows)
+    )
     if scheme == NO_SCHEME:
-        labels = tuple(sorted({tag for tags in read for tag in tags}))
+        labels = tuple(sorted({tag for tags in iob2_tags for tag in tags}))
         if len(labels) < 2:
             raise InputError(
                 f"task.tags={task.tags!r} has only one tag in the training rows, {labels[0]!r}; a "
                 "task needs 2 or more"
             )
         return dataclasses.replace(task, labels=labels)
-    types = {kind for tags in read for _, kind in map(split_tag, tags) if kind}
+    types = {kind for tags in iob2_tags for _, kind in map(split_tag, tags) if kind}
     if not types:
         raise InputError(
             f"task.tags={task.tags!r} has only O in the training rows; a task needs entities"
         )
-    return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels_of(types))
+    return dataclasses.replace(task, scheme=scheme, labels=task.labels or iob2_labels(types))
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
     """Returns the character span of each word in the text that the words were read from."""
-    found, at = [], 0
+    spans, position = [], 0
     for word in words:
         # From the last word's end on: a word may stand in the text more than once.
-        at = text.index(word, at)
-        found.append((at, at + len(word)))
-        at += len(word)
-    return found
+        position = text.index(word, position)
+        spans.append((position, position + len(word)))
+        position += len(word)
+    return spans
 
 
-def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
+def _read_tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
     """Reads the tags of a row as they are written, () if there are none and none is needed."""
     value = row.get(task.tags)
     if is_untagged(value):
@@ -62,7 +64,7 @@ def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple
     if not isinstance(tags, (list, tuple)):
         raise InputError(f"{where}: column {task.tags!r} must be a list of tags, got {tags!r:.40}")
     names = task.values
-    found = []
+    tags_read = []
     for word, tag in enumerate(tags):
         if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):
             tag = names[tag]
@@ -72,8 +74,8 @@ def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple
                 f"{where}: tag {word + 1} of column {task.tags!r} is {tag!r:.40}; write it as "
                 f"text{lists * isinstance(tag, (list, tuple))}"
             )
-        found.append(tag)
-    return tuple(found)
+        tags_read.append(tag)
+    return tuple(tags_read)
 
 
 def is_untagged(value: Any) -> bool:
@@ -83,7 +85,7 @@ def is_untagged(value: Any) -> bool:
     return is_blank(value)
 
 
-def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _read_words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Reads the words of a row: a list, or a text that is split at spaces."""
     (column,) = task.fields
     if column not in row:
@@ -92,9 +94,9 @@ def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         )
     value = row[column]
     if isinstance(value, (list, tuple)):
-        words = tuple(read_text(word, column, where) for word in value)
+        words = tuple(cell_text(word, column, where) for word in value)
     else:
-        words = tuple(read_text(value, column, where).split())
+        words = tuple(cell_text(value, column, where).split())
     if not words or not all(word.strip() for word in words):
         raise InputError(
             f"{where}: column {column!r} has an empty word, or no words; write them, or remove the "
@@ -105,7 +107,7 @@ def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool) -> Example:
     """Reads one row of a tagging task, see `read_example`."""
-    words, tags = _words(task, row, where), _tags(task, row, where, need_label)
+    words, tags = _read_words(task, row, where), _read_tags(task, row, where, need_label)
     if tags and len(tags) != len(words):
         raise InputError(
             f"{where}: {len(words)} words in column {task.fields[0]!r}, but {len(tags)} tags in "
@@ -127,5 +129,5 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
     if not task.predicate:
         return Example(fields, words=words, tags=tags)
     index = read_predicate(task, row, words, where)
-    place = word_spans(text, words)[index]
-    return Example(fields | {PREDICATE: words[index]}, words=words, tags=tags, entities=(place,))
+    span = word_spans(text, words)[index]
+    return Example(fields | {PREDICATE: words[index]}, words=words, tags=tags, entities=(span,))
