@@ -34,7 +34,7 @@ from lowering import (
 from tiny import make_batch
 
 from jaxprompt.backbones import families
-from jaxprompt.build.placement import tell_kernel
+from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
@@ -680,12 +680,12 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     modules = [make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0)]
     dropped, whole = (Backbone(c.backbone, Path(), "bert", {}, module) for module in modules)
-    (line,) = tell_kernel(c, on(H100), dropped)
+    (line,) = kernel_notes(c, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
-    assert tell_kernel(c, on(H100), whole) == tell_kernel(c, on(V100), dropped) == []
-    assert tell_kernel(c, on(TPU), dropped) == tell_kernel(c, alone, dropped) == []
+    assert kernel_notes(c, on(H100), whole) == kernel_notes(c, on(V100), dropped) == []
+    assert kernel_notes(c, on(TPU), dropped) == kernel_notes(c, alone, dropped) == []
     c = c.replace({"data.max_len": 512})
-    assert tell_kernel(c, on(TPU), dropped) == [line]
+    assert kernel_notes(c, on(TPU), dropped) == [line]
 
 
 def check(case: Case, text: str) -> None:

@@ -36,10 +36,10 @@ def open_backbone(config: BackboneConfig) -> Backbone:
             "backbone.path is empty; give a folder, a .gguf file, a Hub id or pkg:PACKAGE/FOLDER"
         )
     where = folder.resolve(config.path, config.revision or None)
-    return shape_backbone(config, where, folder.read_config(where))
+    return backbone_from_config(config, where, folder.read_config(where))
 
 
-def shape_backbone(
+def backbone_from_config(
     config: BackboneConfig, where: Path, hf: dict[str, object], heads: Collection[str] | None = None
 ) -> Backbone:
     """Creates the module for a transformers config.
@@ -107,7 +107,7 @@ class LoadedBackbone(NamedTuple):
         return f"LoadedBackbone({self.backbone.family} {config.path}, {held} on {where})"
 
 
-class Given(NamedTuple):
+class InMemoryInputs(NamedTuple):
     """Inputs from Python that replace what the config names."""
 
     rows: Mapping[str, Rows] | None = None  # by split
@@ -120,10 +120,10 @@ class Given(NamedTuple):
         return self.backbone.backbone, self.backbone.loaded
 
 
-NOTHING = Given()
+NO_INPUTS = InMemoryInputs()
 
 
-def facts_of(backbone: Backbone) -> BackboneFacts:
+def backbone_facts(backbone: Backbone) -> BackboneFacts:
     """Returns what a head needs to know of a backbone."""
     module = backbone.module
     return BackboneFacts(
@@ -132,7 +132,7 @@ def facts_of(backbone: Backbone) -> BackboneFacts:
     )  # fmt: skip
 
 
-def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
+def end_token_ids(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
     """Lists the token ids that end generated text: of a target, and of the model (except GLM)."""
     own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
     known = range(backbone.module.dims.vocab)  # others are never written

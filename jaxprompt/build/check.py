@@ -1,8 +1,8 @@
 """Checks of a config that need neither its data nor its backbone."""
 
 from jaxprompt.build.demonstrations import check_demos
-from jaxprompt.build.examples import in_form, read_task
-from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.examples import apply_form, read_task
+from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig, TrainConfig
 from jaxprompt.data.text.target import read_answer
@@ -22,8 +22,8 @@ def check_config(config: RunConfig) -> None:
             at_least(f"mesh.{field}", size, 1)
     if config.cache.folder and config.cache.location != "disk":
         raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
-    prompt, head = method_of(config), head_of(config)
-    if "frequent" in starts_of(config) and not config.corpus.path:
+    prompt, head = get_method(config), get_head(config)
+    if "frequent" in prompt_starts(config) and not config.corpus.path:
         raise InputError(
             "prompt.start=frequent samples from the most frequent words of a corpus, but "
             "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
@@ -31,7 +31,7 @@ def check_config(config: RunConfig) -> None:
         )
     if config.ppt.task:  # its texts and words are those of a pattern
         return
-    task = in_form(config, read_task(config.task))
+    task = apply_form(config, read_task(config.task))
     head.check_task(task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
     text = choose_template(task, head, style, config.task.form, config.task.template)

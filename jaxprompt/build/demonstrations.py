@@ -16,14 +16,14 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 
 
-def shows_demos(config: RunConfig) -> bool:
+def has_demos(config: RunConfig) -> bool:
     """Returns whether a config adds demonstrations to its examples."""
     return any(getattr(config.demos, name) > 0 for name in COUNTS)
 
 
 def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -> None:
     """Raises InputError if a config's demonstrations do not fit its head or its task."""
-    if not shows_demos(config):
+    if not has_demos(config):
         return
     own = config.demos
     field, *more = [name for name in COUNTS if getattr(own, name)]
@@ -62,11 +62,11 @@ def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -
         )
 
 
-def demos_of(
+def make_demos(
     config: RunConfig, task: Task, splits: Mapping[str, Sequence[Example]]
 ) -> Demonstrations | None:
     """Returns the demonstrations of a config from its training examples, None if it has none."""
-    if not shows_demos(config):
+    if not has_demos(config):
         return None
     block = config.demos
     settings = DemoSettings(
@@ -78,16 +78,16 @@ def demos_of(
         raise InputError(
             f"{settings.shown} shows training examples, but there are none here; set it to 0"
         )
-    return _make(settings, splits["train"], task)
+    return _demos_from_settings(settings, splits["train"], task)
 
 
-def fingerprint_of(demos: Demonstrations | None) -> str:
+def encoder_fingerprint(demos: Demonstrations | None) -> str:
     """Returns the fingerprint of the sentence encoder's weights; "" if there is none."""
     by = demos and demos.similarity
-    return by.encoder.fingerprint if isinstance(by, _ByEncoder) else ""
+    return by.encoder.fingerprint if isinstance(by, _EmbeddingSimilarity) else ""
 
 
-class _ByEncoder:
+class _EmbeddingSimilarity:
     """Compares examples with those of a pool by the cosine of their sentence embeddings."""
 
     def __init__(self, path: str, pool: Sequence[Example], fields: Sequence[str]):
@@ -106,8 +106,10 @@ class _ByEncoder:
         return [" ".join(example.fields[name] for name in self._fields) for example in examples]
 
 
-def _make(settings: DemoSettings, pool: Sequence[Example], task: Task) -> Demonstrations:
-    by = _ByEncoder(settings.encoder, pool, task.fields) if settings.similar < 1 else None
+def _demos_from_settings(
+    settings: DemoSettings, pool: Sequence[Example], task: Task
+) -> Demonstrations:
+    by = _EmbeddingSimilarity(settings.encoder, pool, task.fields) if settings.similar < 1 else None
     return Demonstrations(settings, pool, task.labels, by)
 
 
@@ -118,12 +120,12 @@ def demos_metadata(demos: Demonstrations) -> DemosMetadata:
     """Returns the settings of demonstrations, the encoder's fingerprint and the examples."""
     return DemosMetadata(
         **demos.settings._asdict(),
-        fingerprint=fingerprint_of(demos),
+        fingerprint=encoder_fingerprint(demos),
         examples=tuple(DemoMetadata(example.fields, example.label) for example in demos.pool),
     )
 
 
-def with_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
+def replace_sentence_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
     """Replaces the path of an export's sentence encoder; "" leaves it unchanged.
 
     Raises:
@@ -149,8 +151,8 @@ def demos_from_metadata(metadata: DemosMetadata | None, task: Task) -> Demonstra
         return None
     settings = DemoSettings(*(getattr(metadata, name) for name in DemoSettings._fields))
     pool = [Example(dict(demo.fields), label=demo.label) for demo in metadata.examples]
-    demos = _make(settings, pool, task)
-    if (now := fingerprint_of(demos)) != metadata.fingerprint:
+    demos = _demos_from_settings(settings, pool, task)
+    if (now := encoder_fingerprint(demos)) != metadata.fingerprint:
         raise InputError(
             f"demos.encoder={settings.encoder!r} has weights {now[:12]}, but the prompt was "
             f"trained with {metadata.fingerprint[:12]}; restore these weights, or give their path "

@@ -15,15 +15,15 @@ from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.features.cache import FeatureCache
 
 
-def build_measure(
+def make_metrics_fn(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[[Split, tree.Flat, tree.Flat], dict[str, float]]:
     """Returns a function from (split, trainable, frozen) to metrics, compiled once per shape."""
-    judge = build_judge(config, scorer, placement, kept)
+    judge = make_evaluate_fn(config, scorer, placement, kept)
     return lambda *given: judge(*given)[0]
 
 
-def build_judge(
+def make_evaluate_fn(
     config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Answers]]:
     """Returns a function from (split, trainable, frozen) to metrics and answers.

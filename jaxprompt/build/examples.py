@@ -6,9 +6,21 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxprompt.build.method import head_of
-from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
-from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
+from jaxprompt.build.method import get_head
+from jaxprompt.build.notes import (
+    ineffective_field_notes,
+    minus_one_notes,
+    misplaced_answer_notes,
+    moved_answer_notes,
+    odd_example_notes,
+)
+from jaxprompt.build.word_list import (
+    WordList,
+    choose_classes,
+    drop_unlisted,
+    read_words,
+    use_word_list,
+)
 from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -27,12 +39,12 @@ from jaxprompt.training.run_record import TaskData
 
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
-_OF_CUSTOM = (
+_CUSTOM_FIELDS = (
     "label", "labels", "choices", "target", "answers", "number", "limits", "tags", "scheme",
     "predicate", "entities", "offsets", "negative", "question", "candidate", "candidates",
     "placeholder",
 )  # fmt: skip
-_ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
+_CLASSLESS_PROTOCOLS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(config: TaskConfig) -> Task:
@@ -44,12 +56,12 @@ def read_task(config: TaskConfig) -> Task:
     label_words = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
     _check_vocabulary(config)
     if config.name == "custom":
-        names = (*_OF_CUSTOM, "markers", "metric", "option", "positive")
+        names = (*_CUSTOM_FIELDS, "markers", "metric", "option", "positive")
         columns = {name: getattr(config, name) for name in names}
         spaced = config.spaced != "false"
         return custom_task(fields=config.fields, words=label_words, spaced=spaced, **columns)
     task = get_task(config.name)
-    _check_known(config, task)
+    _check_custom_fields(config, task)
     if label_words and len(label_words) != len(task.labels):
         raise InputError(
             f"task.words has {len(label_words)} entries for {len(task.labels)} classes of "
@@ -67,7 +79,7 @@ def read_task(config: TaskConfig) -> Task:
         markers=config.markers or task.markers,
         labels=config.labels if task.kind == "tags" and config.labels else task.labels,
     )
-    task = _as_written(check_task(task), config)
+    task = _apply_spelling(check_task(task), config)
     if not label_words:
         return task
     first = tuple(entry[0] for entry in label_words)
@@ -86,10 +98,10 @@ def _check_vocabulary(config: TaskConfig) -> None:
         )
 
 
-def _check_known(config: TaskConfig, task: Task) -> None:
+def _check_custom_fields(config: TaskConfig, task: Task) -> None:
     """Raises InputError for a field that only a custom task uses."""
     read = ("fields",) * (config.form in TASKS) + ("labels",) * (task.kind == "tags")
-    for name in ("fields", *_OF_CUSTOM):
+    for name in ("fields", *_CUSTOM_FIELDS):
         value = getattr(config, name)
         if name not in read and value not in (getattr(TaskConfig(), name), getattr(task, name)):
             raise InputError(
@@ -99,12 +111,12 @@ def _check_known(config: TaskConfig, task: Task) -> None:
             )
 
 
-def asked_task(config: RunConfig) -> Task:
+def config_task(config: RunConfig) -> Task:
     """Returns the task of a config, see `read_task`."""
     return read_task(config.task)
 
 
-def in_form(config: RunConfig, task: Task) -> Task:
+def apply_form(config: RunConfig, task: Task) -> Task:
     """Formats the task as a pre-training task if task.form names one.
 
     Raises:
@@ -118,7 +130,7 @@ def in_form(config: RunConfig, task: Task) -> Task:
                 f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
             )
         return task
-    if not head_of(config).READS_WORDS:
+    if not get_head(config).READS_WORDS:
         raise InputError(
             f"task.form={block.form} answers with label words, which head.name={config.head.name} "
             "does not use; set head.name=verbalizer"
@@ -131,16 +143,16 @@ def in_form(config: RunConfig, task: Task) -> Task:
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
     made = ask(task, block.form, pattern, texts=texts, query=block.template)
-    return _as_written(made, block)
+    return _apply_spelling(made, block)
 
 
-def _as_written(task: Task, config: TaskConfig) -> Task:
+def _apply_spelling(task: Task, config: TaskConfig) -> Task:
     """Applies how a config writes options and label words."""
     spaced = task.spaced if config.spaced == "" else config.spaced == "true"
     return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
 
-def check_tunes(config: RunConfig) -> None:
+def check_prompt_tuning(config: RunConfig) -> None:
     """Raises InputError if a config is for pre-training, or for several tasks."""
     if config.objective.name:
         raise InputError(
@@ -194,7 +206,7 @@ class _DataSet:
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if config.task.vocabulary:
-            rows, count = keep_known(task, rows)
+            rows, count = drop_unlisted(task, rows)
             self.left_out.append(f"{split} {count}")
         return rows
 
@@ -215,19 +227,19 @@ def read_examples(
     Raises:
       InputError: if dev is wanted and there is none.
     """
-    check_tunes(config)
+    check_prompt_tuning(config)
     data, data_set = config.data, _DataSet(config, given)
-    if makes_dev(data) and data.files.dev and "dev" in wanted:
+    if samples_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol.name} splits dev off the training examples, so "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(config.task) if record is None else record.task
     splits: dict[str, list[Example]] = {}
-    notes = tell_unread(config)
+    notes = ineffective_field_notes(config)
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
-        task, notes = with_words(task, vocabulary), [*notes, vocabulary.tell()]
+        task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.tell()]
     drawn = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
@@ -236,7 +248,7 @@ def read_examples(
         # Dev and test are read by the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
-    task = in_form(config, task) if record is None else task
+    task = apply_form(config, task) if record is None else task
     if config.task.positive and not task.positive_message:
         notes.append(
             f"task.positive={brief(config.task.positive)} has no effect: task.metric is "
@@ -249,18 +261,18 @@ def read_examples(
         if name not in splits and data_set.has(task, name):
             rows = data_set.read(task, name)
             # Benchmarks hide the labels of their test files, which `predict --format` is for.
-            if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
+            if name == "test" and {"train", "dev"} <= set(wanted) and not _has_labels(task, rows):
                 read_example(task, rows[0], rows.origin(0), need_label=False)  # has it the columns?
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
             # Answers to what is only scored are compared by their words.
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
-            notes += tell_misplaced(name, examples) if task.kind == "spans" else []
+            notes += misplaced_answer_notes(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), given))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
-    notes += tell_odd(splits)
+    notes += odd_example_notes(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     if data_set.left_out:
         left_out = ", ".join(data_set.left_out)
@@ -273,10 +285,10 @@ def _train_splits(
 ) -> tuple[dict[str, list[Example]], list[str]]:  # fmt: skip
     """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
     examples = read_all(task, rows, rows.origin)
-    notes = tell_moved(examples)
+    notes = moved_answer_notes(examples)
     if not (config.task.labels or task.hub):
-        notes += tell_minus_one(task, examples)
-    split = _draw(config.data, task, examples, rows)
+        notes += minus_one_notes(task, examples)
+    split = _sample_split(config.data, task, examples, rows)
     if split is None:
         return {"train": examples}, notes
     splits = {"train": [examples[i] for i in split.train]}
@@ -290,7 +302,7 @@ def _no_dev_message(
     config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
 ) -> str:  # fmt: skip
     """Returns why a run has no dev examples; `train` is the number of training examples."""
-    if makes_dev(config.data):
+    if samples_dev(config.data):
         protocol = config.data.protocol
         options = [f"data.protocol.{name}" for name in protocol.declared()]
         return (
@@ -304,7 +316,7 @@ def _no_dev_message(
     )
 
 
-def _told(task: Task, rows: Rows) -> bool:
+def _has_labels(task: Task, rows: Rows) -> bool:
     return any(has_label(task, row) for row in rows)
 
 
@@ -346,7 +358,7 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     is_named = given is not None or any(data.files.paths())
     if split != "test" or is_named or data.test_split == "test":
         return split
-    if not makes_dev(data):
+    if not samples_dev(data):
         raise InputError(
             f"data.test_split={data.test_split} would report the examples that select the best "
             "prompt; sample dev from train with data.protocol (for fraction: with "
@@ -355,7 +367,7 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     return data.test_split
 
 
-def makes_dev(data: DataConfig) -> bool:
+def samples_dev(data: DataConfig) -> bool:
     """Returns whether the protocol takes dev from the training examples."""
     if isinstance(data.protocol, Fraction):
         return data.protocol.holdout > 0
@@ -367,7 +379,7 @@ def data_files(config: RunConfig) -> dict[str, Path]:
     return sources.local_files(config.data.source, config.data.files.paths())
 
 
-def read_rows(
+def read_split_rows(
     config: RunConfig, task: Task, split: str
 ) -> list[tuple[str, dict[str, object], Example]]:
     """Reads one split in the order of `read_examples`, with the rows as they are in the source.
@@ -378,7 +390,7 @@ def read_rows(
     if config.data.protocol.name and split != "test":
         rows = data_set.read(task, "train")
         read = _read_each(task, rows, "train")
-        sampled = _draw(config.data, task, [example for _, _, example in read], rows)
+        sampled = _sample_split(config.data, task, [example for _, _, example in read], rows)
         numbers = getattr(sampled, split)
         if numbers is not None:
             return [read[number] for number in numbers]
@@ -394,13 +406,13 @@ def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, 
     ]
 
 
-def _draw(
+def _sample_split(
     data: DataConfig, task: Task, examples: Sequence[Example], rows: Rows
 ) -> fewshot.SplitRows | None:
     protocol = data.protocol.name
     if not protocol:
         return None
-    if task.kind != "classes" and protocol not in _ANY_ROWS:
+    if task.kind != "classes" and protocol not in _CLASSLESS_PROTOCOLS:
         raise InputError(
             f"data.protocol={protocol} samples by class, but task {task.name} has {task.kind}; "
             "use holdout, fraction or none"

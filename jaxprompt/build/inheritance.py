@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.build.method import inherited, list_paths
+from jaxprompt.build.method import inherited_exports, list_paths
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata, PromptMetadata
@@ -18,7 +18,7 @@ from jaxprompt.prompts import Method
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
-_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
+_INIT_FIELDS = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
 _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
 
 
@@ -26,7 +26,7 @@ def check_init(config: RunConfig, dims: Dims) -> None:
     """Raises InputError if an export to initialise from has another method, form or size."""
     if config.train.init_head:
         _check_head(config)
-    for path, method in inherited(config, dims):
+    for path, method in inherited_exports(config, dims):
         held = _check_export(path, method, dims).backbone.rescale
         if held != config.backbone.rescale and method.must_match():
             raise InputError(
@@ -38,7 +38,7 @@ def check_init(config: RunConfig, dims: Dims) -> None:
 def _check_head(config: RunConfig) -> None:
     """Raises InputError if a head cannot be initialised from the export of the prompt."""
     init = config.prompt.get("init", "")
-    if not init and inherited(config):
+    if not init and inherited_exports(config):
         raise InputError(
             "train.init_head=True initialises the head from the export in prompt.init, not from "
             "that of a component; set train.init_head=False"
@@ -59,21 +59,21 @@ def _check_head(config: RunConfig) -> None:
         )
 
 
-def tell_init(config: RunConfig, dims: Dims) -> list[str]:
+def init_notes(config: RunConfig, dims: Dims) -> list[str]:
     """Describes the exports that a prompt is initialised from, and which are cut or repeated."""
     lines = []
-    for path, method in inherited(config, dims):
+    for path, method in inherited_exports(config, dims):
         metadata = read_export(path)[1]
         has, needs = metadata.hyper.get("length"), method.length
         change = ""
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt initialised from {path}{change}")
-        lines += _tell_layout(config, metadata, has_decoder=dims.decoder_layers > 0)
+        lines += _layout_notes(config, metadata, has_decoder=dims.decoder_layers > 0)
     return lines
 
 
-def _tell_layout(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bool) -> list[str]:
+def _layout_notes(config: RunConfig, metadata: PromptMetadata, *, has_decoder: bool) -> list[str]:
     """Describes where the format of a task differs from the pre-training of its prompt."""
     before = metadata.pretrained or {}
     if before.get("task") not in TASKS:
@@ -123,7 +123,7 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
     if shared is None:
         # Tokens of an input and of a decoder that stand in one table cannot be told apart.
         fixed = method.num_decoder_slots() or metadata.hyper.get("decoder") or not method.length
-        free = ("name", *_FREE) if fixed else ("name", *_FREE, "length")
+        free = ("name", *_INIT_FIELDS) if fixed else ("name", *_INIT_FIELDS, "length")
         shared = [field for field in block if field not in free]
     for field in shared:
         value = block[field]
@@ -142,7 +142,7 @@ def _check_export(path: str, method: Method, dims: Dims) -> PromptMetadata:
     return metadata
 
 
-def read_origin(path: str) -> OriginMetadata:
+def origin_metadata(path: str) -> OriginMetadata:
     """Returns the metadata of the export that a prompt is initialised from."""
     _, metadata = read_export(path)
     return OriginMetadata(
@@ -158,7 +158,7 @@ def read_origin(path: str) -> OriginMetadata:
     )
 
 
-def inherit(
+def inherit_prompt(
     config: RunConfig, fingerprint: str, labels: Sequence[str], init: str, drawn: tree.Params
 ) -> tree.Nested:
     """Returns initial parameters from exported prompts.
@@ -179,8 +179,8 @@ def inherit(
     paths = list_paths(init)
     if "rows" in drawn:
         for path in paths:
-            _check_rows(path, read_export(path)[1].task.labels, labels)
-    found = [_fit(_read(config, fingerprint, path), drawn) for path in paths]
+            _check_class_order(path, read_export(path)[1].task.labels, labels)
+    found = [_fit_lengths(_read_prompt_params(config, fingerprint, path), drawn) for path in paths]
     for path, own in zip(paths, found, strict=True):
         _check_shapes(path, own, drawn)
     if len(found) == 1:
@@ -192,7 +192,7 @@ def inherit(
     return tree.unflatten({name: x.astype(np.float32) for name, x in mean.items()})
 
 
-def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
+def _check_class_order(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
     """Raises InputError if a class has another position in the export: vectors are by position."""
     for place, label in enumerate(labels):
         if label in held and list(held).index(label) != place:
@@ -211,7 +211,7 @@ def inherit_head(
       InputError: if the export was trained on other weights, or has other classes or another form.
     """
     (path,) = list_paths(config.prompt.get("init", ""))
-    tensors, metadata = _open(fingerprint, path)
+    tensors, metadata = _read_matching(fingerprint, path)
     if metadata.task.labels != tuple(labels):
         own, other = (", ".join(names)[:60] for names in (metadata.task.labels, labels))
         raise InputError(
@@ -223,7 +223,7 @@ def inherit_head(
     return found["head"]
 
 
-def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
+def _read_matching(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     """Reads an export that was trained on these weights; returns its tensors and metadata."""
     tensors, metadata = read_export(path)
     backbone = metadata.backbone
@@ -236,23 +236,25 @@ def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], PromptMet
     return tensors, metadata
 
 
-def _read(config: RunConfig, fingerprint: str, path: str) -> tree.Nested:
-    tensors, metadata = _open(fingerprint, path)
+def _read_prompt_params(config: RunConfig, fingerprint: str, path: str) -> tree.Nested:
+    tensors, metadata = _read_matching(fingerprint, path)
     part = "prompt/"
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
     for name in arrays.keys() & {"slots", "decoder_slots"}:
-        arrays[name] = rescaled(arrays[name], metadata.backbone.rescale, config.backbone.rescale)
+        arrays[name] = rescale_vectors(
+            arrays[name], metadata.backbone.rescale, config.backbone.rescale
+        )
     is_folded = metadata.prompt.name != metadata.method
     return unfold(arrays) if is_folded else tree.unflatten(arrays)
 
 
-def rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
+def rescale_vectors(rows: np.ndarray, old: float, new: float) -> np.ndarray:
     """Rescales soft tokens: divides them by `new` instead of `old`, like the embeddings."""
     # In float64, so that what --npy multiplied comes back to the last bit but one.
     return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
 
 
-def _fit(saved: tree.Params, initial: tree.Params) -> tree.Nested:
+def _fit_lengths(saved: tree.Params, initial: tree.Params) -> tree.Nested:
     """Cuts or repeats tables that differ from those of `initial` only in the number of tokens."""
     has, needs = tree.flatten(saved), tree.flatten(initial)
     for name in [name for name in has.keys() & needs.keys() if name.endswith("table")]:

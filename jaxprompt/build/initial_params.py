@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.build.corpus import read_corpus
-from jaxprompt.build.inheritance import check_init, inherit, inherit_head, rescaled
-from jaxprompt.build.method import starts_of
-from jaxprompt.build.prompt_artifact import numbers_of, read_export, soft_tokens
+from jaxprompt.build.inheritance import check_init, inherit_head, inherit_prompt, rescale_vectors
+from jaxprompt.build.method import prompt_starts
+from jaxprompt.build.prompt_artifact import method_and_params, read_export, soft_tokens
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data.text.encoded import Split
@@ -31,7 +31,7 @@ from jaxprompt.prompts import BASE, Method, Source
 T = TypeVar("T")
 
 
-class Weights(NamedTuple):
+class InitialParams(NamedTuple):
     """The parameters of a run before its first step."""
 
     trainable: tree.Flat
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     report: load.Report
 
 
-def start(
+def init_params(
     config: RunConfig,
     scorer: Scorer,
     loaded: load.Loaded,
@@ -47,7 +47,7 @@ def start(
     placement: Placement,
     *,
     restored: bool = False,
-) -> Weights:
+) -> InitialParams:
     """Initialises prompt and head, and divides parameters into trainable (float32) and frozen.
 
     Args:
@@ -64,17 +64,17 @@ def start(
         placement=placement,
     )  # fmt: skip
     # What is frozen of them is in no checkpoint: it is made again in any case.
-    frozen = divide(config, scorer, params)[1]
+    frozen = split_params(config, scorer, params)[1]
     is_made = lambda part: not restored or any(name.startswith(part) for name in frozen)
     fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
     if not is_made("prompt/"):
         pass
     elif init := config.prompt.get("init", ""):
-        params["prompt"] = inherit(config, fingerprint, labels, init, params["prompt"])
+        params["prompt"] = inherit_prompt(config, fingerprint, labels, init, params["prompt"])
     else:
         source = _make_source(
-            config, scorer, counts, _read_tables(scorer, params, placement),
-            functools.partial(inherit, config, fingerprint, labels), fingerprint,
+            config, scorer, counts, _vector_tables(scorer, params, placement),
+            functools.partial(inherit_prompt, config, fingerprint, labels), fingerprint,
         )  # fmt: skip
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     if config.train.init_head and is_made("head/"):
@@ -83,17 +83,19 @@ def start(
         # A head's own pooler starts as that of the checkpoint.
         if "pooler" in head and "pooler" in loaded.params:
             head["pooler"] = loaded.params["pooler"]
-    trainable, frozen = divide(config, scorer, params)
+    trainable, frozen = split_params(config, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
     frozen |= put(prompt, placement.parameters(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Weights(trainable, frozen, loaded.report)
+    return InitialParams(trainable, frozen, loaded.report)
 
 
-def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree.Flat, tree.Flat]:
+def split_params(
+    config: RunConfig, scorer: Scorer, params: tree.Params
+) -> tuple[tree.Flat, tree.Flat]:
     """Divides parameters into trainable and frozen ones."""
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
@@ -113,7 +115,7 @@ def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree
 # -- rows of the vocabulary, or of a file ---------------------------------------------------------
 
 
-class _Tables(NamedTuple):
+class _VectorTables(NamedTuple):
     """What a Source reads of the backbone."""
 
     embed: Callable[[Sequence[int]], np.ndarray]
@@ -121,7 +123,7 @@ class _Tables(NamedTuple):
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-def check_start(
+def check_prompt_init(
     config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None
 ) -> None:
     """Raises InputError if a prompt cannot be initialised; needs no weights of the backbone.
@@ -129,7 +131,7 @@ def check_start(
     `shapes` are those of all parameters. prompt.init is checked by `check_init`, and a corpus
     (prompt.start=frequent) is not read.
     """
-    if config.prompt.get("init") or "frequent" in starts_of(config):
+    if config.prompt.get("init") or "frequent" in prompt_starts(config):
         return
     backbone, embed = scorer.model.backbone, scorer.model.backbone.dims.embed
     blank = lambda shape: np.zeros(shape.shape, np.float32)
@@ -140,32 +142,32 @@ def check_start(
         return jax.tree.map(blank, jax.eval_shape(run, shapes["backbone"], np.array(ids)))
 
     source = _make_source(
-        config, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
+        config, scorer, counts, _VectorTables(table, table, keys), take_over=lambda _, drawn: drawn
     )
     scorer.model.prompt.begin(jax.tree.map(blank, shapes["prompt"]), source)
 
 
-def check_all(
+def check_init_params(
     config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None,
     fingerprint: str, placement: Placement,
 ) -> tree.Flat:  # fmt: skip
-    """Raises InputError for everything that `start` would reject with these weights.
+    """Raises InputError for everything that `init_params` would reject with these weights.
 
-    See `check_start`; exports to initialise from are read. Returns the shapes of trainable
+    See `check_prompt_init`; exports to initialise from are read. Returns the shapes of trainable
     parameters.
     """
     check_init(config, scorer.model.backbone.dims)
     if init := config.prompt.get("init", ""):
-        inherit(config, fingerprint, scorer.task.labels, init, shapes["prompt"])
+        inherit_prompt(config, fingerprint, scorer.task.labels, init, shapes["prompt"])
     if config.train.init_head:
         inherit_head(config, fingerprint, scorer.task.labels, shapes["head"])
-    check_start(config, scorer, shapes, counts)
-    trainable, _ = divide(config, scorer, shapes)
+    check_prompt_init(config, scorer, shapes, counts)
+    trainable, _ = split_params(config, scorer, shapes)
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     return trainable
 
 
-def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _Tables:
+def _vector_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _VectorTables:
     backbone = scorer.model.backbone
 
     def words(params: tree.Params, ids: np.ndarray) -> jax.Array:
@@ -186,20 +188,20 @@ def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _
         found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
-    return _Tables(functools.partial(pick, words), functools.partial(pick, answers), keys)
+    return _VectorTables(functools.partial(pick, words), functools.partial(pick, answers), keys)
 
 
 def _make_source(
-    config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
+    config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _VectorTables,
     take_over: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
 ) -> Source:  # fmt: skip
     """Returns the sources that a method may initialise from.
 
-    Without `fingerprint`, exports of any backbone are read. `take_over` is `Source.inherit`.
+    Without `fingerprint`, exports of any backbone are read. `take_over` is `Source.inherit_prompt`.
     """
 
     def read(method: Method, path: str) -> np.ndarray:
-        return read_rows(path, method, config.backbone.rescale)
+        return read_soft_tokens(path, method, config.backbone.rescale)
 
     def take(path: str) -> tuple[Method, tree.Nested]:
         tensors, metadata = read_export(path)
@@ -210,7 +212,7 @@ def _make_source(
                 f"({backbone.id}), but backbone.path has {fingerprint[:12]}; use that backbone, or "
                 "another export"
             )
-        return numbers_of(path, tensors, metadata)
+        return method_and_params(path, tensors, metadata)
 
     def known_ids(table: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
         def checked(ids: Sequence[int]) -> T:
@@ -242,7 +244,7 @@ def _label_ids(scorer: Scorer) -> list[list[int]]:
     return [sum(encode(own), []) for own in words]
 
 
-def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
+def load_soft_tokens(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
     """Reads saved soft tokens: float32 [S, E = `width` if given], and the divisor they have."""
     if path.endswith(".npy"):
         return artifact.import_npy(path, width), 1.0
@@ -260,17 +262,17 @@ def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float
     return rows, metadata.backbone.rescale
 
 
-def read_rows(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
+def read_soft_tokens(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. float32 [S, E]
 
     They are divided by `rescale`, like the embeddings; those of an export may already be divided.
     The decoder's are last.
     """
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
-    rows, divided = rows_of_file(path, shape[1])
+    rows, divided = load_soft_tokens(path, shape[1])
     if rows.shape != shape:
         raise InputError(f"{path} has shape {list(rows.shape)}, but the prompt needs {list(shape)}")
-    return rescaled(rows, divided, rescale)
+    return rescale_vectors(rows, divided, rescale)
 
 
 def count_tokens(
@@ -281,7 +283,7 @@ def count_tokens(
     The text is the training examples (task) or a corpus (frequent), which is read only then.
     Returns None if the prompt is not initialised from text.
     """
-    starts = starts_of(config)
+    starts = prompt_starts(config)
     if "task" in starts:
         if train is None:
             raise ValueError("prompt.start=task counts training examples, but there are none")

@@ -6,7 +6,7 @@ These functions follow `build.backbone.open_backbone` and `build.backbone.load_w
 import dataclasses
 from collections.abc import Sequence
 
-from jaxprompt.build.backbone import shape_backbone
+from jaxprompt.build.backbone import backbone_from_config
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert import folder, random_weights
 from jaxprompt.convert.load import Loaded
@@ -19,7 +19,7 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 
-def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
+def open_untrained(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
     """Creates an untrained backbone from `config.init`, a transformers config.json.
 
     The tokenizer is that of `config.path`, "" = the folder of the config; Backbone.folder is its
@@ -31,7 +31,7 @@ def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
     """
     path = user_path(config.init)
     hf = read_json(path, "the config.json of a transformers model")
-    backbone = shape_backbone(config, path, hf, tuple(heads))
+    backbone = backbone_from_config(config, path, hf, tuple(heads))
     try:
         random_weights.check_heads(backbone.family, heads)
         describe(backbone.family, hf, heads)
@@ -45,7 +45,7 @@ def open_config(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
     return backbone._replace(folder=where, tokenizer=tokenizer)
 
 
-def draw_weights(
+def random_backbone(
     backbone: Backbone, placement: Placement, seed: int, *, part: str = "backbone"
 ) -> tuple[Backbone, Loaded]:
     """Randomly initialises all weights of a backbone.
@@ -57,10 +57,10 @@ def draw_weights(
         backbone.family, backbone.hf, sorted(cfg.model_heads), seed=seed, placement=placement,
         part=part, dtype=backbone.config.dtype, rescale=backbone.config.rescale,
     )  # fmt: skip
-    return _fitted(backbone, drawn, placement), drawn
+    return _match_loaded(backbone, drawn, placement), drawn
 
 
-def with_heads(
+def replace_heads(
     backbone: Backbone, loaded: Loaded, heads: Sequence[str], placement: Placement, seed: int, *,
     part: str = "backbone",
 ) -> tuple[Backbone, Loaded]:  # fmt: skip
@@ -76,13 +76,13 @@ def with_heads(
     module = backbone.module
     cfg = dataclasses.replace(module.cfg, model_heads=frozenset(heads))
     backbone = backbone._replace(module=module.clone(cfg=cfg))
-    return _fitted(backbone, changed, placement), changed
+    return _match_loaded(backbone, changed, placement), changed
 
 
 def as_electra(backbone: Backbone) -> Backbone:
     """Turns a loaded BERT into one half of an ELECTRA: same trunk, other names and heads.
 
-    Call it after `build.backbone.load_weights` and before `with_heads`.
+    Call it after `build.backbone.load_weights` and before `replace_heads`.
     """
     if backbone.family == "electra":
         return backbone
@@ -95,12 +95,12 @@ def as_electra(backbone: Backbone) -> Backbone:
     hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}
     config = dataclasses.replace(backbone.config, family="electra")
     old = backbone.module.cfg
-    shaped = shape_backbone(config, backbone.folder, hf, sorted(old.model_heads))
+    shaped = backbone_from_config(config, backbone.folder, hf, sorted(old.model_heads))
     cfg = dataclasses.replace(shaped.module.cfg, rows=old.rows, tied=old.tied)
     return shaped._replace(module=shaped.module.clone(cfg=cfg), tokenizer=backbone.tokenizer)
 
 
-def _fitted(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:
+def _match_loaded(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:
     module = backbone.module
     cfg = dataclasses.replace(
         module.cfg, rows=placement.padded(module.cfg.vocab), tied=loaded.report.tied

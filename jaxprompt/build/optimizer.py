@@ -10,7 +10,7 @@ from jaxprompt.training import optim
 from jaxprompt.training.loop import Milestones
 
 
-def make_plan(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milestones:
+def make_milestones(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milestones:
     """Converts the total of the config to steps; `batch` is the mean number of examples."""
     steps = train.total_epochs * steps_per_epoch or train.total_examples / batch
     # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
@@ -19,12 +19,14 @@ def make_plan(train: TrainConfig, steps_per_epoch: int, batch: float) -> Milesto
     return Milestones(total, evaluate, train.save_steps)
 
 
-def plan_of(config: RunConfig, steps_per_epoch: int, examples: int = 0) -> Milestones:
+def config_milestones(config: RunConfig, steps_per_epoch: int, examples: int = 0) -> Milestones:
     """Converts the total of a config to steps; `examples` per epoch, 0 = all batches are full."""
-    return make_plan(config.train, steps_per_epoch, examples / steps_per_epoch or config.data.batch)
+    return make_milestones(
+        config.train, steps_per_epoch, examples / steps_per_epoch or config.data.batch
+    )
 
 
-def counts_epochs(config: RunConfig) -> bool:
+def uses_epoch_length(config: RunConfig) -> bool:
     """Returns whether the optimizer depends on the length of an epoch."""
     return isinstance(config.optim.schedule, Exponential)
 

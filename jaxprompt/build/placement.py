@@ -45,7 +45,7 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
         check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
-def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
+def kernel_notes(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
     """Returns a log line where dropout disables the device's attention kernel in training."""
     module = backbone.module
     rate = module.cfg.attention_dropout

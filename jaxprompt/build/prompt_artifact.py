@@ -11,10 +11,14 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-from jaxprompt.build.demonstrations import demos_from_metadata, demos_metadata, with_encoder
-from jaxprompt.build.method import make_kind, make_method
-from jaxprompt.build.scorer import build_scorer, layout_of
-from jaxprompt.build.tuned_backbone import without_delta
+from jaxprompt.build.demonstrations import (
+    demos_from_metadata,
+    demos_metadata,
+    replace_sentence_encoder,
+)
+from jaxprompt.build.method import cached_head, cached_method
+from jaxprompt.build.scorer import build_scorer, example_layout
+from jaxprompt.build.tuned_backbone import from_delta
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
@@ -38,7 +42,7 @@ from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
 
 
-class Exported(NamedTuple):
+class LoadedPrompt(NamedTuple):
     """A prompt ready to score."""
 
     scorer: Scorer
@@ -46,7 +50,7 @@ class Exported(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack(
+def pack_prompt(
     scorer: Scorer, trainable: tree.Flat, frozen: tree.Flat, *, backbone: BackboneConfig,
     fingerprint: str, config: RunConfig, metrics: Metrics,
 ) -> tuple[dict[str, np.ndarray], PromptMetadata]:  # fmt: skip
@@ -106,7 +110,7 @@ def make_metadata(
         task=scorer.task,
         template=scorer.template,
         label_words=scorer.verbalizer.words if scorer.verbalizer else None,
-        layout=layout_of(config, scorer.layout.num_rows),
+        layout=example_layout(config, scorer.layout.num_rows),
         generate=config.generate,
         metrics=metrics,
         seed=config.seed,
@@ -126,8 +130,8 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
     check_plugins(path, metadata.plugins or {})
     try:
-        make_kind(metadata.head)
-        _method_of(metadata)
+        cached_head(metadata.head)
+        _metadata_method(metadata)
     except (InputError, TypeError) as error:  # the second for a field that is an argument too
         raise InputError(f"{path}: {error}; export the prompt again") from error
     return tensors, metadata
@@ -158,14 +162,14 @@ def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
             )
 
 
-def _method_of(metadata: PromptMetadata) -> Method:
-    return make_method(metadata.prompt, metadata.backbone.dims)
+def _metadata_method(metadata: PromptMetadata) -> Method:
+    return cached_method(metadata.prompt, metadata.backbone.dims)
 
 
-def unpack(
+def load_prompt_export(
     path: str, *, backbone: BackboneConfig, batch: int, placement: Placement,
     force: bool = False, sentence_encoder: str = "", pretrained: str = "",
-) -> Exported:  # fmt: skip
+) -> LoadedPrompt:  # fmt: skip
     """Loads an exported prompt and its backbone.
 
     Args:
@@ -181,14 +185,14 @@ def unpack(
       InputError: if the prompt was trained on other weights, unless `force`.
     """
     tensors, metadata = read_export(path)
-    metadata = with_encoder(metadata, sentence_encoder)
+    metadata = replace_sentence_encoder(metadata, sentence_encoder)
     opened = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
     scorer = scorer_from_metadata(opened, metadata, batch, force=force)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=force)
-    tensors = with_base(path, tensors, metadata.init, scorer, pretrained)
+    tensors = with_base_params(path, tensors, metadata.init, scorer, pretrained)
     scorer = scorer.with_backbone(whole.backbone)
-    return Exported(scorer, join(path, tensors, scorer, whole), metadata)
+    return LoadedPrompt(scorer, join_params(path, tensors, scorer, whole), metadata)
 
 
 def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -> BackboneConfig:
@@ -229,7 +233,7 @@ def scorer_from_metadata(
     return scorer
 
 
-def numbers_of(
+def method_and_params(
     path: str, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Method, tree.Nested]:
     """Returns the method of an export and its nested parameters, to initialise others from.
@@ -237,7 +241,7 @@ def numbers_of(
     Raises:
       InputError: if the export that it depends on has changed.
     """
-    method = _method_of(metadata)
+    method = _metadata_method(metadata)
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     numbers = tree.unflatten(own).get("prompt", {})
     return method, method.with_base(numbers, _base_reader(path, metadata.init))
@@ -266,12 +270,12 @@ def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Tak
                 f"{path} depends on {where}, which contains another export now; restore it, or "
                 "give its new path as pretrained"
             )
-        return numbers_of(where, tensors, metadata)
+        return method_and_params(where, tensors, metadata)
 
     return take
 
 
-def with_base(
+def with_base_params(
     path: str, tensors: Mapping[str, np.ndarray], init: OriginMetadata | None, scorer: Scorer,
     moved: str = "",
 ) -> dict[str, np.ndarray]:  # fmt: skip
@@ -297,7 +301,7 @@ def with_base(
     return {**tensors, **tree.flatten({"prompt": whole})}
 
 
-def join(
+def join_params(
     path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, whole: LoadedBackbone
 ) -> tree.Nested:
     """Combines the tensors of a prompt with the backbone's parameters.
@@ -309,7 +313,7 @@ def join(
     """
     scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
     flat = tree.flatten({"backbone": loaded.params})
-    tensors = without_delta(path, tensors, flat, scorer.model.backbone.dims.vocab)
+    tensors = from_delta(path, tensors, flat, scorer.model.backbone.dims.vocab)
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     # Shapes alone: nothing is drawn that the tensors would replace.
     shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
@@ -345,7 +349,7 @@ def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
     return unfold(rows)["table"] if rows else None
 
 
-def plain_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
+def unscaled_soft_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
     """Returns soft tokens on the scale of the unmodified backbone: times `backbone.rescale`."""
     rows = soft_tokens(tensors)
     return None if rows is None else rows * np.float32(rescale)

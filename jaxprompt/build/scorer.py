@@ -1,7 +1,7 @@
 """Combines backbone, method, head and template: those of a config, or of an export."""
 
-from jaxprompt.build.backbone import ends_of, facts_of
-from jaxprompt.build.method import make_kind, make_method
+from jaxprompt.build.backbone import backbone_facts, end_token_ids
+from jaxprompt.build.method import cached_head, cached_method
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
@@ -62,7 +62,7 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     return parsed
 
 
-def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
+def task_info(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
     """Returns what a method needs to know of a task."""
     words = tuple(
         tuple(tuple(ids[ids >= 0].tolist()) for ids in own if (ids >= 0).any())
@@ -76,9 +76,9 @@ def check_fit(
     backbone: Backbone, *, prompt: OpenBlock, head: OpenBlock, max_len: int
 ) -> tuple[Method, Kind]:
     """Builds the method and the head, and checks that they and the length fit the backbone."""
-    kind = make_kind(head)
+    kind = cached_head(head)
     dims = module_for(backbone, kind).dims
-    method = make_method(prompt, dims)
+    method = cached_method(prompt, dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
         own = "" if shift >= dims.max_len else f"data.max_len to {dims.max_len - shift} or "
@@ -88,13 +88,13 @@ def check_fit(
         )
     if hasattr(backbone.module, "check_shift"):
         backbone.module.check_shift(shift)
-    kind.check_backbone(facts_of(backbone))
+    kind.check_backbone(backbone_facts(backbone))
     kind.check_length(max_len)
     kind.check_method(prompt.name, () if method.components() else method.reads)
     return method, kind
 
 
-def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
+def example_layout(config: RunConfig, choices: int = 1) -> ExampleLayout:
     """Returns how a config formats examples, where an example has at most `choices` choices."""
     data, task = config.data, config.task
     return ExampleLayout(
@@ -130,7 +130,7 @@ def build_scorer(
     """
     method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=layout.max_len)
     form, choices = layout.form, layout.choices
-    facts, slots = facts_of(backbone), method.num_slots()
+    facts, slots = backbone_facts(backbone), method.num_slots()
     kind.check_task(task)
     kind.check_form(form, facts.style)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
@@ -138,7 +138,7 @@ def build_scorer(
         check_chat(facts, form, demos)
         template = in_chat(tokenizer, template)
     parsed = check_template(task, template, kind, form, slots)
-    check_computed(method, prompt.name, parsed, facts.style, demos)
+    check_instance_prompt(method, prompt.name, parsed, facts.style, demos)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
     setup = TaskSetup(task, parsed, form, layout.answer, layout.eos, layout.max_target)
@@ -156,17 +156,17 @@ def build_scorer(
         num_types=segments(tokenizer, facts.types), answer=follows, option=task.option,
         entities=task.marked, markers=task.markers, lists=laid.lists,
         names=task.widest if task.options else laid.names,
-        beside=None if demos is None else how_beside(demos, laid, tokenizer),
+        beside=None if demos is None else demo_format(demos, laid, tokenizer),
     )  # fmt: skip
     batches = Layout(
         batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.padding_side,
-        multiple=layout.multiple, ends=ends_of(backbone, laid.specials),
+        multiple=layout.multiple, ends=end_token_ids(backbone, laid.specials),
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         # Choices that the template lists stand in one row.
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
-    method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
+    method = with_task(method, task_info(task, choices, laid.verbalizer, laid.specials))
     kind.check_rows(prompt.name, method.num_rows())
     last_layer = backbone.config.last_layer
     heads = method.modules() | laid.modules
@@ -192,7 +192,7 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
         )
 
 
-def check_computed(
+def check_instance_prompt(
     method: Method, name: str, template: Template, style: str, demos: Demonstrations | None
 ) -> None:
     """Raises InputError if a prompt that is computed from the input does not fit the template.
@@ -215,7 +215,7 @@ def check_computed(
         )
 
 
-def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> Beside:
+def demo_format(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> Beside:
     """Returns how demonstrations are formatted, each with the first word of its class.
 
     For a left-to-right model they precede the example, and each ends with a line break. For a

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt.build.backbone import facts_of, load_weights, open_backbone
+from jaxprompt.build.backbone import backbone_facts, load_weights, open_backbone
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
@@ -68,7 +68,7 @@ class SentenceEncoder:
         encoder = ExampleEncoder(
             tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
             max_len=self._max_len, needs_mask=False,
-            num_types=facts_of(self._opened).types,
+            num_types=backbone_facts(self._opened).types,
         )  # fmt: skip
         return encoder, specials.pad
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxprompt.build.backbone import open_backbone
-from jaxprompt.build.demonstrations import demos_of, fingerprint_of
+from jaxprompt.build.demonstrations import encoder_fingerprint, make_demos
 from jaxprompt.build.examples import Examples, read_examples
 from jaxprompt.build.inheritance import check_init
-from jaxprompt.build.method import head_of
+from jaxprompt.build.method import get_head
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, layout_of
+from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, example_layout
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.rows import Rows
@@ -26,7 +26,7 @@ from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
 
 
-def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
+def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
@@ -42,7 +42,9 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
         )
 
 
-def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = False) -> Backbone:
+def open_checked_backbone(
+    config: RunConfig, placement: Placement, *, restored: bool = False
+) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it.
 
     So must the prompt that it is initialised from, unless it is `restored` from a checkpoint.
@@ -64,20 +66,20 @@ def scorer_from_config(
     config: RunConfig, backbone: Backbone, examples: Examples, placement: Placement
 ) -> Scorer:
     """Builds the scorer of a config."""
-    head = head_of(config)
+    head = get_head(config)
     task = head.fit_task(examples.task, examples.choices)
     style, form = backbone.module.STYLE, config.task.form
     return build_scorer(
         backbone,
         task,
-        layout_of(config, examples.choices),
+        example_layout(config, examples.choices),
         prompt=config.prompt,
         head=config.head,
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
         share=placement.share(),
-        demos=demos_of(config, task, examples.splits),
+        demos=make_demos(config, task, examples.splits),
     )
 
 
@@ -88,7 +90,7 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
         task=examples.task,
         choices=examples.choices,
         splits={name: summarize(part, labels) for name, part in examples.splits.items()},
-        sentence_encoder=fingerprint_of(scorer.demos),
+        sentence_encoder=encoder_fingerprint(scorer.demos),
         seen=scorer.model.prompt.seen,
         identity=identity_of(scorer),
         template=scorer.template,
@@ -114,7 +116,7 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
 
 
-def tell_examples(
+def example_notes(
     scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
 ) -> list[str]:
     """Describes the labels and their counts, truncated texts, and entities that are not marked.
@@ -139,10 +141,10 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 
 def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
     """Returns the terms of the loss: the head's, and the method's."""
-    return head_of(config).objectives(config.optim.label_smoothing) + model.prompt.objectives()
+    return get_head(config).objectives(config.optim.label_smoothing) + model.prompt.objectives()
 
 
-def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
+def cache_shared_prefix(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
     # Cached states are of whole rows.
     return (
@@ -176,5 +178,5 @@ def prepare_task(
     examples = read_examples(config, given=rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
-    check_room(config, scorer, splits)
+    check_generation_length(config, scorer, splits)
     return EncodedTask(examples, scorer, splits)

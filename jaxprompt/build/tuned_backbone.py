@@ -32,7 +32,7 @@ def tuned_names(tensors: Iterable[str]) -> list[str]:
     return sorted(name.removeprefix(_DELTA) for name in own)
 
 
-def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str) -> Delta:
+def to_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str) -> Delta:
     """Replaces tuned weights by their differences from the backbone.
 
     A difference is float16, with an error of at most 2**-11 of it or 3e-8. For a table of which
@@ -44,7 +44,7 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
         float32, or a difference exceeds the range of float16.
     """
     base, found = tree.flatten({"backbone": whole.loaded.params}), dict(tensors)
-    names = _need_tuned(tensors, flag)
+    names = _require_tuned(tensors, flag)
     if (dtype := whole.backbone.config.dtype) != "float32":
         raise InputError(
             f"{flag}: differences need float32 weights, but the backbone is loaded in "
@@ -63,17 +63,17 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
         if moved.ndim > 1 and 2 * len(rows) < len(moved):
             parts = {_DELTA + name: moved[rows].astype(np.float16), _ROWS + name: rows}
         # What a reader will get, to tell how far the rounding moves it.
-        back = _apply(start, parts[_DELTA + name], parts.get(_ROWS + name))
+        back = _add_delta(start, parts[_DELTA + name], parts.get(_ROWS + name))
         error = max(error, float(np.abs(back - end).max(initial=0.0)))
         before, after = before + end.nbytes, after + sum(x.nbytes for x in parts.values())
         found |= parts
     return Delta(found, before, after, error)
 
 
-def without_delta(
+def from_delta(
     path: str, tensors: Mapping[str, np.ndarray], base: tree.Flat, vocab: int
 ) -> dict[str, np.ndarray]:
-    """Replaces differences by tuned weights in float32; the inverse of `as_delta`.
+    """Replaces differences by tuned weights in float32; the inverse of `to_delta`.
 
     Args:
       path: the export, for messages.
@@ -107,18 +107,18 @@ def without_delta(
                 f"{path}: {_DELTA}{name} is {list(moved.shape)}, but the backbone needs "
                 f"{list(wanted)} and row numbers below {len(start)}; export the prompt again"
             )
-        found[name] = _apply(start, moved, rows)
-    return {name: _filled_up(x, base.get(name), vocab) for name, x in found.items()}
+        found[name] = _add_delta(start, moved, rows)
+    return {name: _pad_vocab(x, base.get(name), vocab) for name, x in found.items()}
 
 
-def _filled_up(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
+def _pad_vocab(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
     """Adds zero rows to a table of the vocabulary, up to those that the backbone has there."""
     if leaf is None or x.shape[:1] != (vocab,) or len(leaf) <= vocab:
         return x
     return np.pad(x, [(0, len(leaf) - vocab), *[(0, 0)] * (x.ndim - 1)])
 
 
-def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
+def _require_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
     if names := [name for name in tensors if name.startswith(_TUNED)]:
         return names
@@ -127,7 +127,7 @@ def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     raise InputError(f"{flag}: the run did not tune the backbone; export without it")
 
 
-def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+def _add_delta(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
     if rows is None:
         return start + moved.astype(np.float32)
     # The backbone's own array may be shared with other prompts.
@@ -147,7 +147,7 @@ def save_tuned(
     Raises:
       InputError: as `save_backbone`; also, naming `flag`, if no backbone weight was tuned.
     """
-    _need_tuned(tensors, flag)
+    _require_tuned(tensors, flag)
     check_loadable(whole.backbone.family, f"export without {flag}, or with --delta")
     base = tree.flatten({"backbone": whole.loaded.params})
     if any(map(tree.is_plane, base)):

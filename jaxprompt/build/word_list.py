@@ -80,12 +80,12 @@ def choose_classes(
     return WordList(labels, () if values == labels else values, len(words), several)
 
 
-def with_words(task: Task, known: WordList) -> Task:
+def use_word_list(task: Task, known: WordList) -> Task:
     """Uses the words of a list as the classes of a task."""
     return check_task(replace(task, labels=known.labels, values=known.values))
 
 
-def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
+def drop_unlisted(task: Task, rows: Rows) -> tuple[Rows, str]:
     """Removes the rows whose label is not in the list; returns the others, and "N of M" removed.
 
     Invalid labels stay, and reading the examples rejects them.

@@ -61,9 +61,9 @@ def evaluate(
     Raises:
       InputError: if the split is unknown or missing.
     """
-    from jaxprompt.build.evaluation import build_judge
+    from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
-    from jaxprompt.build.task import share_front
+    from jaxprompt.build.task import cache_shared_prefix
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
@@ -82,10 +82,10 @@ def evaluate(
     # Scored all the same, with a message: the files may have been fixed since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
-    scorer, part = share_front(config, trained.scorer), trained.splits[split]
+    scorer, part = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read(config, scorer, split, prefix) if output else []
-    judge = build_judge(config, scorer, trained.placement)
+    judge = make_evaluate_fn(config, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
     if place:
         _write(place, scorer, records, part, found, prefix)
@@ -185,10 +185,10 @@ def _check_split(split: str) -> None:
 
 def _read(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
-    from jaxprompt.build.examples import read_rows
+    from jaxprompt.build.examples import read_split_rows
     from jaxprompt.data.sources.records import Record, check_columns
 
-    found = read_rows(config, scorer.task, split)
+    found = read_split_rows(config, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
     check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records

@@ -87,7 +87,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     Raises:
       InputError: if there is no finished run.
     """
-    from jaxprompt.build.notes import fields_read
+    from jaxprompt.build.notes import effective_fields
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import FREE
     from jaxprompt.training.run_folder import read_result
@@ -100,7 +100,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         raise InputError(
             f"{folder} contains no finished run (no {_RESULT}); give a folder of workdirs"
         )
-    leaves = [fields_read(load_config(str(path / _CONFIG))) for path in workdirs]
+    leaves = [effective_fields(load_config(str(path / _CONFIG))) for path in workdirs]
     # The path of the backbone may change within a workdir, but distinguishes runs in a table.
     free = tuple(name for name in FREE if name != "backbone.path")
     fields = dict.fromkeys(

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.build.evaluation import build_judge
+from jaxprompt.build.evaluation import make_evaluate_fn
 from jaxprompt.build.examples import SPLITS
-from jaxprompt.build.method import starts_of
+from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.task import KINDS
@@ -181,7 +181,7 @@ def _has_soft_tokens(prompt: Method) -> bool:
 def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
     """Restores a run; with the training examples if its prompt was initialised from them."""
     trained = None
-    if "task" in starts_of(config):
+    if "task" in prompt_starts(config):
         with contextlib.suppress(InputError):  # they may not exist any more
             trained = restore(config, workdir, [split, "train"])
     trained = trained or restore(config, workdir, [split])
@@ -356,7 +356,7 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
             "Each example has its own choices, so the classes have no names."
         )
         return
-    judge = build_judge(config, scorer, trained.placement)
+    judge = make_evaluate_fn(config, scorer, trained.placement)
     weights = trained.weights
     try:
         measured, scores = judge(split, weights.trainable, weights.frozen)

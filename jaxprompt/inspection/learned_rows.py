@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights, open_backbone
-from jaxprompt.build.initial_params import count_tokens, start
-from jaxprompt.build.method import starts_of
+from jaxprompt.build.initial_params import count_tokens, init_params
+from jaxprompt.build.method import prompt_starts
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
     scorer, weights = trained.scorer, trained.weights
     if not weights.trainable:
         return {}, ""
-    texts = [start for start in starts_of(config) if start in FROM_TEXT]
+    texts = [start for start in prompt_starts(config) if start in FROM_TEXT]
     if texts and "train" not in trained.splits:
         return None, f"prompt.start={texts[0]} needs its text, which is not read here"
     # Other examples may give other initial words.
@@ -73,7 +73,7 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
         else:
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
         counts = count_tokens(config, trained.splits.get("train"), _no_corpus)
-        return start(config, scorer, loaded, counts, trained.placement).trainable, ""
+        return init_params(config, scorer, loaded, counts, trained.placement).trainable, ""
     except InputError as error:  # an export or a file that does not exist any more
         return None, str(error)
 

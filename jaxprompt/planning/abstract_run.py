@@ -11,12 +11,12 @@ from typing import Any, cast
 import jax
 from flax import linen as nn
 
-from jaxprompt.build.backbone import open_backbone, shape_backbone
+from jaxprompt.build.backbone import backbone_from_config, open_backbone
 from jaxprompt.build.check import check_config
-from jaxprompt.build.examples import Examples, in_form, read_task
-from jaxprompt.build.method import head_of
+from jaxprompt.build.examples import Examples, apply_form, read_task
+from jaxprompt.build.method import get_head
 from jaxprompt.build.scorer import check_fit
-from jaxprompt.build.task import build_objectives, scorer_from_config, share_front
+from jaxprompt.build.task import build_objectives, cache_shared_prefix, scorer_from_config
 from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.folder import is_hub_id
 from jaxprompt.data.tasks.readers.reading import with_labels
@@ -119,7 +119,7 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
     if not has_file and not is_gguf(backbone.folder):
         pieces = OnePiece(config.backbone.sentinel)  # it has the tokenizer methods of a plan
         backbone = backbone._replace(tokenizer=cast(Tokenizer, pieces))
-        if head_of(config).READS_WORDS:
+        if get_head(config).READS_WORDS:
             notes += ("no tokenizer on this machine: one subword per label word is assumed",)
     if config.mesh.slices > 1:
         config = config.replace({"mesh.slices": 1})  # simulated devices are one slice
@@ -136,7 +136,7 @@ def open_run(config: RunConfig, device: Device | None = None) -> AbstractRun:
         task, example, more = _longest(config)
         examples = Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = scorer_from_config(config, backbone, examples, alone)
-        scorer = share_front(config, scorer)
+        scorer = cache_shared_prefix(config, scorer)
         model, objectives = scorer.model, build_objectives(config, scorer.model)
     widens = device is not None and not device.bfloat16
     if device is not None and widens and config.backbone.dtype == "bfloat16":
@@ -198,7 +198,7 @@ def find_backbone(config: BackboneConfig) -> tuple[Backbone, tuple[str, ...]]:
             raise InputError(
                 f"{why}; use files or a model with published shapes, {nearest(name, published())}"
             ) from error
-    backbone = shape_backbone(config, Path(name), known.hf, known.heads)
+    backbone = backbone_from_config(config, Path(name), known.hf, known.heads)
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
@@ -243,7 +243,7 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
     if task.kind == "tags" and not task.labels:
         task = dataclasses.replace(task, labels=task.values or labels_of("X"))
         notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
-    if (made := head_of(config).made_up(task, text, config.data.max_target)) is not None:
+    if (made := get_head(config).made_up(task, text, config.data.max_target)) is not None:
         return task, made, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES
@@ -255,7 +255,7 @@ def _longest(config: RunConfig) -> tuple[Task, Example, tuple[str, ...]]:
         task = dataclasses.replace(task, positive="")
         task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
         notes += ("2 classes are assumed; task.labels names them",)
-    task = in_form(config, task)
+    task = apply_form(config, task)
     layouts = (config.task.template, task.template, task.causal, task.text, task.plain)
     parts = [part for layout in layouts for part in parse(layout).parts]
     whole = {part.text for part in parts if "whole" in part.modifiers}

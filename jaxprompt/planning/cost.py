@@ -18,8 +18,8 @@ import optax
 from flax import linen as nn
 
 from jaxprompt import rng, tree
-from jaxprompt.build.initial_params import divide
-from jaxprompt.build.optimizer import build_optimizer, plan_of
+from jaxprompt.build.initial_params import split_params
+from jaxprompt.build.optimizer import build_optimizer, config_milestones
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import known_options
@@ -153,7 +153,7 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
 
 
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
-    plan = plan_of(run.config, _STEPS)
+    plan = config_milestones(run.config, _STEPS)
     return build_optimizer(run.config, trainable, plan, _STEPS)
 
 
@@ -175,7 +175,7 @@ def _numbers(
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
-        trainable, frozen = divide(run.config, run.scorer, params)
+        trainable, frozen = split_params(run.config, run.scorer, params)
         return tree.cast(trainable, jnp.float32), frozen
 
     trainable, frozen = jax.eval_shape(draw, jax.random.key(0))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
-from jaxprompt.build.optimizer import plan_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
@@ -100,7 +100,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             share=share,
         )
         steps_per_epoch = -(-len(rows) // config.data.batch)
-        milestones = plan_of(config, steps_per_epoch, len(rows))
+        milestones = config_milestones(config, steps_per_epoch, len(rows))
         adapted = denoising.load_adaptable(config, backbone, placement)
         record = AdaptationRecord(
             corpus=corpus.fingerprint,
@@ -164,7 +164,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         yield from corpus.notes()
         yield tree.overview(adapted.trainable, adapted.frozen)
         yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
-        yield from tell_kernel(config, prepared.placement, adapted.backbone)
+        yield from kernel_notes(config, prepared.placement, adapted.backbone)
 
     def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""

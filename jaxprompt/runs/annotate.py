@@ -16,9 +16,9 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxprompt import signals
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
-from jaxprompt.build.corpus import need_corpus, read_corpus, tell
-from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.examples import check_tunes, read_task
+from jaxprompt.build.corpus import log_to_stderr, read_corpus, require_corpus
+from jaxprompt.build.demonstrations import has_demos
+from jaxprompt.build.examples import check_prompt_tuning, read_task
 from jaxprompt.config.run import FREE, FREE_TRAINED, RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
@@ -70,11 +70,11 @@ def check_annotator(config: RunConfig) -> None:
     Reads neither data nor a backbone.
     """
     check_config(config)
-    check_tunes(config)
+    check_prompt_tuning(config)
     if is_grid(config):
         raise InputError("config.runs defines several runs, but annotate takes one; empty it")
-    need_corpus(config)
-    if shows_demos(config):
+    require_corpus(config)
+    if has_demos(config):
         field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
         raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
@@ -236,7 +236,7 @@ def run(
         )
         if writer:
             stack.callback(writer.close)
-        say = tell if writer else lambda line: None
+        say = log_to_stderr if writer else lambda line: None
         # Only the first process has opened the file: the others learn from it where to go on.
         first = done = int(processes.gather(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import join, scorer_from_metadata
+from jaxprompt.build.prompt_artifact import join_params, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
@@ -124,7 +124,7 @@ def make_bank(
             raise InputError(f"prompt {name}: {error}") from error
         _check(name, export, scorer)
         scorers.append(scorer)
-        prompt_params.append(join(export.path, export.tensors, scorer, backbone))
+        prompt_params.append(join_params(export.path, export.tensors, scorer, backbone))
     added = [_added(scorer, params) for scorer, params in zip(scorers, prompt_params, strict=True)]
     apart: dict[Any, list[int]] = {}
     for number, scorer in enumerate(scorers):

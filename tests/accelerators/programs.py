@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.build.backbone import shape_backbone
+from jaxprompt.build.backbone import backbone_from_config
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import MaskedLM, OnText, PrefixLM, RunConfig, SpanCorruption
@@ -113,7 +113,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
     c = open_config(path, place, backbone__path=name, **fields)
     known, head = published()[name], NEEDS[c.objective.name][1]
     open_as = lambda hf, family, heads: (
-        shape_backbone(c.backbone.replace({"family": family}), Path(name), hf, heads).module
+        backbone_from_config(c.backbone.replace({"family": family}), Path(name), hf, heads).module
     )
     module = open_as(known.hf, "", (head,))
     module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_pieces import KINDS, write_pieces
 
-from jaxprompt.build.scorer import how_beside
+from jaxprompt.build.scorer import demo_format
 from jaxprompt.data.text.demos import DemoSettings
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import load_tokenizer
@@ -23,7 +23,7 @@ def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
     settings = SimpleNamespace(
         per_class=0, total=0, exact=2, max_demo_tokens=0, max_example_tokens=0
     )
-    beside = how_beside(SimpleNamespace(settings=settings), laid, tokenizer)
+    beside = demo_format(SimpleNamespace(settings=settings), laid, tokenizer)
     assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
     assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
 
@@ -32,4 +32,4 @@ def test_a_head_without_label_words_shows_none():
     settings = DemoSettings(1, 0, 0, 1, 1.0, "", 0, 0, 0)
     laid = SimpleNamespace(specials=None, verbalizer=None, head=SimpleNamespace(name="linear"))
     with pytest.raises(InputError, match="linear"):
-        how_beside(SimpleNamespace(settings=settings), laid, None)
+        demo_format(SimpleNamespace(settings=settings), laid, None)

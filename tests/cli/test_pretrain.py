@@ -28,7 +28,7 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.build.prompt_artifact import unpack
+from jaxprompt.build.prompt_artifact import load_prompt_export
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
@@ -173,7 +173,9 @@ def unpacked(workdir):
     block = load_config(str(workdir / "config.json")).backbone
     placement = make_placement(1, 1)
     block = replace(block, path="")
-    return unpack(str(workdir / "export"), backbone=block, batch=16, placement=placement)
+    return load_prompt_export(
+        str(workdir / "export"), backbone=block, batch=16, placement=placement
+    )
 
 
 def held_out_rows(workdir):

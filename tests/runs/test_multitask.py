@@ -36,7 +36,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
 
     scored, exported = [], []
     score = lambda split, tasks, scores, numbers, frozen: scored.append((split, scores)) or {}
-    monkeypatch.setattr(multitask, "build_measure", build_measure)
+    monkeypatch.setattr(multitask, "make_metrics_fn", build_measure)
     monkeypatch.setattr(multitask, "_score", score)
     train, prompt = SimpleNamespace(test=True), SimpleNamespace(name="prefix")
     work = SharedTuning(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.build.examples import check_tunes
+from jaxprompt.build.examples import check_prompt_tuning
 from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
@@ -67,7 +67,7 @@ class RunKind(NamedTuple):
 
 
 KINDS = {  # by command
-    "train": RunKind(check_tunes, tune.prepare),
+    "train": RunKind(check_prompt_tuning, tune.prepare),
     "pretrain": RunKind(check_ppt, pretrain.prepare),
 }
 

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import load_weights
-from jaxprompt.build.evaluation import build_measure
+from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.examples import examples_key
-from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
-from jaxprompt.build.method import method_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.method import get_method
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
+    example_notes,
     longest_batch,
-    open_fitting,
-    tell_examples,
+    open_checked_backbone,
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
@@ -68,8 +68,8 @@ def prepare(
     """
     config = runs[0].config
     placement = build_placement(config)
-    # What each run starts from is checked for it alone, see `check_start`.
-    backbone = open_fitting(config, placement, restored=True)
+    # What each run starts from is checked for it alone, see `check_prompt_init`.
+    backbone = open_checked_backbone(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     pairs = _read_inputs(runs, placement, backbone, failed)
     backbone, loaded = load_weights(backbone, placement)
@@ -78,7 +78,7 @@ def prepare(
     members = []
     for run, shared_inputs in pairs:
         inputs = shared_inputs.inputs
-        prompt, asks = method_of(run.config, backbone.module.dims), _asks(inputs.scorer)
+        prompt, asks = get_method(run.config, backbone.module.dims), _asks(inputs.scorer)
         if asks != _asks(pairs[0][1].inputs.scorer):
             failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
@@ -92,7 +92,7 @@ def prepare(
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.config.path} ({backbone.family})"]
-    says += tell_kernel(config, placement, backbone)
+    says += kernel_notes(config, placement, backbone)
     says += _example_lines([shared_inputs for _, shared_inputs in pairs])
     objectives = build_objectives(config, members[0].model) if members else []
     shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
@@ -112,7 +112,7 @@ def _read_inputs(
         try:
             if key not in shared_inputs:
                 inputs = read_inputs(run.config, placement, backbone)
-                lines = tell_examples(inputs.scorer, inputs.splits, inputs.notes)
+                lines = example_notes(inputs.scorer, inputs.splits, inputs.notes)
                 # A split that is the same in all runs is laid out once.
                 splits = {
                     name: splits_by_digest.setdefault((name, part.digest()), part)
@@ -158,12 +158,12 @@ def _keep(
     Raises InputError if a run cannot cache states, or all exceed the limit.
     """
     plan = KeepingPlan(config, placement, workdir, several=True)
-    weights: dict[int, Weights] = {}  # of equal models, whose numbers do not matter here
+    weights: dict[int, InitialParams] = {}  # of equal models, whose numbers do not matter here
     cached_members = []
     for member in members:
         config_of_run, model = member.run.config, id(member.model)
         if plan.keeps and model not in weights:
-            weights[model] = start(
+            weights[model] = init_params(
                 config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
         cache = plan.add(member.scorer, member.held, weights.get(model))
@@ -268,7 +268,7 @@ class SplitScorer:
         """Generates the texts of each run, one run after another."""
         if self._texts is None:
             config, scorer = self._shared.config, members[0].scorer
-            self._texts = build_measure(config, scorer, self._shared.placement)
+            self._texts = make_metrics_fn(config, scorer, self._shared.placement)
         programs = self._programs
         scores: list[dict[str, float] | InputError] = []
         for row, member in enumerate(members):
