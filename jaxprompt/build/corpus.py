@@ -37,9 +37,14 @@ def learn_tokenizer(
     """Trains a tokenizer of `size` tokens on the corpus of a checked config, and saves it."""
     require_corpus(config)
     return train_tokenizer(
-        family, config.corpus.path, folder, size, text_settings(config), lowercase=lowercase,
+        family,
+        config.corpus.path,
+        folder,
+        size,
+        text_settings(config),
+        lowercase=lowercase,
         cache_dir=config.data.cache_dir or None,
-    )  # fmt: skip
+    )
 
 
 def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str | Path) -> Corpus:

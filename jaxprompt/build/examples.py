@@ -239,7 +239,7 @@ def read_examples(
     notes = ineffective_field_notes(config)
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
-        task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.tell()]
+        task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.message()]
     drawn = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":

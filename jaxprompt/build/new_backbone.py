@@ -54,9 +54,15 @@ def random_backbone(
     """
     cfg = backbone.module.cfg
     drawn = random_weights.draw_backbone(
-        backbone.family, backbone.hf, sorted(cfg.model_heads), seed=seed, placement=placement,
-        part=part, dtype=backbone.config.dtype, rescale=backbone.config.rescale,
-    )  # fmt: skip
+        backbone.family,
+        backbone.hf,
+        sorted(cfg.model_heads),
+        seed=seed,
+        placement=placement,
+        part=part,
+        dtype=backbone.config.dtype,
+        rescale=backbone.config.rescale,
+    )
     return _match_loaded(backbone, drawn, placement), drawn
 
 
@@ -70,9 +76,16 @@ def replace_heads(
     report lists the new heads as `fresh`.
     """
     changed = random_weights.with_heads(
-        loaded, backbone.family, backbone.hf, heads, seed=seed, placement=placement, part=part,
-        dtype=backbone.config.dtype, rescale=backbone.config.rescale,
-    )  # fmt: skip
+        loaded,
+        backbone.family,
+        backbone.hf,
+        heads,
+        seed=seed,
+        placement=placement,
+        part=part,
+        dtype=backbone.config.dtype,
+        rescale=backbone.config.rescale,
+    )
     module = backbone.module
     cfg = dataclasses.replace(module.cfg, model_heads=frozenset(heads))
     backbone = backbone._replace(module=module.clone(cfg=cfg))
