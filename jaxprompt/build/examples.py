@@ -82,9 +82,9 @@ def read_task(config: TaskConfig) -> Task:
     task = _apply_spelling(check_task(task), config)
     if not label_words:
         return task
-    first = tuple(entry[0] for entry in label_words)
-    # Words that are given serve every kind of backbone: the task's own for causal ones go.
-    return dataclasses.replace(task, words=label_words, causal_words=(), targets=first)
+    targets = tuple(entry[0] for entry in label_words)
+    # The words of a config are used by every kind of backbone, instead of the task's causal words.
+    return dataclasses.replace(task, words=label_words, causal_words=(), targets=targets)
 
 
 def _check_vocabulary(config: TaskConfig) -> None:
@@ -100,20 +100,16 @@ def _check_vocabulary(config: TaskConfig) -> None:
 
 def _check_custom_fields(config: TaskConfig, task: Task) -> None:
     """Raises InputError for a field that only a custom task uses."""
-    read = ("fields",) * (config.form in TASKS) + ("labels",) * (task.kind == "tags")
+    allowed = {"fields"} if config.form in TASKS else set()
+    allowed |= {"labels"} if task.kind == "tags" else set()
     for name in ("fields", *_CUSTOM_FIELDS):
         value = getattr(config, name)
-        if name not in read and value not in (getattr(TaskConfig(), name), getattr(task, name)):
+        if name not in allowed and value not in (getattr(TaskConfig(), name), getattr(task, name)):
             raise InputError(
                 f"task.{name}={brief(value)} is only valid with task.name=custom, but "
                 f"task.name={task.name}; leave it out, or set task.name=custom with the columns of "
                 "your file"
             )
-
-
-def config_task(config: RunConfig) -> Task:
-    """Returns the task of a config, see `read_task`."""
-    return read_task(config.task)
 
 
 def apply_form(config: RunConfig, task: Task) -> Task:
@@ -142,12 +138,12 @@ def apply_form(config: RunConfig, task: Task) -> Task:
         )
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
-    made = ask(task, block.form, pattern, texts=texts, query=block.template)
-    return _apply_spelling(made, block)
+    ppt_task = ask(task, block.form, pattern, texts=texts, query=block.template)
+    return _apply_spelling(ppt_task, block)
 
 
 def _apply_spelling(task: Task, config: TaskConfig) -> Task:
-    """Applies how a config writes options and label words."""
+    """Applies the format of options and label words of a config."""
     spaced = task.spaced if config.spaced == "" else config.spaced == "true"
     return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
@@ -174,8 +170,8 @@ def check_prompt_tuning(config: RunConfig) -> None:
 class Examples(NamedTuple):
     """The splits of a run, read and divided, not yet encoded."""
 
-    task: Task  # with its labels found
-    choices: int  # the most that an example has, 1 where the task has none
+    task: Task  # with the labels of the training data
+    choices: int  # the maximum number per example; 1 if the task has none
     splits: dict[str, list[Example]]
     notes: tuple[str, ...] = ()  # what was left out
 
@@ -213,7 +209,7 @@ class _DataSet:
 
 def read_examples(
     config: RunConfig, wanted: Sequence[str] = SPLITS, record: TaskData | None = None,
-    given: Mapping[str, Rows] | None = None,
+    in_memory: Mapping[str, Rows] | None = None,
 ) -> Examples:  # fmt: skip
     """Reads the available splits, and samples train and dev by the protocol.
 
@@ -222,13 +218,13 @@ def read_examples(
       wanted: the splits to read.
       record: the data record of a run; if given, the task is that of the run, and labels are not
         inferred from the training data.
-      given: rows by split, in place of the files in the config.
+      in_memory: rows by split, in place of the files in the config.
 
     Raises:
       InputError: if dev is wanted and there is none.
     """
     check_prompt_tuning(config)
-    data, data_set = config.data, _DataSet(config, given)
+    data, data_set = config.data, _DataSet(config, in_memory)
     if samples_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol.name} splits dev off the training examples, so "
@@ -240,12 +236,12 @@ def read_examples(
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
         task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.message()]
-    drawn = data.protocol.name and {"train", "dev"} & set(wanted)
+    needs_train = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
         has_labels = has_labels or bool(task.labels or task.choices)
-    if drawn or "train" in wanted or not has_labels:
-        # Dev and test are read by the labels of train.
+    if needs_train or "train" in wanted or not has_labels:
+        # Dev and test use the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
     task = apply_form(config, task) if record is None else task
@@ -255,22 +251,22 @@ def read_examples(
             f"{task.metric}"
         )
     if rows is not None:
-        splits, more = _train_splits(config, task, rows)
-        notes += more
+        splits, train_notes = _train_splits(config, task, rows)
+        notes += train_notes
     for name in wanted:
         if name not in splits and data_set.has(task, name):
             rows = data_set.read(task, name)
-            # Benchmarks hide the labels of their test files, which `predict --format` is for.
+            # Benchmarks hide the labels of their test files; `predict --format` writes submissions.
             if name == "test" and {"train", "dev"} <= set(wanted) and not _has_labels(task, rows):
-                read_example(task, rows[0], rows.origin(0), need_label=False)  # has it the columns?
+                read_example(task, rows[0], rows.origin(0), need_label=False)  # checks the columns
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
-            # Answers to what is only scored are compared by their words.
+            # In dev and test, answers are only compared by their words.
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
             notes += misplaced_answer_notes(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and not splits.get("dev"):
-        raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), given))
+        raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), in_memory))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     notes += odd_example_notes(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
@@ -299,15 +295,15 @@ def _train_splits(
 
 
 def _no_dev_message(
-    config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
+    config: RunConfig, task: Task, num_train: int, in_memory: Mapping[str, Rows] | None
 ) -> str:  # fmt: skip
-    """Returns why a run has no dev examples; `train` is the number of training examples."""
+    """Returns why a run has no dev examples; `num_train` is the number of training examples."""
     if samples_dev(config.data):
         protocol = config.data.protocol
-        options = [f"data.protocol.{name}" for name in protocol.declared()]
+        share_fields = [f"data.protocol.{name}" for name in protocol.declared()]
         return (
-            f"data.protocol={protocol.name} uses all {train} examples for train and leaves "
-            f"none for dev; reduce the training share: {', '.join(options)}"
+            f"data.protocol={protocol.name} uses all {num_train} examples for train and leaves "
+            f"none for dev; reduce the training share: {', '.join(share_fields)}"
         )
     source = "data.files.dev" if in_memory is None else "dev rows"
     return (
@@ -333,10 +329,10 @@ def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Exa
     """Returns the examples that a split is scored by: for f1c, one per turn of a dialogue."""
     if task.metric != "f1c":
         return examples
-    made: list[Example] = []
-    for pair, example in enumerate(examples):
-        made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
-    return made
+    turns: list[Example] = []
+    for index, example in enumerate(examples):
+        turns += turns_of(task, rows[index], example, rows.origin(index), index)
+    return turns
 
 
 def examples_key(config: RunConfig) -> str:
@@ -346,16 +342,16 @@ def examples_key(config: RunConfig) -> str:
     )
 
 
-def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None = None) -> str:
+def source_split(config: RunConfig, split: str, in_memory: Mapping[str, Rows] | None = None) -> str:
     """Returns the split of the data set that a split of the run is read from.
 
-    Files and `given` rows already have the names of the run's splits.
+    Files and `in_memory` rows already have the names of the run's splits.
 
     Raises:
       InputError: if the same examples would both select the prompt and be reported as test.
     """
     data = config.data
-    is_named = given is not None or any(data.files.paths())
+    is_named = in_memory is not None or any(data.files.paths())
     if split != "test" or is_named or data.test_split == "test":
         return split
     if not samples_dev(data):
@@ -384,25 +380,25 @@ def read_split_rows(
 ) -> list[tuple[str, dict[str, object], Example]]:
     """Reads one split in the order of `read_examples`, with the rows as they are in the source.
 
-    `task` has its labels. Returns the place of each row, the row, and its example.
+    `task` has its labels. Returns the origin (file and line) of each row, the row, and its example.
     """
     data_set = _DataSet(config, None)
     if config.data.protocol.name and split != "test":
         rows = data_set.read(task, "train")
-        read = _read_each(task, rows, "train")
-        sampled = _sample_split(config.data, task, [example for _, _, example in read], rows)
-        numbers = getattr(sampled, split)
-        if numbers is not None:
-            return [read[number] for number in numbers]
+        examples = _read_each(task, rows, "train")
+        split_rows = _sample_split(config.data, task, [example for _, _, example in examples], rows)
+        indices = getattr(split_rows, split)
+        if indices is not None:
+            return [examples[number] for number in indices]
     return _read_each(task, data_set.read(task, split), split)
 
 
 def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, object], Example]]:
-    """Reads each row of a split. Returns where it stands, the row, its example."""
-    places = [(rows.origin(number), dict(row)) for number, row in enumerate(rows)]
+    """Reads each row of a split. Returns its origin, the row, its example."""
+    origins = [rows.origin(index) for index in range(len(rows))]
     return [
-        (where, row, read_example(task, row, where, need_place=split == "train"))
-        for where, row in places
+        (origin, dict(row), read_example(task, dict(row), origin, need_place=split == "train"))
+        for origin, row in zip(origins, rows, strict=True)
     ]
 
 
@@ -419,18 +415,18 @@ def _sample_split(
         )
     labels = [example.label for example in examples]
     if task.kind != "classes" or (protocol == "holdout" and task.choices):
-        labels = [0] * len(labels)  # the place of the right choice is no class
+        labels = [0] * len(labels)  # the position of the right choice is not a class
     groups: list[Hashable] | None = None
-    keeps = fewshot.keeps_groups(data.protocol)
-    if task.question and (keeps or task.metric in QUESTION_METRICS):
-        if isinstance(data.protocol, KFold) and not keeps:
+    keeps_groups = fewshot.keeps_groups(data.protocol)
+    if task.question and (keeps_groups or task.metric in QUESTION_METRICS):
+        if isinstance(data.protocol, KFold) and not keeps_groups:
             raise InputError(
                 f"data.protocol=kfold with data.protocol.k={data.protocol.k} samples single "
                 f"candidates, but {task.metric} needs whole questions; use data.protocol.k=0, or "
                 "task.metric=accuracy"
             )
         groups = [example.question for example in examples]
-    elif task.predicate and keeps:  # a sentence is an example for each
+    elif task.predicate and keeps_groups:  # a sentence is one example per predicate
         groups = [example.words for example in examples]
     return fewshot.split(
         data.protocol, labels, data.seed, names=task.labels, groups=groups,

@@ -12,7 +12,7 @@ from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
 
-# Stands for a backbone that is not opened yet: it limits nothing.
+# A backbone without limits, for checks before the backbone is opened.
 _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
@@ -26,11 +26,11 @@ def get_method(config: RunConfig, dims: Dims = _ANY) -> Method:
     method = cached_method(config.prompt, dims)
     if config.runs.prompt_starts:
         return method
-    for own in (method, *(part.method for part in method.components())):
-        for field in _ignored_fields(own):
+    for part in (method, *(part.method for part in method.components())):
+        for field in _ignored_fields(part):
             raise InputError(
-                f"prompt.{field}={brief(getattr(own, field))} is only used with prompt.start="
-                f"{field}, but prompt.start={own.start}; set that, or leave it out"
+                f"prompt.{field}={brief(getattr(part, field))} is only used with prompt.start="
+                f"{field}, but prompt.start={part.start}; set that, or leave it out"
             )
     return method
 
@@ -42,7 +42,9 @@ def drop_ignored_fields(config: RunConfig) -> RunConfig:
 
 
 def _ignored_fields(method: Method) -> list[str]:
-    return [x for x in method.READ_BY_START if getattr(method, x) and method.start != x]
+    return [
+        field for field in method.READ_BY_START if getattr(method, field) and method.start != field
+    ]
 
 
 def prompt_starts(config: RunConfig) -> list[str]:
@@ -55,8 +57,8 @@ def prompt_files(config: RunConfig) -> list[str]:
     if config.prompt.get("init"):
         return []
     method = get_method(config)
-    parts = [part.method for part in method.components() if not part.init] or [method]
-    return sorted({part.file for part in parts if part.starts() == ["file"]})
+    methods = [part.method for part in method.components() if not part.init] or [method]
+    return sorted({part.file for part in methods if part.starts() == ["file"]})
 
 
 def list_paths(init: str) -> list[str]:

@@ -37,12 +37,12 @@ def open_untrained(config: BackboneConfig, heads: Sequence[str]) -> Backbone:
         describe(backbone.family, hf, heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    where = path.parent
+    tokenizer_folder = path.parent
     if config.path:
-        where = folder.resolve(config.path, config.revision or None)
-    tokenizer = load_tokenizer(where)
+        tokenizer_folder = folder.resolve(config.path, config.revision or None)
+    tokenizer = load_tokenizer(tokenizer_folder)
     check_vocabulary(tokenizer, backbone.module.cfg.vocab)
-    return backbone._replace(folder=where, tokenizer=tokenizer)
+    return backbone._replace(folder=tokenizer_folder, tokenizer=tokenizer)
 
 
 def random_backbone(
@@ -53,7 +53,7 @@ def random_backbone(
     `part` is the name in the tree, "backbone" or "generator": models of the same seed differ by it.
     """
     cfg = backbone.module.cfg
-    drawn = random_weights.draw_backbone(
+    loaded = random_weights.draw_backbone(
         backbone.family,
         backbone.hf,
         sorted(cfg.model_heads),
@@ -63,7 +63,7 @@ def random_backbone(
         dtype=backbone.config.dtype,
         rescale=backbone.config.rescale,
     )
-    return _match_loaded(backbone, drawn, placement), drawn
+    return _match_loaded(backbone, loaded, placement), loaded
 
 
 def replace_heads(
@@ -75,7 +75,7 @@ def replace_heads(
     Other heads are dropped: a head that is not trained with its trunk would no longer fit it. The
     report lists the new heads as `fresh`.
     """
-    changed = random_weights.with_heads(
+    new_weights = random_weights.with_heads(
         loaded,
         backbone.family,
         backbone.hf,
@@ -89,7 +89,7 @@ def replace_heads(
     module = backbone.module
     cfg = dataclasses.replace(module.cfg, model_heads=frozenset(heads))
     backbone = backbone._replace(module=module.clone(cfg=cfg))
-    return _match_loaded(backbone, changed, placement), changed
+    return _match_loaded(backbone, new_weights, placement), new_weights
 
 
 def as_electra(backbone: Backbone) -> Backbone:
@@ -104,13 +104,15 @@ def as_electra(backbone: Backbone) -> Backbone:
             f"{backbone.folder} contains {with_article(backbone.family)}; replaced-token detection "
             "needs an ELECTRA or a BERT"
         )
-    kept = {name: value for name, value in backbone.hf.items() if name != "architectures"}
-    hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}
+    fields = {name: value for name, value in backbone.hf.items() if name != "architectures"}
+    hf = fields | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}
     config = dataclasses.replace(backbone.config, family="electra")
-    old = backbone.module.cfg
-    shaped = backbone_from_config(config, backbone.folder, hf, sorted(old.model_heads))
-    cfg = dataclasses.replace(shaped.module.cfg, rows=old.rows, tied=old.tied)
-    return shaped._replace(module=shaped.module.clone(cfg=cfg), tokenizer=backbone.tokenizer)
+    cfg = backbone.module.cfg
+    electra = backbone_from_config(config, backbone.folder, hf, sorted(cfg.model_heads))
+    electra_cfg = dataclasses.replace(electra.module.cfg, rows=cfg.rows, tied=cfg.tied)
+    return electra._replace(
+        module=electra.module.clone(cfg=electra_cfg), tokenizer=backbone.tokenizer
+    )
 
 
 def _match_loaded(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:

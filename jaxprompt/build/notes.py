@@ -45,28 +45,32 @@ def _idle_field_notes(config: RunConfig, head: Kind) -> list[str]:
     method = get_method(config)
     parts = [part.method for part in method.components()] or [method]
     idle: list[tuple[str, Method | Kind, str, str]] = [
-        ("prompt", own, *names)
-        for own in parts
-        for names in idle_fields(own)
+        ("prompt", owner, *names)
+        for owner in parts
+        for names in idle_fields(owner)
         if not (config.runs.prompt_starts and names[-1] == "start")
     ]
     idle += [("head", head, *names) for names in idle_fields(head)]
-    shown = lambda value: "empty" if value == "" else value
     return [
-        f"{block}.{name}={brief(getattr(own, name))} has no effect: {block}.{other} is "
-        f"{shown(getattr(own, other))}"
-        for block, own, name, other in idle
+        f"{block}.{name}={brief(getattr(owner, name))} has no effect: {block}.{other} is "
+        f"{'empty' if getattr(owner, other) == '' else getattr(owner, other)}"
+        for block, owner, name, other in idle
     ]
 
 
 def odd_example_notes(splits: Mapping[str, Sequence[Example]]) -> list[str]:
     """Returns log lines: how many examples have no text, and which splits are equal."""
-    is_empty = lambda example: not any(map(str.strip, example.fields.values()))
-    counts = {name: sum(map(is_empty, part)) for name, part in splits.items()}
-    shown = ", ".join(f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n)
+    counts = {
+        name: sum(not any(map(str.strip, example.fields.values())) for example in examples)
+        for name, examples in splits.items()
+    }
+    empty_counts = ", ".join(
+        f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n
+    )
     pairs = itertools.combinations(splits, 2)
-    same = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
-    return [f"examples with empty texts: {shown}"] * bool(shown) + same
+    duplicates = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
+    empty = [f"examples with empty texts: {empty_counts}"] if empty_counts else []
+    return empty + duplicates
 
 
 def minus_one_notes(task: Task, examples: Sequence[Example]) -> list[str]:
@@ -85,20 +89,22 @@ def minus_one_notes(task: Task, examples: Sequence[Example]) -> list[str]:
 
 
 def moved_answer_notes(examples: Sequence[Example]) -> list[str]:
-    """Says how many questions of train have an answer that is not at its answer_start."""
-    count = sum(own.is_moved for own in examples)
+    """Returns a log line: how many training answers are not at their answer_start."""
+    count = sum(example.is_moved for example in examples)
     line = (
         f"train: {count} of {len(examples)} questions have an answer that is not at its "
         "answer_start; the nearest occurrence in the text is used"
     )
-    return [line] * (count > 0)
+    return [line] if count else []
 
 
 def misplaced_answer_notes(split: str, examples: Sequence[Example]) -> list[str]:
-    """Says how many questions have an answer that is not at its answer_start."""
-    count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
+    """Returns a log line: how many answers of a split are not at their answer_start."""
+    count = sum(
+        len(example.spans) < len(list(filter(None, example.references))) for example in examples
+    )
     line = (
         f"{split}: {count} of {len(examples)} questions have an answer that is not at its "
         "answer_start; only its words are compared"
     )
-    return [line] * (count > 0)
+    return [line] if count else []

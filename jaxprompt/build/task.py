@@ -30,7 +30,7 @@ def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[s
     """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
-    layout = scorer.layout.whole()  # every process finds the same
+    layout = scorer.layout.whole()  # the same result on every process
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
@@ -47,7 +47,8 @@ def open_checked_backbone(
 ) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it.
 
-    So must the prompt that it is initialised from, unless it is `restored` from a checkpoint.
+    The export that its prompt is initialised from must fit too, unless it is `restored` from a
+    checkpoint.
     """
     backbone = open_backbone(config.backbone)
     check_fit(
@@ -78,7 +79,7 @@ def scorer_from_config(
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
-        share=placement.share(),
+        host_share=placement.share(),
         demos=make_demos(config, task, examples.splits),
     )
 
@@ -89,7 +90,7 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
     return TaskData(
         task=examples.task,
         choices=examples.choices,
-        splits={name: summarize(part, labels) for name, part in examples.splits.items()},
+        splits={name: summarize(split, labels) for name, split in examples.splits.items()},
         sentence_encoder=encoder_fingerprint(scorer.demos),
         seen=scorer.model.prompt.seen,
         identity=identity_of(scorer),
@@ -112,8 +113,10 @@ def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatch
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     """Encodes every split; train with the target texts."""
-    parts = examples.splits.items()
-    return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+    return {
+        name: scorer.encode(split, targets=name == "train")
+        for name, split in examples.splits.items()
+    }
 
 
 def example_notes(
@@ -124,14 +127,14 @@ def example_notes(
     `notes` are those from reading the examples.
     """
     rows = {name: part.by_example() for name, part in splits.items()}
-    single = {name: part.without_samples() for name, part in splits.items()}
+    unsampled = {name: part.without_samples() for name, part in splits.items()}
     words = scorer.verbalizer.words if scorer.verbalizer else ()
-    lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
-    lines += [] if scorer.demos is None else [scorer.demos.tell()]
+    text_notes = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
+    text_notes += [] if scorer.demos is None else [scorer.demos.tell()]
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
-    own = scorer.head.tell(scorer.task, scorer.classes, single)
-    positive = [scorer.task.positive_message] if scorer.task.positive_message else []
-    return [*notes, *own, *positive, *lines, *tell_unmarked(unmarked)]
+    head_notes = scorer.head.tell(scorer.task, scorer.classes, unsampled)
+    positive_notes = [scorer.task.positive_message] if scorer.task.positive_message else []
+    return [*notes, *head_notes, *positive_notes, *text_notes, *tell_unmarked(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
@@ -146,12 +149,10 @@ def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
 
 def cache_shared_prefix(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
-    # Cached states are of whole rows.
-    return (
-        with_front(scorer)
-        if config.backbone.cache_shared_prefix and not config.cache.location
-        else scorer
-    )
+    # Cached features are those of whole sequences.
+    if config.backbone.cache_shared_prefix and not config.cache.location:
+        return with_front(scorer)
+    return scorer
 
 
 class EncodedTask(NamedTuple):
@@ -175,7 +176,7 @@ def prepare_task(
     Raises:
       InputError: if the data are invalid or do not fit.
     """
-    examples = read_examples(config, given=rows)
+    examples = read_examples(config, in_memory=rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
     check_generation_length(config, scorer, splits)

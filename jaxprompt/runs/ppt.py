@@ -239,7 +239,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
         head=config.head,
         template=template,
         batch=config.data.eval_batch,
-        share=placement.share(),
+        host_share=placement.share(),
     )
 
 
