@@ -38,7 +38,7 @@ from jaxprompt.scoring.losses import (
     full_vocabulary,
     on_targets,
 )
-from jaxprompt.training.evaluation import begin_pass
+from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
@@ -289,7 +289,7 @@ def make_step(case: Case, place: Placement):
     if case.work == "generate":
         step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
     given = state.trainable, frozen, batch
-    if begin := begin_pass(model):  # what a pass computes once for all of its batches
+    if begin := shared_prefix_fn(model):  # what a pass computes once for all of its batches
         given += (_put(jax.eval_shape(begin, *given[:2]), place.replicated),)
     return step, given, place
 

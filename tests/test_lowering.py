@@ -51,7 +51,7 @@ from jaxprompt.runs.grid.batched_steps import (
     make_group_step,
 )
 from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
-from jaxprompt.training.evaluation import begin_pass
+from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import flatten
@@ -400,7 +400,7 @@ def test_the_front_of_a_pass(target):
     place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
     place = dataclasses.replace(place, compiled_for=target)
     with standing_in(target):
-        traced = jax.jit(within(place, begin_pass(model))).trace(trainable, frozen)
+        traced = jax.jit(within(place, shared_prefix_fn(model))).trace(trainable, frozen)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
 

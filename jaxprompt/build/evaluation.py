@@ -11,7 +11,7 @@ from jaxprompt.data.text.encoded import Answers, Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.evaluation import make_answering
+from jaxprompt.training.evaluation import make_answer_fn
 from jaxprompt.training.features.cache import FeatureCache
 
 
@@ -55,7 +55,7 @@ def make_evaluate_fn(
             example = scorer.one_batch(split.rows[:1])
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
         if is_cached not in answer_fns:  # shapes are the same in every pass
-            answer_fns[is_cached] = make_answering(
+            answer_fns[is_cached] = make_answer_fn(
                 scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
         batches = feature_cache.read(split) if is_cached else eval_batches(scorer, split)

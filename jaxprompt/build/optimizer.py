@@ -38,7 +38,7 @@ def build_optimizer(
     block = config.optim
     schedule = optim.make_schedule(block.schedule, total=milestones.total, epoch=steps_per_epoch)
     parts = {name.split("/")[0] for name in trainable}
-    learning_rates = optim.rates_by_part(
+    learning_rates = optim.lr_by_part(
         parts, block.lr, {"head": block.lr_head, "backbone": block.lr_backbone}
     )
     if "head" in learning_rates and config.shared.tasks:  # each head counts its own steps

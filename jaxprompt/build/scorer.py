@@ -162,23 +162,10 @@ def build_scorer(
         # Decoder inputs begin with the start token of the tokenizer or the backbone.
         stem = (start_of(head_layout.specials, facts.start), *answer.stem)
         answer = answer._replace(stem=stem, slots=method.num_decoder_slots())
-    encoder = ExampleEncoder(
-        tokenizer,
-        parsed_template,
-        head_layout.specials,
-        num_slots=slots,
-        max_len=layout.max_len,
-        num_masks=head_layout.masks,
-        needs_mask=head_kind.needs_mask(form),
-        num_types=segments(tokenizer, facts.types),
-        answer=answer,
-        option=task.option,
-        entities=task.marked,
-        markers=task.markers,
-        lists=head_layout.lists,
-        names=task.widest if task.options else head_layout.names,
-        beside=None if demos is None else demo_format(demos, head_layout, tokenizer),
-    )
+    encoder = _example_encoder(
+        tokenizer, task, parsed_template, head_kind, head_layout._replace(answer=answer), facts,
+        layout, slots, demos,
+    )  # fmt: skip
     batch_layout = Layout(
         batch=batch,
         max_len=layout.max_len,
@@ -210,6 +197,29 @@ def build_scorer(
         model,
         tokenizer,
         demos,
+    )
+
+
+def _example_encoder(
+    tokenizer: Tokenizer, task: Task, template: Template, kind: Kind, head_layout: HeadLayout,
+    facts: BackboneFacts, layout: ExampleLayout, slots: int, demos: Demonstrations | None,
+) -> ExampleEncoder:  # fmt: skip
+    return ExampleEncoder(
+        tokenizer,
+        template,
+        head_layout.specials,
+        num_slots=slots,
+        max_len=layout.max_len,
+        num_masks=head_layout.masks,
+        needs_mask=kind.needs_mask(layout.form),
+        num_types=segments(tokenizer, facts.types),
+        answer=head_layout.answer,
+        option=task.option,
+        entities=task.marked,
+        markers=task.markers,
+        lists=head_layout.lists,
+        names=task.widest if task.options else head_layout.names,
+        beside=None if demos is None else demo_format(demos, head_layout, tokenizer),
     )
 
 

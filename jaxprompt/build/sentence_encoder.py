@@ -17,7 +17,7 @@ from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.types import Batch, Injection
 
 _BATCH = 64  # texts at once
@@ -92,7 +92,7 @@ class SentenceEncoder:
         batches = EvalBatches(rows, [-1] * len(rows), layout)
         _, embed = self._loaded
         embeddings = np.zeros((len(texts), dims.width), np.float32)
-        for index, values in ahead((batch.index, embed(batch)) for batch in batches):
+        for index, values in dispatch_ahead((batch.index, embed(batch)) for batch in batches):
             embeddings[index[index >= 0]] = np.asarray(values)[index >= 0]
         return embeddings
 

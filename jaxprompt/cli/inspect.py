@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
 
     from jaxprompt.inspection.findings import InspectOptions, inspect
     from jaxprompt.inspection.report import list_instances, list_words, write_report
-    from jaxprompt.training.pictures import need_matplotlib
+    from jaxprompt.training.pictures import require_matplotlib
 
-    need_matplotlib("inspect")
+    require_matplotlib("inspect")
     options = InspectOptions(
         args.split, _read_steps(args.steps), args.top, args.examples, args.instances
     )
@@ -70,9 +70,9 @@ def main(argv: Sequence[str]) -> int:
 def _compare(args: argparse.Namespace) -> int:
     if args.workdir or args.config:
         raise InputError("--exports compares a folder of exports; remove --workdir and --config")
-    from jaxprompt.training.pictures import need_matplotlib
+    from jaxprompt.training.pictures import require_matplotlib
 
-    need_matplotlib("inspect --exports")
+    require_matplotlib("inspect --exports")
     from jaxprompt.inspection.similarity import compare_exports, table_of, write_similarity
 
     found = compare_exports(args.exports)

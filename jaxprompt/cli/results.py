@@ -173,7 +173,7 @@ def tell(
       InputError: if runs failed.
     """
     from jaxprompt.inspection.tables import table
-    from jaxprompt.training.pictures import draw_table
+    from jaxprompt.training.pictures import draw_chart
 
     rows = collect(runs)
     if rows:
@@ -185,7 +185,7 @@ def tell(
             note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
             print(escape(note), file=sys.stderr)
         if plot:
-            draw_table(
+            draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
             )
     if failed:

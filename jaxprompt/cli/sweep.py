@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
     if args.plot:
-        from jaxprompt.training.pictures import need_matplotlib
+        from jaxprompt.training.pictures import require_matplotlib
 
-        need_matplotlib("--plot")
+        require_matplotlib("--plot")
     if args.table:
         given = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
         if given := given + [f"--config.{field}" for field, _ in overrides]:

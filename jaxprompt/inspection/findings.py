@@ -28,7 +28,7 @@ from jaxprompt.runs.restore import Trained, restore
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch
 
 PICTURED = 4  # number of steps whose states are plotted by default
@@ -289,7 +289,7 @@ def _find_states(
         read = module.state(hidden, batch).astype(jnp.float32)  # [B*K, H]
         return read.reshape(-1, choices, read.shape[-1])
 
-    step_of = place_step(trained.placement, state)
+    step_of = compile_step(trained.placement, state)
     separations: dict[int, Separation] = {}
     kept: dict[int, np.ndarray] = {}
     for step in steps:
@@ -404,7 +404,7 @@ def _find_attention(
 
     # Layers whose weights are gathered are rematerialised, and give no values but their output.
     placement = dataclasses.replace(trained.placement, fsdp=False)
-    step, (trainable, frozen, _) = place_step(placement, weigh), trained.weights
+    step, (trainable, frozen, _) = compile_step(placement, weigh), trained.weights
     values = predict_scores(step, trainable, frozen, batches, len(part.rows)).mean(0)
     at = 0
     for name in streams:

@@ -14,7 +14,7 @@ from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs.restore import Trained
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role
 
 
@@ -82,7 +82,7 @@ def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Seque
         both = jnp.concatenate([_mean_word(scorer, params, batch), prompts], -1)
         return both.reshape(-1, choices, both.shape[-1])
 
-    step = place_step(trained.placement, means)
+    step = compile_step(trained.placement, means)
     batches = eval_batches(scorer, part)
     found = predict_scores(step, trainable, frozen, batches, len(part.rows))
     found = found.reshape(-1, found.shape[-1])

@@ -27,7 +27,7 @@ from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
-from jaxprompt.training.evaluation import make_writing
+from jaxprompt.training.evaluation import generation_step
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.types import Batch
@@ -265,7 +265,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
     """Compiles the evaluation of a batch for the devices of a mesh with their compiler."""
     found = make_evaluation(run, placement, attention, as_it_runs=True)
     step = (
-        make_writing(run.config.generate, found.model, run.scorer.layout)
+        generation_step(run.config.generate, found.model, run.scorer.layout)
         if run.scorer.head.WRITES
         else make_eval_step(found.model)
     )

@@ -31,7 +31,7 @@ from jaxprompt.runs.running import (
     open_corpus,
 )
 from jaxprompt.training import run_folder
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -48,7 +48,7 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     work = Adapting(config, workdir)
     work.check()
     keep_programs(config.train.compilation_cache)
-    with run_folder.lock(workdir):
+    with run_folder.lock_workdir(workdir):
         processes.agree(facts(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
@@ -143,7 +143,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             ),
             measure=self.build_scores(prepared),
             value=denoising.held_out_value,
-            drops=config.backbone.dropout != 0,
+            has_dropout=config.backbone.dropout != 0,
         )
 
     def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
@@ -166,7 +166,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
         yield from kernel_notes(config, prepared.placement, adapted.backbone)
 
-    def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedBackbone, job: Job, ended: TrainOutcome) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
@@ -177,7 +177,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             skipped=progress.skipped, best_step=best.step, held_out=best.dev,
             time=ended.time,
         )  # fmt: skip
-        params = tree.merge(ended.numbers, adapted.frozen)
+        params = tree.merge(ended.trainable, adapted.frozen)
         card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
             "tokens",
@@ -200,7 +200,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
-                config, prepared.placement, adapted, ended.numbers, prepared.held,
+                config, prepared.placement, adapted, ended.trainable, prepared.held,
                 prepared.tokenizer,
             )  # fmt: skip
             if processes.is_first():

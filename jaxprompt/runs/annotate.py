@@ -46,8 +46,8 @@ from jaxprompt.runs.restore import Trained, is_zero_shot, restore
 from jaxprompt.runs.running import facts
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
-from jaxprompt.training.pace import Pace
-from jaxprompt.training.run_folder import check_workdir, lock, read_result
+from jaxprompt.training.pace import ProgressReporter
+from jaxprompt.training.run_folder import check_workdir, lock_workdir, read_result
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
@@ -230,7 +230,7 @@ def run(
     annotator, corpus = prepared
     label = make_labeller(annotator, corpus)
     total, thresholds = corpus.num_units, thresholds_of(config)
-    with lock(output), contextlib.ExitStack() as stack:
+    with lock_workdir(output), contextlib.ExitStack() as stack:
         writer = processes.on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
         )
@@ -250,7 +250,7 @@ def run(
             assert writer is not None  # on the first process
             writer.append(part)
 
-        start, pace = time.monotonic(), Pace(say, "labelled", total, "units", done)
+        start, pace = time.monotonic(), ProgressReporter(say, "labelled", total, "units", done)
         for part in label(done):
             processes.on_first(partial(append, part))
             done += len(part)

@@ -43,7 +43,7 @@ from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.steps import make_count_step
 from jaxprompt.training.throughput import Meter
@@ -321,7 +321,7 @@ def feed_rows(
     """
     visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.share())
     meter = Meter(visits, score, flops, config.backbone.dtype, placement)
-    return Feed(visits, meter.take, meter.describe)
+    return Feed(visits, meter.next_batch, meter.describe)
 
 
 def held_out_value(scores: dict[str, float]) -> float:
@@ -356,7 +356,7 @@ def build_scores(
             )
             for number, batch in enumerate(held)
         )  # fmt: skip
-        for own in ahead(found):
+        for own in dispatch_ahead(found):
             # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
             add = lambda old, new: old + np.float64(new)
             own = jax.device_get(own)

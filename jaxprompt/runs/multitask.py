@@ -50,7 +50,7 @@ from jaxprompt.runs.running import Work, carry_out, make_state
 from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
+from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
@@ -339,7 +339,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         yield tree.overview(trainable, frozen)
         yield f"{prepared.milestones.total} steps, {where}"
 
-    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
         progress, best = ended.progress, ended.best
@@ -353,7 +353,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             )  # fmt: skip
         test: dict[str, float] = {}
         if config.train.test:
-            test = _score("test", tasks, scores, ended.numbers, job.frozen)
+            test = _score("test", tasks, scores, ended.trainable, job.frozen)
         trained = tree.count(job.weights.trainable)
         if processes.is_first():
             self._export(prepared, job, fitted, ended, test)
@@ -365,15 +365,19 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         )  # fmt: skip
 
     def _export(
-        self, prepared: PreparedTasks, job: TasksJob, scorers: Mapping[str, Scorer], ended: Ended,
+        self,
+        prepared: PreparedTasks,
+        job: TasksJob,
+        scorers: Mapping[str, Scorer],
+        ended: TrainOutcome,
         test: Mapping[str, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         family = prepared.tasks.backbone.family
         for name, scorer in scorers.items():
             config = prepared.tasks.by_name[name].config
             measured = {"dev": _own(ended.best.dev, name), "test": _own(test, name)}
             tensors, metadata = pack_prompt(
-                scorer, _of_task(ended.numbers, name), _of_task(job.frozen, name),
+                scorer, _of_task(ended.trainable, name), _of_task(job.frozen, name),
                 backbone=dataclasses.replace(config.backbone, family=family),
                 fingerprint=prepared.loaded.report.fingerprint, config=config,
                 metrics={part: values for part, values in measured.items() if values},

@@ -26,7 +26,7 @@ from jaxprompt.runs.running import (
     make_state,
     open_corpus,
 )
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -132,7 +132,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
             measure=score_held,
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
-            drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
+            has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
             learner=learner,
         )
 
@@ -146,7 +146,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         yield f"{prepared.milestones.total} steps of {size}, {where}"
         yield from kernel_notes(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: TrainOutcome) -> RunResult:
         """Makes the result; `export` writes the prompt."""
         config, trained = self.config, tree.count(job.learner.trainable)
         progress, best = ended.progress, ended.best

@@ -33,9 +33,9 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.running import Work, carry_out, make_state
-from jaxprompt.training.features.cache import FeatureCache, plan_keeping
+from jaxprompt.training.features.cache import FeatureCache, plan_feature_cache
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
+from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -158,7 +158,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             config, splits["train"], lambda: count_corpus(config, scorer, self.workdir)
         )
         weights = init_params(config, scorer, prepared.loaded, counts, placement)
-        cache, fill = plan_keeping(config, scorer, splits, weights, placement, self.workdir)
+        cache, fill = plan_feature_cache(config, scorer, splits, weights, placement, self.workdir)
         score = make_metrics_fn(config, scorer, placement, cache)
         tx, state = make_state(config, prepared, weights.trainable)
         objectives = build_objectives(config, scorer.model)
@@ -169,7 +169,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
             value=lambda dev: dev[scorer.task.metric],
-            fill=fill,
+            fill_cache=fill,
             weights=weights,
             cache=cache,
             score=score,
@@ -201,7 +201,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         yield f"{prepared.milestones.total} steps, {where}"
         yield from kernel_notes(config, prepared.placement, prepared.backbone)
 
-    def finish(self, prepared: PreparedTask, job: TaskJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTask, job: TaskJob, ended: TrainOutcome) -> RunResult:
         """Evaluates on test once, with the best parameters."""
         config, trained = self.config, tree.count(job.weights.trainable)
         progress, best, scorer = ended.progress, ended.best, prepared.scorer
@@ -210,7 +210,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         # A head may choose something on dev, as a threshold: then it is another program.
         if fitted.head != scorer.head:
             score = make_metrics_fn(config, fitted, prepared.placement, job.cache)
-        test = score(prepared.splits["test"], ended.numbers, job.frozen) if has_test else None
+        test = score(prepared.splits["test"], ended.trainable, job.frozen) if has_test else None
         return RunResult(
             method=config.prompt.name, seed=config.seed, trained=trained,
             total=trained + tree.count(job.frozen), steps=progress.steps,

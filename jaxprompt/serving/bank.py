@@ -24,7 +24,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answered, mark_errors
-from jaxprompt.training.evaluation import Step, ahead, place_step
+from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
 
@@ -44,7 +44,7 @@ class Shelf(NamedTuple):
     added: Injection
     held: list[Held]
     kinds: list[int]  # index of each member's head in the bank
-    step: Step
+    step: StartPass
 
 
 class PromptBank(NamedTuple):
@@ -183,14 +183,14 @@ def _make_shelf(
 
 
 @shared
-def bank_step(placement: Placement, bank: Bank) -> Step:
+def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
     def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
         added, held = given
         return bank.scores(params, added, held, batch)
 
-    return place_step(placement, step)
+    return compile_step(placement, step)
 
 
 def read_requests(
@@ -328,7 +328,7 @@ def _each(
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Runs the batches. Yields the units of the rows of each, and their scores by head."""
     score = step(given, params)
-    for index, scored in ahead(score(_with_prompts(batch, prompts)) for batch in batches):
+    for index, scored in dispatch_ahead(score(_with_prompts(batch, prompts)) for batch in batches):
         yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
 
 

@@ -23,12 +23,12 @@ from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
-_COMPILERS = 2  # at once; each takes some hundred MiB
+_COMPILE_THREADS = 2  # at once; each takes some hundred MiB
 # A field of a config has one type, so the words stand for what `generate` takes.
-_EARLY = {"true": True, "false": False, "never": "never"}
+_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
-class Pass(NamedTuple):
+class EvalPass(NamedTuple):
     """An evaluation step with its parameters, for one pass over a split."""
 
     run: jax.stages.Wrapped  # -> which example each row is, what was computed of it
@@ -48,13 +48,13 @@ class Pass(NamedTuple):
 
 
 # Begins a pass: (trainable, frozen) -> a function of its batches.
-Step = Callable[[Flat, Flat], Pass]
+StartPass = Callable[[Flat, Flat], EvalPass]
 
 
-def place_step(
+def compile_step(
     placement: Placement, step: Callable[..., jax.Array],
     begin: Callable[[Flat, Flat], Any] | None = None,
-) -> Step:  # fmt: skip
+) -> StartPass:  # fmt: skip
     """Compiles a step for batches that are distributed over the processes.
 
     `step` takes (trainable, frozen, batch) and the result of `begin(trainable, frozen)`, which is
@@ -69,27 +69,27 @@ def place_step(
     each, first = compile_(whole), None if begin is None else compile_(begin)
     known: set[tuple[int, ...]] = set()
 
-    def start(trainable: Flat, frozen: Flat) -> Pass:
+    def start(trainable: Flat, frozen: Flat) -> EvalPass:
         begun = () if first is None else (first(trainable, frozen),)
-        return Pass(each, partial(put_batch, placement), (trainable, frozen), begun, known)
+        return EvalPass(each, partial(put_batch, placement), (trainable, frozen), begun, known)
 
     return start
 
 
 @shared
-def scoring_step(placement: Placement, model: Model) -> Step:
+def scoring_step(placement: Placement, model: Model) -> StartPass:
     """Compiles the class scores, once for all equal models of a process."""
-    return place_step(placement, make_eval_step(model), begin_pass(model))
+    return compile_step(placement, make_eval_step(model), shared_prefix_fn(model))
 
 
-def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
+def shared_prefix_fn(model: Model) -> Callable[[Flat, Flat], Any] | None:
     """Returns a function (trainable, frozen) -> shared prefix of all rows; None without one."""
     if model.front is None:
         return None
     return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
 
 
-def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
+def dispatch_ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
     """Delays results, so that the device computes the next `count` while one is copied."""
     waiting: deque[_T] = deque()
     for result in found:
@@ -100,19 +100,19 @@ def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
 
 
 @contextlib.contextmanager
-def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
+def compile_in_parallel(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
     """Compiles the shapes of a pass in parallel while its first batches run. Yields `score`.
 
     With several processes, whose compilers may wait for each other, and with batches that are not
     EvalBatches, shapes are compiled one after another.
     """
     firsts = getattr(batches, "firsts", None)
-    if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
+    if firsts is None or not isinstance(score, EvalPass) or jax.process_count() > 1:
         yield score
         return
     # The first is compiled by the thread that runs it.
     new = list(firsts(score.known))[1:]
-    pool = ThreadPoolExecutor(_COMPILERS)
+    pool = ThreadPoolExecutor(_COMPILE_THREADS)
     pending = {batch.encoder.ids.shape: pool.submit(score.compile, batch) for batch in new}
 
     def run(batch: Batch) -> tuple[Any, Any]:
@@ -127,7 +127,7 @@ def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any,
 
 
 def predict_scores(
-    step: Step,
+    step: StartPass,
     trainable: Flat,
     frozen: Flat,
     batches: Iterable[Batch],
@@ -135,8 +135,8 @@ def predict_scores(
 ) -> np.ndarray:
     """Returns the scores of a split, float32 [size, C] or [size, M, C], row i = unit i."""
     scores, score = None, step(trainable, frozen)
-    with compiling(score, batches) as run:
-        for index, value in ahead(map(run, batches)):
+    with compile_in_parallel(score, batches) as run:
+        for index, value in dispatch_ahead(map(run, batches)):
             index, value = np.asarray(index), np.asarray(value, np.float32)
             if scores is None:
                 # NaN, so that a unit which no batch holds cannot pass for one with a score.
@@ -147,32 +147,34 @@ def predict_scores(
     return scores
 
 
-def make_answering(
+def make_answer_fn(
     head: Kind, placement: Placement, model: Model, generation: GenerateConfig,
     tokenizer: Tokenizer, layout: Layout,
 ) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
-        step = make_writer(placement, generation, model, layout)
+        step = compile_generation(placement, generation, model, layout)
         fits = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
         return partial(write_texts, step, tokenizer, layout.ends, check=fits)
     return partial(predict_scores, scoring_step(placement, model))
 
 
-def make_writer(
+def compile_generation(
     placement: Placement, generation: GenerateConfig, model: Model, layout: Layout
-) -> Step:
+) -> StartPass:
     """Compiles text generation, ids [B, max_new_tokens]."""
-    return place_step(placement, make_writing(generation, model, layout), begin_pass(model))
+    return compile_step(
+        placement, generation_step(generation, model, layout), shared_prefix_fn(model)
+    )
 
 
-def make_writing(
+def generation_step(
     generation: GenerateConfig, model: Model, layout: Layout
 ) -> Callable[..., jax.Array]:
-    """Returns the generation step that `make_writer` compiles."""
+    """Returns the generation step that `compile_generation` compiles."""
     settings = {
         **generation.to_dict(),
-        "early_stopping": _EARLY[generation.early_stopping],
+        "early_stopping": _EARLY_STOPPING[generation.early_stopping],
         "eos": layout.ends,
         "pad": layout.pad_id,
     }
@@ -188,13 +190,13 @@ def write_texts(
     `check` raises InputError for a batch without room for generated tokens.
     """
     texts, write = [""] * size, step(trainable, frozen)
-    with compiling(write, batches) as run:
+    with compile_in_parallel(write, batches) as run:
 
         def fitting(batch: Batch) -> tuple[Any, Any]:
             check(batch)
             return run(batch)
 
-        for found in ahead(map(fitting, batches), 1):
+        for found in dispatch_ahead(map(fitting, batches), 1):
             index, ids = (np.asarray(part) for part in found)
             rows = [i for i, row in enumerate(index) if row >= 0]
             # An end need not be a special token of the tokenizer.

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps, make_folder, parse_json, plain, write_atomic, write_error
-from jaxprompt.training.pace import clock
+from jaxprompt.training.pace import format_seconds
 from jaxprompt.training.trackers import open_tracker
 
 
@@ -59,7 +59,7 @@ class RunLog:
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
         # Tells the newest step that the device has ended, None = none yet. Without it a step is
         # done when it is noted.
-        self.done: Callable[[], int | None] | None = None
+        self.finished_step: Callable[[], int | None] | None = None
         self._bar: Any = None  # tqdm's
         self._beat: threading.Thread | None = None
         self._opened = self._told = time.monotonic()  # when the newest line was printed
@@ -119,7 +119,7 @@ class RunLog:
 
         A step before the newest one belongs to another run, which restarts the measured speed.
         """
-        done = step if self.done is None else self.done()
+        done = step if self.finished_step is None else self.finished_step()
         if done is None or not self._enabled:
             return
         step = done
@@ -134,7 +134,7 @@ class RunLog:
         if self._terminal:
             self._update_bar(step)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Prints a line to stderr, above the progress bar if there is one."""
         if not self._enabled:
             return
@@ -204,14 +204,14 @@ class RunLog:
             rate = (step - self._first) / seconds
             parts.append(f"{rate:.3g} steps/s")
             if self._total:
-                parts.append(f"{clock((self._total - step) / rate)} left")
+                parts.append(f"{format_seconds((self._total - step) / rate)} left")
         for name, value in self._shown.items():
             parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         return "  ".join(parts)
 
 
 def _since(moment: float) -> str:
-    return clock(time.monotonic() - moment)
+    return format_seconds(time.monotonic() - moment)
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:

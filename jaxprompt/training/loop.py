@@ -12,10 +12,10 @@ from jaxprompt.types import Tokens
 
 # Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
 # waits for all of them.
-_AHEAD = 8
+_MAX_AHEAD = 8
 
 
-class Due(NamedTuple):
+class StepActions(NamedTuple):
     """What to do after a step."""
 
     last: bool
@@ -31,15 +31,15 @@ class Milestones(NamedTuple):
     evaluate: int
     save: int
 
-    def due(self, step: int, log_steps: int) -> Due:
+    def due(self, step: int, log_steps: int) -> StepActions:
         """Returns what to do after a step; the last one is always logged and evaluated."""
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
         saves = self.save > 0 and step % self.save == 0
-        return Due(last, step % log_steps == 0 or last, evaluates, saves)
+        return StepActions(last, step % log_steps == 0 or last, evaluates, saves)
 
 
-class LookAhead:
+class DispatchedSteps:
     """Step metrics on the device, read only when a step is logged, evaluated or saved.
 
     Nothing else is read from the device, so that the host prepares the next batches meanwhile.
@@ -48,14 +48,18 @@ class LookAhead:
     def __init__(self) -> None:
         """Starts without any step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
-        self.done: int | None = None  # the newest step that the device is known to have ended
+        self.finished_step: int | None = (
+            None  # the newest step that the device is known to have ended
+        )
 
     def add(self, step: int, measured: dict[str, Any]) -> None:
         """Adds a dispatched step; waits for the step _AHEAD before it."""
         self._unread.append((step, measured["streak"], measured["skipped"]))
-        jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
-        newest = self._unread[-_AHEAD - 1 :]
-        self.done = max((number for number, x, _ in newest if x.is_ready()), default=self.done)
+        jax.block_until_ready(self._unread[-_MAX_AHEAD - 1 : -_MAX_AHEAD])
+        newest = self._unread[-_MAX_AHEAD - 1 :]
+        self.finished_step = max(
+            (number for number, x, _ in newest if x.is_ready()), default=self.finished_step
+        )
 
     def wait(self) -> None:
         """Waits for all dispatched steps."""
@@ -64,7 +68,7 @@ class LookAhead:
     def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
         """Waits for the newest step. Returns the counts since the last call, and its metrics."""
         counts, metrics = jax.device_get((self._unread, measured))
-        self.done, self._unread = counts[-1][0], []
+        self.finished_step, self._unread = counts[-1][0], []
         return counts, metrics
 
 
@@ -79,14 +83,14 @@ class StepBatch(Protocol):
 class Runs(Protocol):
     """Interface of what the loop trains: one run, or several as one program."""
 
-    plan: Milestones
+    milestones: Milestones
     log_steps: int
     step: int  # the newest that was taken
 
     def live(self) -> bool:
         """Returns whether any run continues."""
 
-    def take(self) -> Any:
+    def next_batch(self) -> Any:
         """Returns the next batch, a StepBatch on the host; several runs stack theirs."""
 
     def is_new(self, batch: Any) -> bool:
@@ -118,14 +122,14 @@ class Runs(Protocol):
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step in the background: `state` to resume from, `best` parameters."""
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
 
     def stop_signal(self) -> int:
         """Returns the signal that requests a stop, 0 if there is none."""
 
 
-def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
+def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
     """Trains until every run is done.
 
     Args:
@@ -136,16 +140,16 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
     Returns:
       The total seconds. None if a signal stopped the runs, which are then saved.
     """
-    plan, first, ahead = runs.plan, runs.step, LookAhead()
+    plan, first, ahead = runs.milestones, runs.step, DispatchedSteps()
     clock = time.monotonic() - seconds
     elapsed = lambda: time.monotonic() - clock
     pause = runs.step, time.monotonic()  # what a rate counts from
-    log.done = lambda: ahead.done
+    log.finished_step = lambda: ahead.finished_step
     while runs.step < plan.total and runs.live():
-        batch = runs.take()
+        batch = runs.next_batch()
         is_new = runs.is_new(batch)
         if is_new:
-            log.say(f"compiling the training step for {_shape_of(batch)}")
+            log.info(f"compiling the training step for {_format_shape(batch)}")
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
         stops_at_once = runs.step == first and jax.process_count() == 1
         with signals.at_once() if stops_at_once else contextlib.nullcontext():
@@ -170,19 +174,19 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
         if due.evaluates or due.saves:  # a rate leaves out what these take
             pause = runs.step, time.monotonic()
         if number:
-            runs.settle()
+            runs.wait_for_saves()
             saved = f"at step {runs.step}; saved, run the same command again to resume"
-            log.say(signals.stopped(number, saved))
+            log.info(signals.stopped(number, saved))
             return None
     return elapsed()
 
 
-def count_runs(count: int) -> str:
+def format_runs(count: int) -> str:
     """Formats a number of runs, e.g. "2 runs"."""
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _shape_of(batch: StepBatch) -> str:
+def _format_shape(batch: StepBatch) -> str:
     *several, rows, width = batch.encoder.ids.shape
-    runs = "".join(f"{count_runs(count)} x " for count in several)
+    runs = "".join(f"{format_runs(count)} x " for count in several)
     return f"{runs}{rows} sequences x {width} tokens"

@@ -16,15 +16,15 @@ from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import loop
-from jaxprompt.training.checkpoint import Checkpoints, abstract
+from jaxprompt.training.checkpoint import Checkpoints, abstract_leaf
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Milestones, StepBatch
 from jaxprompt.training.profiling import Profiler, profiled
-from jaxprompt.training.progress import Describe, Evaluation, Metrics, Progress, write_step
+from jaxprompt.training.progress import DescribeStep, Evaluation, Metrics, Progress, log_step
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.state import TrainState
-from jaxprompt.training.steps import tell_broken, with_flags
+from jaxprompt.training.steps import nonfinite_message, with_flags
 from jaxprompt.tree import Flat
 
 
@@ -45,8 +45,8 @@ class Feed(NamedTuple):
     """The training batches of a run, and how to describe its steps in the log."""
 
     batches: Batches
-    take: Callable[[], Any]  # returns the next of them, a StepBatch on the host
-    describe: Describe = lambda metrics, *_: metrics
+    next_batch: Callable[[], Any]  # returns a StepBatch on the host
+    describe: DescribeStep = lambda metrics, *_: metrics
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,12 +74,12 @@ class Job:
     feed: Callable[[], Feed]
     measure: Callable[[Flat], dict[str, float]]  # what trains -> the scores of dev
     value: Callable[[dict[str, float]], float]  # scores of dev -> the one that is to be high
-    drops: bool = True  # the model has dropout
+    has_dropout: bool = True
     # Computes, behind the lines of the start, what does not change while the run trains.
-    fill: Callable[[Callable[[str], None]], None] = lambda say: None
+    fill_cache: Callable[[Callable[[str], None]], None] = lambda log: None
 
 
-class Ended(NamedTuple):
+class TrainOutcome(NamedTuple):
     """The outcome of a run."""
 
     progress: Progress
@@ -88,7 +88,7 @@ class Ended(NamedTuple):
     time: dict[str, float]
 
 
-class Start(NamedTuple):
+class RunState(NamedTuple):
     """The state that a run starts or resumes from."""
 
     feed: Feed
@@ -99,14 +99,14 @@ class Start(NamedTuple):
 
 
 class OneRun:
-    """A run that trains; `loop.train` calls its methods."""
+    """A run that trains; `loop.train_loop` calls its methods."""
 
     def __init__(
-        self, prepared: Prepared, job: Job, start: Start, checkpoints: CheckpointWriter,
+        self, prepared: Prepared, job: Job, start: RunState, checkpoints: CheckpointWriter,
         log: RunLog, profiler: Profiler, stop_signal: Callable[[], int],
     ):  # fmt: skip
         """Starts at `start`; `stop_signal` returns the signal that requests a stop."""
-        self.plan, self.log_steps = prepared.milestones, prepared.settings.log_steps
+        self.milestones, self.log_steps = prepared.milestones, prepared.settings.log_steps
         self._feed, self.state, self.progress, self.step, _ = start
         self._job, self._checkpoints, self._log, self._profiler = job, checkpoints, log, profiler
         self._stop_signal = stop_signal
@@ -119,7 +119,7 @@ class OneRun:
         self._train_step = jit(
             sharding.within(self._place, with_flags(job.step)),
             donate_argnums=0,
-            dropped=job.drops,
+            dropped=job.has_dropout,
             # The state comes back to where it was: else the next step would be another program.
             out_shardings=(where, self._place.replicated, self._place.replicated),
         )
@@ -134,9 +134,9 @@ class OneRun:
         """Returns whether the run continues."""
         return not self.progress.done
 
-    def take(self) -> StepBatch:
+    def next_batch(self) -> StepBatch:
         """Returns the next batch, on the host."""
-        return self._feed.take()
+        return self._feed.next_batch()
 
     def is_new(self, batch: StepBatch) -> bool:
         """Returns whether this is the first batch with these shapes and this task."""
@@ -156,9 +156,9 @@ class OneRun:
         placed = sharding.put_batch(self._place, batch)
         self.state, measured, raised = self._train_step(self.state, job.frozen, placed, self._flags)
         self.step += 1
-        is_last = self.step == self.plan.total
+        is_last = self.step == self.milestones.total
         for line in self._profiler.after(self.step, self.state, last=is_last):
-            self._log.say(line)
+            self._log.info(line)
         if self.step == 1:
             signals.note("before the first checkpoint; nothing was saved")
         if not self._is_alone:
@@ -170,18 +170,18 @@ class OneRun:
 
     def write(self, metrics: Metrics, taken: tuple[int, float], seconds: float) -> None:
         """Logs the newest step."""
-        write_step(self._log, self.step, metrics, self._feed.describe, taken, seconds)
+        log_step(self._log, self.step, metrics, self._feed.describe, taken, seconds)
 
     def end_broken(self, counts: list[tuple[int, int, int]], seconds: float) -> None:
         """Saves and raises InputError after too many non-finite steps in a row.
 
         After the last step dev is evaluated first, so that the same command completes the run.
         """
-        if self.step == self.plan.total:
+        if self.step == self.milestones.total:
             self._unchecked = counts
         elif self._is_broken(counts):
             self.save(seconds, state=True, best=False)
-            self.settle()
+            self.wait_for_saves()
             self._raise_broken(counts)
 
     def evaluate(self, seconds: float) -> bool:
@@ -190,7 +190,7 @@ class OneRun:
         dev = job.measure(self.state.trainable)
         self._log.write(step, dev=dev, time={"seconds": seconds})
         return self.progress.note_dev(
-            step, job.value(dev), dev, last=step == self.plan.total, patience=self._patience
+            step, job.value(dev), dev, last=step == self.milestones.total, patience=self._patience
         )
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
@@ -200,23 +200,23 @@ class OneRun:
             "seconds": seconds,
         }
         # A signal's line names the step once it is complete, which is some steps later.
-        on_complete = functools.partial(signals.note, saved_at(self.step))
+        on_complete = functools.partial(signals.note, saved_message(self.step))
         self._checkpoints.save(
             self.step, position, state=self.state if state else None,
             best=self.state.trainable if best else None, on_complete=on_complete,
         )  # fmt: skip
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
-        self._checkpoints.settle()
+        self._checkpoints.wait_for_saves()
 
     def stop_signal(self) -> int:
         """Returns the signal that requests a stop, 0 if there is none."""
         return self._stop_signal() if self._is_alone else self._stop
 
-    def end(self, seconds: float) -> Ended:
+    def end(self, seconds: float) -> TrainOutcome:
         """Restores the best parameters. Raises InputError as `end_broken` does."""
-        self.settle()
+        self.wait_for_saves()
         if self._is_broken(self._unchecked):
             self._raise_broken(self._unchecked)
         progress = self.progress
@@ -227,26 +227,26 @@ class OneRun:
         saved = self._checkpoints.saved
         numbers, best = saved.restore_best(self.state.trainable, progress.best.step)
         time = {"seconds": seconds, "compilations": len(self._shapes)}
-        return Ended(progress, Evaluation(**best), numbers, time)
+        return TrainOutcome(progress, Evaluation(**best), numbers, time)
 
     def _is_broken(self, counts: list[tuple[int, int, int]]) -> bool:
         return max((streak for _, streak, _ in counts), default=0) >= self._max_nonfinite_steps
 
     def _raise_broken(self, counts: list[tuple[int, int, int]]) -> None:
         step, streak, skipped = max(counts, key=lambda one: one[1])
-        message = tell_broken(int(streak), step, int(skipped))
+        message = nonfinite_message(int(streak), step, int(skipped))
         raise InputError(f"{message}. The last finite state is saved")
 
 
-def drive(
+def train_job(
     prepared: Prepared, job: Job, workdir: str, started: int | None, lines: Iterable[str]
-) -> Ended | None:
+) -> TrainOutcome | None:
     """Trains a job from its newest checkpoint to its end. Returns None if a signal stopped it.
 
     `started` is the step of the checkpoint, None without one; `lines` are logged at the start.
     """
     settings, feed = prepared.settings, job.feed()
-    start = take_up(job.state, feed, workdir)
+    start = restore_run_state(job.state, feed, workdir)
     checkpoints = CheckpointWriter(workdir, -1 if started is None else started, settings.keep)
     with RunLog(
         workdir, tracker=settings.tracker, total=prepared.milestones.total,
@@ -254,8 +254,8 @@ def drive(
     ) as log:  # fmt: skip
         log.resume(-1 if started is None else started)
         for line in lines:
-            log.say(line)
-        job.fill(log.say)
+            log.info(line)
+        job.fill_cache(log.info)
         traced = settings.profile if processes.is_first() else 0
         with (
             signals.held() as stop_signal,
@@ -264,7 +264,7 @@ def drive(
             checkpoints,
         ):
             run = OneRun(prepared, job, start, checkpoints, log, profiler, stop_signal)
-            seconds = loop.train(run, log, start.seconds)
+            seconds = loop.train_loop(run, log, start.seconds)
             ended = None if seconds is None else run.end(seconds)
     if ended is not None:
         signals.note("after the last step; saved, run the same command again to finish")
@@ -273,7 +273,7 @@ def drive(
     return ended
 
 
-def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
+def restore_run_state(state: TrainState, feed: Feed, workdir: str) -> RunState:
     """Restores the newest checkpoint of a run; without one the run starts from `state`.
 
     Raises InputError for a checkpoint that is damaged or of another model.
@@ -283,7 +283,7 @@ def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
     started = checkpoints.latest()
     if started is not None:
         # By its shapes: the initial state would stay in memory beside what is read.
-        shapes = jax.tree.map(abstract, state)
+        shapes = jax.tree.map(abstract_leaf, state)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
         state, position = checkpoints.restore(shapes)
@@ -292,10 +292,10 @@ def take_up(state: TrainState, feed: Feed, workdir: str) -> Start:
             # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.find_best(progress.best.step, state=started)
         feed.batches.set_state(position["data"])
-    return Start(feed, state, progress, started or 0, seconds)
+    return RunState(feed, state, progress, started or 0, seconds)
 
 
-def saved_at(step: int | None) -> str:
+def saved_message(step: int | None) -> str:
     """Returns what a stopped run has saved, for the log; None = it has no checkpoint."""
     if step is None:
         return "before the first step; nothing was saved"

@@ -17,7 +17,7 @@ Schedule = Callable[[jnp.ndarray], jnp.ndarray]
 OPTIMIZERS = ("adamw", "adafactor")
 
 
-def rates_by_part(
+def lr_by_part(
     parts: Collection[str], lr: float, own: Mapping[str, float | None]
 ) -> dict[str, float]:
     """Returns the learning rate of each trainable part: lr_<part> if set, else `lr`.
@@ -119,7 +119,7 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     return make
 
 
-class RateState(NamedTuple):
+class LearningRateState(NamedTuple):
     """The learning rate in an optimizer state, read by `learning_rates`."""
 
     # int32 scalar, updates
@@ -127,23 +127,23 @@ class RateState(NamedTuple):
     learning_rate: jnp.ndarray  # float32 scalar, of the newest of them
 
 
-def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
+def _record_lr(rate: Schedule) -> optax.GradientTransformation:
     """Stores the learning rate of an update in the state for the log; changes no update."""
 
     def init(_):
-        return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
+        return LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
 
     def update(updates, state, _=None):
         # Of the count before the update, which is the one that scale_by_schedule reads.
         now = jnp.asarray(rate(state.count), jnp.float32)
-        return updates, RateState(state.count + 1, now)
+        return updates, LearningRateState(state.count + 1, now)
 
     return optax.GradientTransformation(init, update)
 
 
 def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
     """Returns the learning rate of the newest update by part: prompt, head, backbone."""
-    is_rate = lambda x: isinstance(x, RateState)
+    is_rate = lambda x: isinstance(x, LearningRateState)
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_rate):
         if is_rate(leaf):
@@ -152,7 +152,7 @@ def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
     return found
 
 
-def shown_rate(rates: Mapping[str, float]) -> float | dict[str, float]:
+def shown_lr(rates: Mapping[str, float]) -> float | dict[str, float]:
     """Returns one learning rate if all parts have the same, else one per part."""
     found = {part: float(rate) for part, rate in rates.items()}
     return next(iter(found.values())) if len(set(found.values())) == 1 else found
@@ -184,7 +184,7 @@ def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
-def _group_of(leaf: str, groups: Collection[str]) -> str:
+def _partition_label(leaf: str, groups: Collection[str]) -> str:
     first, second, *_ = leaf.split("/")
     own = f"{first}/{second}"
     return own if own in groups else first
@@ -215,7 +215,7 @@ def make_optimizer(
 
     def with_rate(make):
         return lambda lr, weight_decay: optax.chain(
-            make(lr, weight_decay), _keep_rate(lambda count: lr * schedule(count))
+            make(lr, weight_decay), _record_lr(lambda count: lr * schedule(count))
         )
 
     if name == "adamw":
@@ -230,5 +230,5 @@ def make_optimizer(
         for part, rate in rates.items()
     }
     # Clipped outside of the partition: by the norm of all parts together.
-    tx = optax.partition(parts, lambda flat: {leaf: _group_of(leaf, parts) for leaf in flat})
+    tx = optax.partition(parts, lambda flat: {leaf: _partition_label(leaf, parts) for leaf in flat})
     return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 
-PAUSE = 10.0  # seconds between two reports
+REPORT_SECONDS = 10.0  # seconds between two reports
 
 
-class Pace:
+class ProgressReporter:
     """Reports how much work is done, the speed, and the time left."""
 
     def __init__(
@@ -18,22 +18,22 @@ class Pace:
         self._start = self._said = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Adds `count`; reports if the last report is more than `PAUSE` seconds old."""
+        """Adds `count`; reports if the last report is more than `REPORT_SECONDS` seconds old."""
         self._done += count
         now = time.monotonic()
-        if now - self._said <= PAUSE or self._done == self._first:
+        if now - self._said <= REPORT_SECONDS or self._done == self._first:
             return
         self._said = now
         rate = (self._done - self._first) / (now - self._start)
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        left = clock((self._total - self._done) / rate)
+        left = format_seconds((self._total - self._done) / rate)
         self._say(
             f"{self._doing} {self._done:,}/{self._total:,} {self._unit}, {speed} a second, "
             f"{left} left"
         )
 
 
-def clock(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Formats seconds as minutes and seconds, e.g. 2:05."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes}:{left:02d}"

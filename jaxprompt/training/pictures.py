@@ -16,14 +16,14 @@ CURVES = "curves.png"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
-def can_draw() -> bool:
+def has_matplotlib() -> bool:
     """Returns whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def need_matplotlib(flag: str) -> None:
+def require_matplotlib(flag: str) -> None:
     """Raises InputError if matplotlib is not installed."""
-    if not can_draw():
+    if not has_matplotlib():
         raise InputError(f"{flag} needs matplotlib; pip install matplotlib")
 
 
@@ -70,7 +70,7 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
     return save_figure(figure, Path(path or Path(workdir) / CURVES))
 
 
-def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
+def draw_chart(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
     """Plots the mean test score (dev without a test split) of each row, with error bars.
 
     Bars are the population standard deviation over the runs of a row; points are the runs.

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-WARM = 2  # steps before the trace: the first compiles, and the device is still idle in the next
-TOP = 10  # kinds of operation that are told
+WARMUP_STEPS = (
+    2  # steps before the trace: the first compiles, and the device is still idle in the next
+)
+MAX_ROWS = 10  # kinds of operation that are told
 FOLDER = "profile"
 # What holds other operations; its time is theirs.
-_AROUND = ("while", "call", "conditional", "async-start", "async-done")
+_CONTAINERS = ("while", "call", "conditional", "async-start", "async-done")
 
 
-class Kind(NamedTuple):
+class OperationKind(NamedTuple):
     """All operations of a trace with the same name, without its number."""
 
     name: str
@@ -33,7 +35,7 @@ class Profiler:
     def __init__(self, workdir: str, steps: int, begun: int):
         """`begun` is the step that the run starts or resumes from."""
         self._folder = os.path.join(workdir, FOLDER)
-        self._first, self._steps = begun + WARM, steps
+        self._first, self._steps = begun + WARMUP_STEPS, steps
         self._is_on = False
 
     def before(self, step: int) -> None:
@@ -47,14 +49,16 @@ class Profiler:
     def after(self, step: int, state: Any, last: bool) -> list[str]:
         """Stops the trace after its last step. Returns the lines of its table, else []."""
         if self._steps and last and step <= self._first:
-            taken = step - self._first + WARM
-            return [f"no trace: tracing starts after {WARM} steps, and this run took {taken}"]
+            taken = step - self._first + WARMUP_STEPS
+            return [
+                f"no trace: tracing starts after {WARMUP_STEPS} steps, and this run took {taken}"
+            ]
         if not self._is_on or not (last or step == self._first + self._steps):
             return []
         jax.block_until_ready(state)
         self.close()
         taken = step - self._first
-        return tell(read_kinds(self._folder), taken, self._folder)
+        return format_operations(read_operations(self._folder), taken, self._folder)
 
     def close(self) -> None:
         """Stops a trace that was interrupted."""
@@ -73,7 +77,7 @@ def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
         profiler.close()
 
 
-def read_kinds(folder: str) -> list[Kind]:
+def read_operations(folder: str) -> list[OperationKind]:
     """Sums the operations of the newest trace in a folder by kind, slowest first."""
     found = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
     counts: Counter[str] = Counter()
@@ -85,29 +89,29 @@ def read_kinds(folder: str) -> list[Kind]:
                 operations = line.name == "XLA Ops"
                 for event in line.events:
                     if operations or any(name == "hlo_op" for name, _ in event.stats):
-                        name = kind_of(event.name)
+                        name = operation_kind(event.name)
                         seconds[name] += event.duration_ns / 1e9
                         counts[name] += 1
-    for name in _AROUND:
+    for name in _CONTAINERS:
         seconds.pop(name, None)
     total = sum(seconds.values())
     longest = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
-    return [Kind(name, counts[name], s, s / total) for name, s in longest]
+    return [OperationKind(name, counts[name], s, s / total) for name, s in longest]
 
 
-def kind_of(name: str) -> str:
+def operation_kind(name: str) -> str:
     """Removes the number of an operation. "%fusion.12 = f32[8]{0} fusion(...)" -> "fusion" """
     return re.sub(r"([.:]\d+|\.clone)+$", "", name.partition(" = ")[0].lstrip("%"))
 
 
-def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
+def format_operations(kinds: list[OperationKind], steps: int, folder: str) -> list[str]:
     """Returns the table of a trace of `steps` steps as lines."""
     lines = [f"trace of {steps} steps in {folder}; open it with TensorBoard or ui.perfetto.dev"]
     if not kinds:
         return [*lines, "the trace has no operations of this device"]
-    width = max(len(kind.name) for kind in kinds[:TOP])
+    width = max(len(kind.name) for kind in kinds[:MAX_ROWS])
     lines.append(f"  {'operation':{width}}  times a step  ms a step  share")
-    for kind in kinds[:TOP]:
+    for kind in kinds[:MAX_ROWS]:
         each = 1e3 * kind.seconds / steps
         lines.append(
             f"  {kind.name:{width}}  {kind.times / steps:12,.1f}  {each:9,.2f}  {kind.share:5.1%}"

@@ -7,14 +7,14 @@ from typing import Any, Self
 
 from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.optim import shown_rate
+from jaxprompt.training.optim import shown_lr
 
 Metrics = dict[str, Any]  # of a step: numbers, arrays, texts, and dicts of them
 # (metrics of a step, steps since the last record or pause, their seconds) -> what is written
-Describe = Callable[[Metrics, int, float], Metrics]
+DescribeStep = Callable[[Metrics, int, float], Metrics]
 
 
-def rank(value: float) -> float:
+def score_key(value: float) -> float:
     """Returns a sort key for scores; NaN is lowest."""
     return -math.inf if math.isnan(value) else value
 
@@ -60,7 +60,7 @@ class Progress:
         """
         # Strictly better: of equal evaluations the earliest stands, so a longer run changes
         # nothing.
-        better = self.best is None or rank(value) > rank(self.best.value)
+        better = self.best is None or score_key(value) > score_key(self.best.value)
         if better:
             self.best, self.since = Evaluation(step, value, dev), 0
         else:
@@ -69,15 +69,15 @@ class Progress:
         return better
 
 
-def write_step(
-    log: RunLog, step: int, found: Metrics, describe: Describe, taken: tuple[int, float],
+def log_step(
+    log: RunLog, step: int, found: Metrics, describe: DescribeStep, taken: tuple[int, float],
     seconds: float,
 ) -> None:  # fmt: skip
     """Writes the metrics of a step to a run's log.
 
     `taken` is the number of steps since the last record or pause, and their seconds.
     """
-    found["lr"] = shown_rate(found["lr"])
+    found["lr"] = shown_lr(found["lr"])
     said = describe(found, *taken)
     spent = {"seconds": seconds} | said.pop("time", {})
     log.write(step, **said, time=spent)

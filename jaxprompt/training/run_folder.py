@@ -31,25 +31,25 @@ from jaxprompt.files import (
     write_atomic,
 )
 from jaxprompt.parallel import processes
-from jaxprompt.training.checkpoint_folders import folder_of, steps_of
+from jaxprompt.training.checkpoint_folders import checkpoint_folder, list_steps
 from jaxprompt.training.run_record import RunRecord, record_from_json
 from jaxprompt.training.run_result import RunResult
 
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
-_OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
-_SHOWN = 3  # differences that a message names
+_RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
+_MAX_DIFFERENCES = 3  # differences that a message names
 # What breaks a checkpoint in its path. Orbax searches below it by patterns: [ab] and ** match
 # nothing, * and ? also what another run saves. tensorstore takes a backslash for a slash, and etils
 # gs:/ for gs://.
-_BREAKING = ("[", "*", "?", "\\", "gs:/")
+_FORBIDDEN = ("[", "*", "?", "\\", "gs:/")
 
 
 # -- lock -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def lock(workdir: str | os.PathLike) -> Iterator[None]:
+def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """Creates a run directory and holds its lock, so that only one run at a time writes there.
 
     The system releases the lock when the process dies for any reason, also on a file system shared
@@ -58,12 +58,12 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
-        processes.on_first(lambda: stack.enter_context(_hold(Path(workdir))))
+        processes.on_first(lambda: stack.enter_context(_lock_folder(Path(workdir))))
         yield
 
 
 @contextlib.contextmanager
-def _hold(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
     held = acquire(path, folder, "use another workdir")
@@ -82,7 +82,7 @@ def _hold(folder: Path) -> Iterator[None]:
 # -- config ---------------------------------------------------------------------------------------
 
 
-def guard_workdir(
+def bind_workdir(
     workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
 ) -> None:
     """Binds `workdir` to a resolved config: writes config.json, or compares with it.
@@ -118,7 +118,7 @@ def check_workdir(
             f"{path} is not a readable config ({error}); restore it, or use another workdir"
         ) from error
     if old_text is None:
-        _check_new(Path(workdir))
+        _check_no_run_files(Path(workdir))
         return None
     # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
@@ -135,7 +135,7 @@ def check_workdir(
 
 def _check_path(path: str) -> None:
     """Raises InputError for a path that orbax or tensorstore would misread."""
-    breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
+    breaking = [part for part in _FORBIDDEN if part in path] + ["//"] * path.startswith("//")
     if breaking:
         raise InputError(
             f"{path} contains {breaking[0]}, so checkpoints cannot be saved there: orbax or "
@@ -143,9 +143,9 @@ def _check_path(path: str) -> None:
         )
 
 
-def _check_new(folder: Path) -> None:
+def _check_no_run_files(folder: Path) -> None:
     # A run writes config.json before these, so without it they are not a run's.
-    if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
+    if foreign := [name for name in _RUN_FILES if (folder / name).exists()]:
         raise InputError(
             f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
             "another workdir"
@@ -182,7 +182,7 @@ def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None
     return record
 
 
-def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
+def require_record(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
     """Raises InputError if `folder`, whose checkpoints are in `workdir`, has no record.
 
     Without a record the run could resume with different data.
@@ -199,8 +199,8 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError if a run would train on different data than its record says."""
     saved = read_record(workdir, type(record))
     if saved is None:
-        if steps_of(folder_of(workdir)):
-            check_kept(workdir, workdir)
+        if list_steps(checkpoint_folder(workdir)):
+            require_record(workdir, workdir)
         return
     if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
         raise InputError(
@@ -242,8 +242,12 @@ def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda na
         for name in names
         if (name in saved, saved.get(name)) != (name in other, other.get(name))
     ]
-    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-    return ", ".join(differing[:_SHOWN]) + more
+    more = (
+        f" and {len(differing) - _MAX_DIFFERENCES} more"
+        if len(differing) > _MAX_DIFFERENCES
+        else ""
+    )
+    return ", ".join(differing[:_MAX_DIFFERENCES]) + more
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:

@@ -65,7 +65,7 @@ def make_train_step(
 
     compute_terms = _make_terms(model, objectives)
     if accumulate > 1:
-        compute_terms = _accumulated(compute_terms, len(objectives), accumulate)
+        compute_terms = _accumulate_terms(compute_terms, len(objectives), accumulate)
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         # Of the step's number, not of the key before: a resumed run drops what it would have.
@@ -117,7 +117,7 @@ def _make_terms(model: StepModel, objectives: Sequence[Objective]):
     return compute_terms
 
 
-def _accumulated(compute_terms, num_terms: int, num_parts: int):
+def _accumulate_terms(compute_terms, num_terms: int, num_parts: int):
     """Wraps `compute_terms` to add up the parts of a batch."""
 
     def accumulate(trainable: Flat, frozen: Flat, batch: Batch, key):
@@ -174,7 +174,7 @@ def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> Tra
     )
 
 
-def tell_broken(streak: int, step: int, skipped: int) -> str:
+def nonfinite_message(streak: int, step: int, skipped: int) -> str:
     """Returns the error message after `streak` non-finite steps in a row.
 
     `step` is the newest of them, `skipped` the number of all non-finite steps so far.

@@ -29,7 +29,7 @@ class Meter:
         known = of_kind(placement.mesh.devices.flat[0].device_kind)
         self._peak = known.peak(dtype) if known else None
 
-    def take(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Returns the next batch."""
         batch = next(self._batches)
         self._tokens += sum(int(x.mask.sum()) for x in (batch.encoder, batch.decoder) if x)

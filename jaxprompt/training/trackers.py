@@ -113,9 +113,9 @@ class _Service(Tracker, abc.ABC):
 
     def __init__(self, workdir: Path):
         """Opens or resumes the run of this workdir. Raises InputError."""
-        package, path = _load(self.PACKAGE), workdir.resolve()
+        package, path = _import_package(self.PACKAGE), workdir.resolve()
         with self._errors():
-            self._run = self._open(package, path, _identity(path))
+            self._run = self._open(package, path, _run_id(path))
 
     @abc.abstractmethod
     def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
@@ -171,7 +171,7 @@ class Trackio(_Service):
         return new.run(package.init, project=PROJECT, name=name, resume="allow")
 
 
-def _identity(workdir: Path) -> str:
+def _run_id(workdir: Path) -> str:
     """Returns the random run id of a service, which is stored in the folder.
 
     So a resumed command continues the same run. A folder that was deleted and created again is
@@ -198,7 +198,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
     """
     made = TRACKERS[choose("train.tracker", name, TRACKERS)]
     if made.PACKAGE:
-        _load(name)
+        _import_package(name)
     return made(workdir) if enabled else Tracker(workdir)
 
 
@@ -214,7 +214,7 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
     return found
 
 
-def _load(name: str) -> ModuleType:
+def _import_package(name: str) -> ModuleType:
     """Imports the package of a tracker. Raises InputError if it is missing."""
     package = TRACKERS[name].PACKAGE
     try:

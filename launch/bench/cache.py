@@ -83,7 +83,7 @@ def serve(args: argparse.Namespace) -> None:
     scorer, splits, weights, batches, tx, placement = open_training(c, args.rows)
     per_epoch = batches.steps_per_epoch
     with tempfile.TemporaryDirectory() as folder:
-        kept, fill = feature_cache.plan_keeping(c, scorer, splits, weights, placement, folder)
+        kept, fill = feature_cache.plan_feature_cache(c, scorer, splits, weights, placement, folder)
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started

@@ -33,7 +33,7 @@ from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.inspection.tables import failures
 from jaxprompt.training.run_folder import (
     RESULT,
-    guard_workdir,
+    bind_workdir,
     read_result,
     write_result,
 )
@@ -272,7 +272,7 @@ def score(run: SweepRun, does: str) -> None:
     """
     c = sweep.load(run, ())
     free = tuple(name for name in FREE if name != "backbone.path")
-    guard_workdir(make_folder(run.workdir), c.to_dict(), free)
+    bind_workdir(make_folder(run.workdir), c.to_dict(), free)
     if read_result(run.workdir) is not None:
         return
     print(escape(f"-- {run.workdir.name}"), file=sys.stderr)

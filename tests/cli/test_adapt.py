@@ -226,7 +226,7 @@ def test_train_takes_the_folder(tmp_path_factory, tmp_path, data, capsys):
 @pytest.mark.default_cases("mlm-bert", "mlm-roberta", "rtd-electra", "clm-gpt2", "prefix_lm-t5")
 @pytest.mark.parametrize("name", CASES)
 def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
+    monkeypatch.setattr("jaxprompt.training.loop.train_loop", lambda *_: None)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
     assert code == 0 and out == ""
     said = [line for line in err.splitlines() if line.startswith("randomly initialised")]

@@ -164,7 +164,7 @@ def test_undecodable_bytes(adapt, own, tmp_path_factory, tmp_path, capsys, monke
     line = adapt(corpus__path=own)
     assert f"{own / 'bad.txt'}: not UTF-8 (byte 0xe9 at offset 7 of the decompressed file)" in line
     assert "set corpus.on_error=skip" in line
-    monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
+    monkeypatch.setattr("jaxprompt.training.loop.train_loop", lambda *_: None)
     changes = dict(corpus__path=own, corpus__on_error="skip")
     words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
     code, _, err = jaxprompt(capsys, *words)

@@ -278,7 +278,7 @@ def test_a_run_that_has_not_saved_yet(runs, refused, tmp_path):
 
 
 def test_matplotlib_is_an_extra(runs, refused, monkeypatch):
-    monkeypatch.setattr("jaxprompt.training.pictures.can_draw", lambda: False)
+    monkeypatch.setattr("jaxprompt.training.pictures.has_matplotlib", lambda: False)
     workdir, _ = runs("bert verbalizer")
     line = refused("inspect", f"--workdir={workdir}")
     assert "needs matplotlib; pip install matplotlib" in line

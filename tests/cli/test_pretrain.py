@@ -33,7 +33,7 @@ from jaxprompt.config.load import load_config
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import run
-from jaxprompt.training.checkpoint_writer import OVERHEAD, OVERHEAD_ARRAY
+from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
 
@@ -114,7 +114,7 @@ def test_only_the_prompt_is_saved(case):
     # Numbers and two moments of Adam; counters and rates are a few arrays more.
     for state in (workdir / "checkpoints").glob("*/state"):
         size = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
-        assert 12 * trained <= size < OVERHEAD + 12 * trained + 30 * OVERHEAD_ARRAY
+        assert 12 * trained <= size < STEP_OVERHEAD + 12 * trained + 30 * ARRAY_OVERHEAD
     backbone = made_of(workdir) / "model.safetensors"
     assert backbone.stat().st_size > 3 * 4 * trained
 

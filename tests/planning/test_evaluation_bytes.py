@@ -10,7 +10,7 @@ from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.cost import evaluation_of, make_evaluation, make_shapes, weigh
 from jaxprompt.planning.report import describe, show
 from jaxprompt.planning.search import RESERVE, fastest, plan_as_configured, smallest
-from jaxprompt.training.evaluation import make_writing
+from jaxprompt.training.evaluation import generation_step
 
 T5 = "google/t5-v1_1-small"
 WRITES = dict(
@@ -71,7 +71,7 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
         T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
     )
     found = make_evaluation(run, on())
-    step = within(on(), make_writing(run.config.generate, found.model, run.scorer.layout))
+    step = within(on(), generation_step(run.config.generate, found.model, run.scorer.layout))
     memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
     batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(found.batch))

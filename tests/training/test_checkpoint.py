@@ -108,7 +108,7 @@ def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, mo
         return slice_in_dim(array, *args, **kwargs)
 
     monkeypatch.setattr(jax.lax, "slice_in_dim", spy)
-    small, large = (8, 4), (8 * checkpoint.MIN_PART // 4,)
+    small, large = (8, 4), (8 * checkpoint.MIN_SLICE_BYTES // 4,)
     tree = {
         name: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), replicated)
         for name, shape in (("small", small), ("large", large))
@@ -170,7 +170,7 @@ def test_best_of_every_kept_step_stays(tmp_path):
             best = state.trainable if step in bests else None
             whole = state if step not in (7, 8) else None  # whose best alone is saved
             writer.save(step, {"best": {"dev": step}}, state=whole, best=best)
-            writer.settle()
+            writer.wait_for_saves()
             if step == 5:  # resumed from step 4, the best is that of step 2
                 assert names(folder) == ["2", "4", "5"]
             if step in (7, 8):  # of a state to come
@@ -288,9 +288,11 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     state = {"table": jax.random.normal(jax.random.key(0), (20, 18432))}
     writer = CheckpointWriter(tmp_path, -1, keep=1)
     writer.save(1, {"at": 1}, state=state)
-    writer.settle()
+    writer.wait_for_saves()
     if where == "inside orbax":
-        monkeypatch.setattr("jaxprompt.training.checkpoint_writer._check_room", lambda *_: None)
+        monkeypatch.setattr(
+            "jaxprompt.training.checkpoint_writer._check_disk_space", lambda *_: None
+        )
     if where == "at the seal":
         monkeypatch.setattr("jaxprompt.training.checkpoint_folders.folder_checksums", fill)
     else:
@@ -299,11 +301,11 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     if where != "before":  # in the background
         save(on_complete=lambda: pytest.fail("it is not complete"))
     with pytest.raises(InputError, match="cannot write .*checkpoints/2") as error:
-        save() if where == "before" else writer.settle()
+        save() if where == "before" else writer.wait_for_saves()
     reason = errno.ENOSPC if where == "at the seal" else errno.EFBIG
     assert os.strerror(reason) in one_line(error)
     assert capfd.readouterr().err == ""  # orbax logs tracebacks of its threads
-    writer.settle()  # it is raised once
+    writer.wait_for_saves()  # it is raised once
     monkeypatch.undo()
     assert names(tmp_path / "checkpoints") == ["1"]
     restored, position = Checkpoints(tmp_path).restore(state)
@@ -333,7 +335,7 @@ def test_a_save_goes_on_in_the_background(tmp_path, held):
         position["best"]["step"] = 4
         assert not told and checkpoints.latest() is None
         held.set()
-        writer.settle()
+        writer.wait_for_saves()
         assert checkpoints.latest() == 3 and told == [3]
     state, found = checkpoints.restore(make_state())
     assert_same(state, make_state(seed=3))
@@ -491,14 +493,14 @@ def test_a_step_that_a_training_removes_while_it_is_read_is_no_error(tmp_path, m
     """The newest is read then."""
     with CheckpointWriter(tmp_path, -1, keep=1) as writer:
         writer.save(1, {"best": {"step": 1}}, state=make_state(seed=1), best=make_state().trainable)
-        writer.settle()
+        writer.wait_for_saves()
         restore = checkpoint._restore
 
         def late(path, *args, **kwargs):
             if path.name == "1":
                 best = make_state(seed=2).trainable
                 writer.save(2, {"best": {"step": 2}}, state=make_state(seed=2), best=best)
-                writer.settle()
+                writer.wait_for_saves()
             return restore(path, *args, **kwargs)
 
         monkeypatch.setattr(checkpoint, "_restore", late)

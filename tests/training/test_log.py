@@ -106,7 +106,7 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypat
             log.write(step, dev={"f1": 0.9, "accuracy": 0.1})
     log.write(125, loss=0.1, lr={"head": 0.03, "prompt": 1e-4})
     log.write(125, dev=0.8)
-    log.say("stopped")
+    log.info("stopped")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -215,7 +215,7 @@ def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
         for step in range(11, 31):
             log.write(step, loss=1 / step, dev=0.75)
             log.progress(step)
-        log.say("best at 20")
+        log.info("best at 20")
     out, err = capsys.readouterr()
     assert out == ""
     last = err.replace("\r", "\n").rstrip().splitlines()[-1]
@@ -228,7 +228,7 @@ def test_other_processes_write_nothing(tmp_path, capsys):
         log.resume(3)
         log.write(4, loss=1.0)
         log.progress(4)
-        log.say("hello")
+        log.info("hello")
     assert list((tmp_path / "run").iterdir()) == []
     assert capsys.readouterr() == ("", "")
 
@@ -254,7 +254,7 @@ def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, mo
     clock, done = [0.0], [None]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     log = RunLog(tmp_path, tracker="none", terminal=False, total=40)
-    log.done = lambda: done[0]
+    log.finished_step = lambda: done[0]
     for step in range(1, 9):
         log.progress(step)
     log.show(dev=0.25)

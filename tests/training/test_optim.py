@@ -16,10 +16,10 @@ from jaxprompt.training.optim import (
     check_no_decay,
     decay_mask,
     learning_rates,
+    lr_by_part,
     make_optimizer,
     make_schedule,
-    rates_by_part,
-    shown_rate,
+    shown_lr,
 )
 from jaxprompt.tree import flatten
 
@@ -223,8 +223,8 @@ def test_the_state_tells_the_learning_rate_of_each_part(name, clip):
 
 
 def test_parts_of_one_learning_rate_show_it_once():
-    assert shown_rate({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
-    assert shown_rate({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
+    assert shown_lr({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
+    assert shown_lr({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
 
 
 def test_rates_and_decay_are_leaves_of_the_state():
@@ -315,6 +315,6 @@ def test_bad_names_and_numbers_say_what_is_meant():
 
 def test_each_part_that_trains_has_its_rate():
     own = {"head": 0.0, "backbone": None}
-    assert rates_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
+    assert lr_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
     with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, but no"):
-        rates_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})
+        lr_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})

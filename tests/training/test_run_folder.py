@@ -20,10 +20,10 @@ from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.run_folder import (
+    bind_workdir,
     check_record,
     check_workdir,
-    guard_workdir,
-    lock,
+    lock_workdir,
     read_result,
     write_record,
 )
@@ -57,13 +57,13 @@ def one_line(error):
 
 def test_workdir_keeps_its_config(tmp_path):
     workdir = tmp_path / "a/b"
-    guard_workdir(workdir, CONFIG)
+    bind_workdir(workdir, CONFIG)
     assert json.loads((workdir / "config.json").read_text()) == CONFIG
-    guard_workdir(workdir, {**CONFIG, "layers": (1, 2)})
+    bind_workdir(workdir, {**CONFIG, "layers": (1, 2)})
 
     other = {**CONFIG, "optim": {"lr": 0.3, "momentum": 0.9}}
     with pytest.raises(InputError) as error:
-        guard_workdir(workdir, other)
+        bind_workdir(workdir, other)
     message = one_line(error)
     assert f"{workdir} contains a run with a different config" in message
     assert "optim.lr (saved 0.1, given 0.3)" in message
@@ -74,31 +74,31 @@ def test_workdir_keeps_its_config(tmp_path):
 
     louder = {**CONFIG, "log": {"every": 50}}
     with pytest.raises(InputError, match="log.every"):
-        guard_workdir(workdir, louder, free=("log.ev", "lo"))
-    guard_workdir(workdir, louder, free=("log",))
+        bind_workdir(workdir, louder, free=("log.ev", "lo"))
+    bind_workdir(workdir, louder, free=("log",))
     assert json.loads((workdir / "config.json").read_text()) == louder
 
 
 def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot write .*file.*another folder"):
-        guard_workdir(tmp_path / "file", CONFIG)
+        bind_workdir(tmp_path / "file", CONFIG)
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text('{"optim": ')
     with pytest.raises(InputError, match="config.json is not a readable config") as error:
-        guard_workdir(tmp_path / "run", CONFIG)
+        bind_workdir(tmp_path / "run", CONFIG)
     assert "delete" not in one_line(error)
     (tmp_path / "run/config.json").write_text('{"hidden_size": 384}')
     with pytest.raises(InputError, match="config.json is not the config of a run"):
-        guard_workdir(tmp_path / "run", CONFIG)
+        bind_workdir(tmp_path / "run", CONFIG)
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(InputError, match="Permission denied"):
-        guard_workdir(tmp_path / "new", CONFIG)
+        bind_workdir(tmp_path / "new", CONFIG)
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_what_killed_writes_left_is_removed_at_the_next_start(tmp_path):
     left, others = [".0123456789abcdef.tmp"], [".mine.tmp", "0123456789abcdef.tmp", "notes"]
     for name in (*left, *others):
         (tmp_path / name).write_text("{")
-    guard_workdir(tmp_path, CONFIG)
+    bind_workdir(tmp_path, CONFIG)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["config.json", *others])
 
 
@@ -193,30 +193,30 @@ def test_another_process_waits_outside_until_the_first_dies(tmp_path):
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(InputError) as error, lock(workdir):
+    with pytest.raises(InputError) as error, lock_workdir(workdir):
         pass
     line = one_line(error)
     assert f"{workdir} is in use by process {holder.pid} on " in line and "another workdir" in line
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
-    with lock(workdir):
+    with lock_workdir(workdir):
         assert f"process {os.getpid()} on " in (workdir / "lock").read_text()
-        with pytest.raises(InputError, match="is in use"), lock(workdir):
+        with pytest.raises(InputError, match="is in use"), lock_workdir(workdir):
             pass
-    with lock(workdir):
+    with lock_workdir(workdir):
         pass
 
 
 def test_a_refused_command_leaves_nothing(tmp_path):
-    with pytest.raises(InputError, match="bad data"), lock(tmp_path / "new/run"):
+    with pytest.raises(InputError, match="bad data"), lock_workdir(tmp_path / "new/run"):
         raise InputError("bad data")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "users").mkdir()
-    with lock(tmp_path / "users"):
+    with lock_workdir(tmp_path / "users"):
         pass
     assert list((tmp_path / "users").iterdir()) == []
-    with lock(tmp_path / "bound"):
-        guard_workdir(tmp_path / "bound", CONFIG)
+    with lock_workdir(tmp_path / "bound"):
+        bind_workdir(tmp_path / "bound", CONFIG)
     assert (tmp_path / "bound/lock").exists()
 
 
@@ -231,9 +231,9 @@ def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch)
         flock(held, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
-    with lock(tmp_path):
+    with lock_workdir(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
-        with pytest.raises(InputError, match="is in use"), lock(tmp_path):
+        with pytest.raises(InputError, match="is in use"), lock_workdir(tmp_path):
             pass
 
 
@@ -241,7 +241,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("as it was")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(InputError, match="cannot write .*lock"), lock(tmp_path / "run"):
+    with pytest.raises(InputError, match="cannot write .*lock"), lock_workdir(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "as it was"
 
@@ -251,6 +251,6 @@ def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with lock(tmp_path):
+    with lock_workdir(tmp_path):
         pass
     assert "cannot be locked (No locks available)" in capsys.readouterr().err

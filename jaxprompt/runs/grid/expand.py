@@ -15,7 +15,7 @@ from jaxprompt.config.block import Values
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.training.progress import rank
+from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
 # Field of the block `runs` -> the field of each run that it gives.
@@ -152,8 +152,8 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
 def _merit(result: RunResult) -> float:
     """Returns the selection score of a run; higher is better."""
     if result.held_out is not None:
-        return rank(-result.held_out["loss"])
-    return rank(next(iter(result.selection.values())))
+        return score_key(-result.held_out["loss"])
+    return score_key(next(iter(result.selection.values())))
 
 
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:

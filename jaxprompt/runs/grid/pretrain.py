@@ -27,7 +27,7 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
 from jaxprompt.runs.pretrain import PreparedPrompt, prepare_run
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import PretrainingRecord
 from jaxprompt.training.state import make_state
@@ -161,7 +161,7 @@ class HeldOutScorer:
             )
             for each, batch in side_by_side(passes, layout)
         )
-        for sums in ahead(found):
+        for sums in dispatch_ahead(found):
             # Sums over many batches: float32 would round away what is small beside them.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)

@@ -39,8 +39,8 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
 from jaxprompt.runs.train import PreparedTask, TaskInputs, prepare_run, read_inputs
-from jaxprompt.training.evaluation import ahead
-from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
+from jaxprompt.training.evaluation import dispatch_ahead
+from jaxprompt.training.features.cache import FeatureCache, FeatureCachePlan
 from jaxprompt.training.one_run import Feed
 from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
@@ -157,7 +157,7 @@ def _keep(
 
     Raises InputError if a run cannot cache states, or all exceed the limit.
     """
-    plan = KeepingPlan(config, placement, workdir, several=True)
+    plan = FeatureCachePlan(config, placement, workdir, several=True)
     weights: dict[int, InitialParams] = {}  # of equal models, whose numbers do not matter here
     cached_members = []
     for member in members:
@@ -251,7 +251,7 @@ class SplitScorer:
             front_kv=front_kv,
         )  # fmt: skip
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
-        for each, values in ahead(found):
+        for each, values in dispatch_ahead(found):
             values = np.asarray(values, np.float32)  # [R, B, C]
             for row, part in enumerate(parts):
                 if scores[row] is None:

@@ -25,17 +25,17 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.evaluation import ahead, place_step
+from jaxprompt.training.evaluation import compile_step, dispatch_ahead
 from jaxprompt.training.features import store as feature_store
-from jaxprompt.training.features.choice import OFF, What, choose, rest
-from jaxprompt.training.pace import Pace
+from jaxprompt.training.features.choice import OFF, FeatureSpec, choose_features, remaining_model
+from jaxprompt.training.pace import ProgressReporter
 from jaxprompt.types import Batch, Tokens
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclasses.dataclass(eq=False)
-class KeptSplit:
+class CachedSplit:
     """A split with cached states, shared by all runs that use it.
 
     Of several processes each caches the rows with row % process_count == process_index.
@@ -44,7 +44,7 @@ class KeptSplit:
     name: str
     scorer: Scorer
     split: Split
-    what: What
+    what: FeatureSpec
     facts: Mapping[str, str]  # all that the states depend on
     sizes: np.ndarray  # the states of each row of the split
     store: feature_store.Store | None = None  # this process's, once it is filled
@@ -67,11 +67,11 @@ class FeatureCache:
     """
 
     def __init__(
-        self, scorer: Scorer, what: What | None = None, parts: Sequence[KeptSplit] = (),
+        self, scorer: Scorer, what: FeatureSpec | None = None, parts: Sequence[CachedSplit] = (),
         exchange: RowExchange | None = None,
     ):  # fmt: skip
         """Takes the cached splits, and `exchange` if several processes cache them."""
-        self.model = scorer.model if what is None else rest(scorer.model, what)
+        self.model = scorer.model if what is None else remaining_model(scorer.model, what)
         self.parts = parts
         self._scorer, self._exchange = scorer, exchange
 
@@ -112,12 +112,12 @@ class FeatureCache:
             batch = _narrow(batch)
         return batch._replace(kept=kept)
 
-    def _find(self, split: Split) -> KeptSplit | None:
+    def _find(self, split: Split) -> CachedSplit | None:
         # By identity: == would compare the arrays of two splits.
         return next((part for part in self.parts if part.split is split), None)
 
 
-class KeepingPlan:
+class FeatureCachePlan:
     """Plans which states the runs of a config cache (block `cache`), once per split.
 
     With `several` runs each split has a folder on disk, a single run uses cache.folder.
@@ -129,7 +129,7 @@ class KeepingPlan:
         self._config, self._placement, self._several = config, placement, several
         self._folder = Path(config.cache.folder or Path(workdir) / "kept")
         self.keeps, self._on_disk = bool(config.cache.location), config.cache.location == "disk"
-        self._parts: dict[tuple, KeptSplit] = {}
+        self._parts: dict[tuple, CachedSplit] = {}
         is_one = jax.process_count() == 1
         self._exchange = RowExchange(placement) if self.keeps and not is_one else None
 
@@ -142,7 +142,7 @@ class KeepingPlan:
         config = self._config
         if not self.keeps:
             return FeatureCache(scorer)
-        what = choose(config, scorer, splits["train"], weights)
+        what = choose_features(config, scorer, splits["train"], weights)
         # Texts are written by all layers, token by token.
         scored = ["dev", *["test"] * (self._several and config.train.test and "test" in splits)]
         names = ["train", *([] if scorer.head.WRITES else scored)]
@@ -153,10 +153,10 @@ class KeepingPlan:
             key = name, id(split), what, *laid
             if key not in self._parts:
                 facts, sizes = (
-                    _facts(config, scorer, split, what, weights),
+                    _cache_setup(config, scorer, split, what, weights),
                     _sizes(scorer, split, what),
                 )
-                self._parts[key] = KeptSplit(name, scorer, split, what, facts, sizes)
+                self._parts[key] = CachedSplit(name, scorer, split, what, facts, sizes)
             parts.append(self._parts[key])
         return FeatureCache(scorer, what, parts, self._exchange)
 
@@ -168,14 +168,18 @@ class KeepingPlan:
         config, parts = self._config, list(self._parts.values())
         room = self._room(parts)
         if room > config.cache.limit:
-            shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
+            shown = (
+                f"{_format_specs(parts)} of {len(parts)} splits"
+                if self._several
+                else _format_specs(parts)
+            )
             half = "set cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
             raise InputError(
-                f"caching {shown} takes {room:.3g} GiB{_each()}, more than "
+                f"caching {shown} takes {room:.3g} GiB{_per_process()}, more than "
                 f"cache.limit={config.cache.limit}; raise the limit, {half}{OFF}"
             )
 
-    def open(self, parts: Sequence[KeptSplit]) -> None:
+    def open(self, parts: Sequence[CachedSplit]) -> None:
         """Opens states that an earlier run cached on disk, if every process finds its part.
 
         Raises the same InputError on every process for a cache that is damaged or belongs to a
@@ -187,31 +191,33 @@ class KeepingPlan:
         def reopen() -> None:
             for part in parts:
                 form = part.own_sizes(), *self._form(part)
-                part.store = feature_store.reopen(self._path(part), part.facts, *form)
+                part.store = feature_store.open_states(self._path(part), part.facts, *form)
 
         processes.on_all(reopen)
-        found = [json.loads(x) for x in processes.gather(json.dumps([_filled(p) for p in parts]))]
+        found = [
+            json.loads(x) for x in processes.gather(json.dumps([_is_filled(p) for p in parts]))
+        ]
         for part, each in zip(parts, zip(*found, strict=True), strict=True):
             part.store = part.store if all(each) else None
 
-    def fill(self, parts: Sequence[KeptSplit], weights: Any, say: Say) -> None:
+    def fill(self, parts: Sequence[CachedSplit], weights: Any, say: Log) -> None:
         """Computes missing states and logs it. `weights` are those of any of the runs.
 
         All processes call this with the same parts.
         """
         if not parts:
             return
-        started, old = time.monotonic(), [part.name for part in parts if _filled(part)]
-        new = [part for part in parts if not _filled(part)]
+        started, old = time.monotonic(), [part.name for part in parts if _is_filled(part)]
+        new = [part for part in parts if not _is_filled(part)]
         # Of all of them before the first is computed: where the disk is full no process waits.
         stores = processes.on_all(lambda: [self._make(part) for part in new])
-        steps: dict[What, Any] = {}
+        steps: dict[FeatureSpec, Any] = {}
         total = sum(part.split.size for part in new)
-        pace = Pace(say, f"computing {_whats(new)}:", total, "examples")
+        pace = ProgressReporter(say, f"computing {_format_specs(new)}:", total, "examples")
         for part, store in zip(new, stores, strict=True):
             if part.what not in steps:
-                entering = _make_entering(part.scorer.model, part.what, store.states.dtype)
-                steps[part.what] = place_step(self._placement, entering)
+                entering = _make_feature_step(part.scorer.model, part.what, store.states.dtype)
+                steps[part.what] = compile_step(self._placement, entering)
             _compute(steps[part.what], store, part, weights, pace)
             if isinstance(store, feature_store.DiskStore):
                 part.store = store.seal(part.facts)
@@ -221,20 +227,23 @@ class KeepingPlan:
         count = f" of {len(parts)} splits" if self._several else ""
         known = f"{len(old)} splits" if self._several else ", ".join(old)
         again = f" (reused from an earlier run: {known})" if old else ""
-        room = f"{self._room(parts):.3g} GiB in {place}{_each()}"
-        say(f"cached {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
-        others = {n for part in new for n in feature_store.of_others(self._path(part))}
+        room = f"{self._room(parts):.3g} GiB in {place}{_per_process()}"
+        say(
+            f"cached {_format_specs(parts)}{count}: {room}{again}, "
+            f"{time.monotonic() - started:.1f} s"
+        )
+        others = {n for part in new for n in feature_store.other_process_files(self._path(part))}
         if self._on_disk and others:
             say(
                 f"  {self._folder} also has states cached by another number of processes, which "
                 f"are not used: {', '.join(sorted(others))}"
             )
 
-    def _form(self, part: KeptSplit) -> tuple[int, np.dtype]:
+    def _form(self, part: CachedSplit) -> tuple[int, np.dtype]:
         """Returns the width and dtype of a state."""
         return part.scorer.model.backbone.dims.width, jnp.dtype(self._config.cache.dtype)
 
-    def _room(self, parts: Sequence[KeptSplit]) -> float:
+    def _room(self, parts: Sequence[CachedSplit]) -> float:
         """Returns the largest cache size of a process, in GiB."""
         total = 0
         for part in parts:
@@ -242,57 +251,59 @@ class KeepingPlan:
             total += part.most() * width * dtype.itemsize
         return total / 2**30
 
-    def _path(self, part: KeptSplit) -> Path:
+    def _path(self, part: CachedSplit) -> Path:
         """Returns the path of a split's files."""
         folder = self._folder
         if self._several:
             text = json.dumps(dict(part.facts), sort_keys=True)
             folder = folder / hashlib.sha256(text.encode()).hexdigest()[:12]
-        return feature_store.path_of(folder, part.name, jax.process_index(), jax.process_count())
+        return feature_store.states_path(
+            folder, part.name, jax.process_index(), jax.process_count()
+        )
 
-    def _make(self, part: KeptSplit) -> feature_store.Store:
+    def _make(self, part: CachedSplit) -> feature_store.Store:
         form = part.own_sizes(), *self._form(part)
         if not self._on_disk:
-            return feature_store.in_memory(*form)
+            return feature_store.memory_store(*form)
         return feature_store.DiskStore(self._path(part), *form)
 
 
-def plan_keeping(
+def plan_feature_cache(
     config: RunConfig,
     scorer: Scorer,
     splits: Mapping[str, Split],
     weights: Any,
     placement: Placement,
     workdir: str,
-) -> tuple[FeatureCache, Callable[[Say], None]]:
+) -> tuple[FeatureCache, Callable[[Log], None]]:
     """Plans the feature cache of one run. Returns the cache and `fill(say)`.
 
     `fill` computes the states, or reuses those of an earlier run on disk, and logs it. Raises
     InputError if nothing can be cached, if the limit is exceeded, and for a folder with states of
     a different setup.
     """
-    plan = KeepingPlan(config, placement, workdir)
+    plan = FeatureCachePlan(config, placement, workdir)
     kept = plan.add(scorer, splits, weights)
     plan.check()
     plan.open(kept.parts)
     return kept, lambda say: plan.fill(kept.parts, weights, say)
 
 
-def _filled(part: KeptSplit) -> bool:
+def _is_filled(part: CachedSplit) -> bool:
     return part.store is not None
 
 
-def _whats(parts: Sequence[KeptSplit]) -> str:
+def _format_specs(parts: Sequence[CachedSplit]) -> str:
     return " and ".join(dict.fromkeys(str(part.what) for part in parts))
 
 
-def _each() -> str:
+def _per_process() -> str:
     count = jax.process_count()
     return f" on each of {count} processes" if count > 1 else ""
 
 
-def _facts(
-    config: RunConfig, scorer: Scorer, split: Split, what: What, weights: Any
+def _cache_setup(
+    config: RunConfig, scorer: Scorer, split: Split, what: FeatureSpec, weights: Any
 ) -> dict[str, str]:
     """Returns everything that the states depend on."""
     at = scorer.layout
@@ -312,7 +323,7 @@ def _facts(
 # -- computing it ---------------------------------------------------------------------------------
 
 
-def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Array]:
+def _make_feature_step(model: Model, what: FeatureSpec, dtype: Any) -> Callable[..., jax.Array]:
     """Returns (trainable, frozen, batch) -> states to cache [B*K, T or M, H]."""
 
     def entering(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
@@ -329,7 +340,7 @@ def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Ar
 
 
 def _compute(
-    step: Any, store: feature_store.Store, part: KeptSplit, weights: Any, pace: Pace
+    step: Any, store: feature_store.Store, part: CachedSplit, weights: Any, pace: ProgressReporter
 ) -> None:
     """Fills a store in one pass, longest rows first, so that few shapes are compiled."""
     layout, split = part.scorer.layout, part.split
@@ -338,7 +349,7 @@ def _compute(
     # Nothing that trains has a part in what is kept.
     look = step({}, weights.frozen)
     found = ((batch, look(share_of(batch, layout))[1]) for batch in batches)
-    for batch, states in ahead(found, 1):
+    for batch, states in dispatch_ahead(found, 1):
         rows = _rows(batch)
         is_own = (rows >= 0) & (rows % jax.process_count() == jax.process_index())
         mask = _mask(batch, part.what) & is_own[:, None]
@@ -346,7 +357,7 @@ def _compute(
         pace.add(int((batch.index >= 0).sum()))
 
 
-def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:
+def _sizes(scorer: Scorer, split: Split, what: FeatureSpec) -> np.ndarray:
     """Returns the number of states of each row, int [examples * K]."""
     width = max(len(row.label_pos) for example in split.rows for row in example)
     sizes = np.full((len(split.rows), scorer.layout.num_rows), width)
@@ -363,7 +374,7 @@ def _rows(batch: Batch) -> np.ndarray:
     return np.where(index >= 0, index * choices + np.arange(choices), -1).reshape(-1)
 
 
-def _mask(batch: Batch, what: What) -> np.ndarray:
+def _mask(batch: Batch, what: FeatureSpec) -> np.ndarray:
     """Returns the mask of positions whose states are cached, bool [B*K, T or M]."""
     if what.all_tokens:
         return batch.encoder.mask

@@ -20,7 +20,7 @@ _HEADS = ("pooler", "mlm", "rtd", "lm")
 _BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
 
 
-class What(NamedTuple):
+class FeatureSpec(NamedTuple):
     """Which states are cached."""
 
     layer: int | None  # those that enter this layer of the input's stack; None = the output
@@ -33,7 +33,7 @@ class What(NamedTuple):
         return f"what layers 1-{self.layer} give for {tokens}"
 
 
-def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> What:
+def choose_features(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> FeatureSpec:
     """Returns the highest states that depend on no trainable parameter and no dropout.
 
     Raises InputError if there are none.
@@ -50,7 +50,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
         )
     # As arguments: a program may not close over arrays of several processes.
     params = jax.eval_shape(tree.merge, weights.trainable, weights.frozen)
-    layer = _lowest(model, params, scorer.one_batch(train.rows[:1]))
+    layer = _lowest_changed_layer(model, params, scorer.one_batch(train.rows[:1]))
     if layer == 0:
         raise InputError(
             f"{where}: the prompt is in the input or in layer 1, so no layer has constant "
@@ -61,7 +61,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
             f"{where}: the text that a GLM generates attends to its input in every layer, so "
             "no layer can be skipped; set cache.location=''"
         )
-    what = What(layer, layer is not None or model.heads["main"].reads_all)
+    what = FeatureSpec(layer, layer is not None or model.heads["main"].reads_all)
     below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
     for name in weights.trainable:
         group, part, *_ = name.split("/")
@@ -73,7 +73,7 @@ def choose(config: RunConfig, scorer: Scorer, train: Split, weights: Any) -> Wha
     return what
 
 
-def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
+def _lowest_changed_layer(model: Model, params: Any, batch: Batch) -> int | None:
     """Returns the lowest layer of the input stack that a method changes; None if it adds nothing.
 
     A method that changes only the decoder of a T5 leaves its whole encoder constant.
@@ -93,7 +93,7 @@ def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
     return model.backbone.dims.layers if adds else None
 
 
-def rest(model: Model, what: What) -> Model:
+def remaining_model(model: Model, what: FeatureSpec) -> Model:
     """Returns the model that continues from the cached states."""
     if what.layer is None:
         return dataclasses.replace(model, is_kept=True)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, open_scratch, parse_json, write_atomic, write_error
 
-_PIECE = 2**26  # bytes that are summed up at once
+_CHUNK_BYTES = 2**26  # bytes that are summed up at once
 
 
 class Store:
@@ -56,7 +56,7 @@ class Store:
         return np.repeat(self._starts[rows] - before, found) + np.arange(found.sum())
 
 
-def in_memory(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
+def memory_store(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
     """Returns an empty store in host memory."""
     return Store(sizes, np.empty((int(sizes.sum()), width), dtype))
 
@@ -105,13 +105,13 @@ class DiskStore(Store):
             os.replace(self._scratch, data)
         except OSError as error:
             raise write_error(data, error) from error
-        about = {"facts": dict(facts), "bytes": self.states.nbytes, "crc": _sum_up(self.states)}
+        about = {"facts": dict(facts), "bytes": self.states.nbytes, "crc": _checksum(self.states)}
         write_atomic(index, json.dumps(about, indent=2) + "\n")
         self._file.close()
         return Store(self._sizes, self.states)
 
 
-def reopen(
+def open_states(
     path: Path, facts: Mapping[str, str], sizes: np.ndarray, width: int, dtype: np.dtype
 ) -> Store | None:
     """Opens the states of an earlier run, None if there are none.
@@ -142,17 +142,17 @@ def reopen(
     if not there == size == shape[0] * width * dtype.itemsize:
         raise damaged
     states = np.memmap(data, dtype, "r", shape=shape)
-    if _sum_up(states) != crc:
+    if _checksum(states) != crc:
         raise damaged
     return Store(sizes, states)
 
 
-def path_of(folder: Path, name: str, process: int, count: int) -> Path:
+def states_path(folder: Path, name: str, process: int, count: int) -> Path:
     """Returns the path of one process's files of a split."""
     return folder / (name if count == 1 else f"{name}-{process}-of-{count}")
 
 
-def of_others(path: Path) -> list[str]:
+def other_process_files(path: Path) -> list[str]:
     """Returns state files of the same split cached by another number of processes."""
     name, *own = path.name.split("-", 1)
     count = own[0].rpartition("-")[2] if own else "1"
@@ -168,8 +168,8 @@ def _files(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}.states"), path.with_name(f"{path.name}.json")
 
 
-def _sum_up(states: Any) -> int:
+def _checksum(states: Any) -> int:
     flat, total = states.reshape(-1).view(np.uint8), 0
-    for start in range(0, len(flat), _PIECE):
-        total = zlib.crc32(flat[start : start + _PIECE], total)
+    for start in range(0, len(flat), _CHUNK_BYTES):
+        total = zlib.crc32(flat[start : start + _CHUNK_BYTES], total)
     return total
