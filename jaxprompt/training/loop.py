@@ -10,8 +10,8 @@ from jaxprompt import signals
 from jaxprompt.training.log import RunLog
 from jaxprompt.types import Tokens
 
-# Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
-# waits for all of them.
+# Steps that the host may dispatch ahead of the device. Their batches stay in device memory, and a
+# signal waits for all of them.
 _MAX_AHEAD = 8
 
 
@@ -31,7 +31,7 @@ class Milestones(NamedTuple):
     evaluate: int
     save: int
 
-    def due(self, step: int, log_steps: int) -> StepActions:
+    def actions_after(self, step: int, log_steps: int) -> StepActions:
         """Returns what to do after a step; the last one is always logged and evaluated."""
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
@@ -48,26 +48,26 @@ class DispatchedSteps:
     def __init__(self) -> None:
         """Starts without any step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
-        self.finished_step: int | None = (
-            None  # the newest step that the device is known to have ended
-        )
+        self.finished_step: int | None = None  # newest step known to be done
 
-    def add(self, step: int, measured: dict[str, Any]) -> None:
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Adds a dispatched step; waits for the step _AHEAD before it."""
-        self._unread.append((step, measured["streak"], measured["skipped"]))
+        self._unread.append((step, metrics["streak"], metrics["skipped"]))
         jax.block_until_ready(self._unread[-_MAX_AHEAD - 1 : -_MAX_AHEAD])
-        newest = self._unread[-_MAX_AHEAD - 1 :]
+        recent = self._unread[-_MAX_AHEAD - 1 :]
         self.finished_step = max(
-            (number for number, x, _ in newest if x.is_ready()), default=self.finished_step
+            (number for number, x, _ in recent if x.is_ready()), default=self.finished_step
         )
 
     def wait(self) -> None:
         """Waits for all dispatched steps."""
         jax.block_until_ready(self._unread)
 
-    def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
+    def read(
+        self, metrics_on_device: dict[str, Any]
+    ) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
         """Waits for the newest step. Returns the counts since the last call, and its metrics."""
-        counts, metrics = jax.device_get((self._unread, measured))
+        counts, metrics = jax.device_get((self._unread, metrics_on_device))
         self.finished_step, self._unread = counts[-1][0], []
         return counts, metrics
 
@@ -140,43 +140,48 @@ def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
     Returns:
       The total seconds. None if a signal stopped the runs, which are then saved.
     """
-    plan, first, ahead = runs.milestones, runs.step, DispatchedSteps()
-    clock = time.monotonic() - seconds
-    elapsed = lambda: time.monotonic() - clock
-    pause = runs.step, time.monotonic()  # what a rate counts from
-    log.finished_step = lambda: ahead.finished_step
-    while runs.step < plan.total and runs.live():
+    milestones, first_step, dispatched = runs.milestones, runs.step, DispatchedSteps()
+    start_time = time.monotonic() - seconds
+
+    def elapsed() -> float:
+        return time.monotonic() - start_time
+
+    rate_start = runs.step, time.monotonic()  # speed is measured from this step and time
+    log.finished_step = lambda: dispatched.finished_step
+    while runs.step < milestones.total and runs.live():
         batch = runs.next_batch()
         is_new = runs.is_new(batch)
         if is_new:
             log.info(f"compiling the training step for {_format_shape(batch)}")
-        # Nothing is lost before the first step, which compiles; of several processes all must stop.
-        stops_at_once = runs.step == first and jax.process_count() == 1
-        with signals.at_once() if stops_at_once else contextlib.nullcontext():
-            measured = runs.take_step(batch)
-        if is_new:  # it runs from now on, once those before it are done
-            ahead.wait()
-            pause = runs.step - 1, time.monotonic()
-        ahead.add(runs.step, measured)
-        due = plan.due(runs.step, runs.log_steps)
-        if due.logs or due.evaluates or due.saves:
-            (counts, metrics), now = ahead.read(measured), time.monotonic()
-            if due.logs:
-                runs.write(metrics, (runs.step - pause[0], now - pause[1]), now - clock)
-                pause = runs.step, now
+        # During the first step, which compiles, a stop loses nothing; several processes must agree.
+        stops_immediately = runs.step == first_step and jax.process_count() == 1
+        with signals.at_once() if stops_immediately else contextlib.nullcontext():
+            metrics_on_device = runs.take_step(batch)
+        if is_new:  # the speed leaves out the compilation
+            dispatched.wait()
+            rate_start = runs.step - 1, time.monotonic()
+        dispatched.add(runs.step, metrics_on_device)
+        actions = milestones.actions_after(runs.step, runs.log_steps)
+        if actions.logs or actions.evaluates or actions.saves:
+            (counts, metrics), now = dispatched.read(metrics_on_device), time.monotonic()
+            if actions.logs:
+                runs.write(
+                    metrics, (runs.step - rate_start[0], now - rate_start[1]), now - start_time
+                )
+                rate_start = runs.step, now
             runs.end_broken(counts, elapsed())
         log.progress(runs.step)
-        improves = due.evaluates and runs.evaluate(elapsed())
-        number = runs.stop_signal() if runs.live() else 0
-        saves_here = due.saves or (due.evaluates and not (plan.save and runs.live()))
-        if saves_here or improves or number:
-            runs.save(elapsed(), state=bool(saves_here or number), best=improves)
-        if due.evaluates or due.saves:  # a rate leaves out what these take
-            pause = runs.step, time.monotonic()
-        if number:
+        improves = actions.evaluates and runs.evaluate(elapsed())
+        signal = runs.stop_signal() if runs.live() else 0
+        saves_state = actions.saves or (actions.evaluates and not (milestones.save and runs.live()))
+        if saves_state or improves or signal:
+            runs.save(elapsed(), state=bool(saves_state or signal), best=improves)
+        if actions.evaluates or actions.saves:  # the speed leaves out evaluating and saving
+            rate_start = runs.step, time.monotonic()
+        if signal:
             runs.wait_for_saves()
-            saved = f"at step {runs.step}; saved, run the same command again to resume"
-            log.info(signals.stopped(number, saved))
+            saved_message = f"at step {runs.step}; saved, run the same command again to resume"
+            log.info(signals.stopped(signal, saved_message))
             return None
     return elapsed()
 
@@ -187,6 +192,6 @@ def format_runs(count: int) -> str:
 
 
 def _format_shape(batch: StepBatch) -> str:
-    *several, rows, width = batch.encoder.ids.shape
-    runs = "".join(f"{format_runs(count)} x " for count in several)
-    return f"{runs}{rows} sequences x {width} tokens"
+    *run_dims, num_rows, width = batch.encoder.ids.shape
+    runs = "".join(f"{format_runs(count)} x " for count in run_dims)
+    return f"{runs}{num_rows} sequences x {width} tokens"

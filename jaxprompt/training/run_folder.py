@@ -39,9 +39,9 @@ Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
 _RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
 _MAX_DIFFERENCES = 3  # differences that a message names
-# What breaks a checkpoint in its path. Orbax searches below it by patterns: [ab] and ** match
-# nothing, * and ? also what another run saves. tensorstore takes a backslash for a slash, and etils
-# gs:/ for gs://.
+# Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
+# nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
+# gs:/ as gs://.
 _FORBIDDEN = ("[", "*", "?", "\\", "gs:/")
 
 
@@ -66,31 +66,31 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
 def _lock_folder(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = acquire(path, folder, "use another workdir")
+    lock_file = acquire(path, folder, "use another workdir")
     try:
         yield
     finally:
-        # A command that was refused leaves nothing. Removed while it is held: see `acquire`.
+        # A rejected command leaves nothing behind. Removed while it is locked, see `acquire`.
         if not (folder / CONFIG).exists():
             with contextlib.suppress(OSError):
                 path.unlink()
                 if is_new:
-                    folder.rmdir()  # unless something else lies there
-        os.close(held)
+                    folder.rmdir()  # fails if it contains other files
+        os.close(lock_file)
 
 
 # -- config ---------------------------------------------------------------------------------------
 
 
 def bind_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
+    workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
 ) -> None:
     """Binds `workdir` to a resolved config: writes config.json, or compares with it.
 
     Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
-    old_text = check_workdir(workdir, resolved, free)
+    old_text = check_workdir(workdir, resolved, ignored)
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
     if not processes.is_first():
         return
@@ -100,13 +100,13 @@ def bind_workdir(
 
 
 def check_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
+    workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
 ) -> str | None:
     """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
 
-    `free` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with the
-    fields that differ, for a path that orbax cannot write to, and for a folder with files of a run
-    but no config.json. Any other folder without one is accepted.
+    `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
+    the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
+    run but no config.json. Any other folder without one is accepted.
     """
     _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
@@ -120,12 +120,11 @@ def check_workdir(
     if old_text is None:
         _check_no_run_files(Path(workdir))
         return None
-    # As it would be read back: a tuple becomes a list, and equals the saved one.
-    given = _leaves(json.loads(json.dumps(resolved)))
-    if not saved.keys() & given.keys():
+    # Through JSON, so that a tuple equals the saved list.
+    current = _leaves(json.loads(json.dumps(resolved)))
+    if not saved.keys() & current.keys():
         raise InputError(f"{path} is not the config of a run; use another workdir")
-    is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
-    if differing := _differences(saved, given, "given", is_free):
+    if differing := _differences(saved, current, "given", ignored):
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
@@ -135,16 +134,16 @@ def check_workdir(
 
 def _check_path(path: str) -> None:
     """Raises InputError for a path that orbax or tensorstore would misread."""
-    breaking = [part for part in _FORBIDDEN if part in path] + ["//"] * path.startswith("//")
-    if breaking:
+    forbidden = [part for part in _FORBIDDEN if part in path] + ["//"] * path.startswith("//")
+    if forbidden:
         raise InputError(
-            f"{path} contains {breaking[0]}, so checkpoints cannot be saved there: orbax or "
+            f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
             "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
 
 
 def _check_no_run_files(folder: Path) -> None:
-    # A run writes config.json before these, so without it they are not a run's.
+    # A run writes config.json before these files.
     if foreign := [name for name in _RUN_FILES if (folder / name).exists()]:
         raise InputError(
             f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
@@ -152,7 +151,7 @@ def _check_no_run_files(folder: Path) -> None:
         )
 
 
-# -- what the run learned from --------------------------------------------------------------------
+# -- data record ----------------------------------------------------------------------------------
 
 
 def write_record(workdir: str | os.PathLike, record: RunRecord) -> None:
@@ -226,28 +225,30 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
     return None if values is None else RunResult.from_json(values, path)
 
 
-def _read_object(path: Path, cure: str) -> dict[str, object] | None:
-    return read_json(path, f"the unchanged file of the run; {cure}") if path.exists() else None
+def _read_object(path: Path, advice: str) -> dict[str, object] | None:
+    return read_json(path, f"the unchanged file of the run; {advice}") if path.exists() else None
 
 
 # -- comparison -----------------------------------------------------------------------------------
 
 
-def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
+def _differences(
+    saved: dict, current: dict, current_name: str, ignored: tuple[str, ...] = ()
+) -> str:
     """Lists the first leaves that differ, "" if none does."""
-    names = sorted(name for name in saved.keys() | other.keys() if not is_free(name))
-    show = lambda values, name: repr(values[name]) if name in values else "nothing"
+
+    def format_value(leaves: dict, name: str) -> str:
+        return repr(leaves[name]) if name in leaves else "nothing"
+
+    prefixes = tuple(f"{field}." for field in ignored)
     differing = [
-        f"{name} (saved {show(saved, name)}, {name_of_other} {show(other, name)})"
-        for name in names
-        if (name in saved, saved.get(name)) != (name in other, other.get(name))
+        f"{name} (saved {format_value(saved, name)}, {current_name} {format_value(current, name)})"
+        for name in sorted(saved.keys() | current.keys())
+        if (name in saved, saved.get(name)) != (name in current, current.get(name))
+        and not f"{name}.".startswith(prefixes)
     ]
-    more = (
-        f" and {len(differing) - _MAX_DIFFERENCES} more"
-        if len(differing) > _MAX_DIFFERENCES
-        else ""
-    )
-    return ", ".join(differing[:_MAX_DIFFERENCES]) + more
+    count = len(differing) - _MAX_DIFFERENCES
+    return ", ".join(differing[:_MAX_DIFFERENCES]) + (f" and {count} more" if count > 0 else "")
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:

@@ -74,8 +74,8 @@ def test_workdir_keeps_its_config(tmp_path):
 
     louder = {**CONFIG, "log": {"every": 50}}
     with pytest.raises(InputError, match="log.every"):
-        bind_workdir(workdir, louder, free=("log.ev", "lo"))
-    bind_workdir(workdir, louder, free=("log",))
+        bind_workdir(workdir, louder, ignored=("log.ev", "lo"))
+    bind_workdir(workdir, louder, ignored=("log",))
     assert json.loads((workdir / "config.json").read_text()) == louder
 
 
