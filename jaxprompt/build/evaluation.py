@@ -49,7 +49,7 @@ def make_evaluate_fn(
     def evaluate(
         split: Split, trainable: tree.Flat, frozen: tree.Flat
     ) -> tuple[dict[str, float], Answers]:
-        is_cached = not writes and feature_cache.holds(split)
+        is_cached = not writes and feature_cache.has(split)
         model = feature_cache.model if is_cached else scorer.model
         if folds:
             example = scorer.one_batch(split.rows[:1])
@@ -58,7 +58,7 @@ def make_evaluate_fn(
             answer_fns[is_cached] = make_answer_fn(
                 scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
-        batches = feature_cache.read(split) if is_cached else eval_batches(scorer, split)
+        batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, split)
         answers = answer_fns[is_cached](trainable, frozen, batches, len(split.rows))
         scorer.head.check_found(split.average(answers))
         return scorer.measure(split, answers), answers

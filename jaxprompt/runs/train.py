@@ -221,4 +221,4 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:
     """Returns the training batches, with cached states if there are any."""
     batches = train_batches(config, scorer, train)
-    return Feed(batches, lambda: cache.give(train, next(batches)))
+    return Feed(batches, lambda: cache.add_states(train, next(batches)))

@@ -134,7 +134,9 @@ def check_workdir(
 
 def _check_path(path: str) -> None:
     """Raises InputError for a path that orbax or tensorstore would misread."""
-    forbidden = [part for part in _FORBIDDEN if part in path] + ["//"] * path.startswith("//")
+    forbidden = [part for part in _FORBIDDEN if part in path]
+    if path.startswith("//"):
+        forbidden.append("//")
     if forbidden:
         raise InputError(
             f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "

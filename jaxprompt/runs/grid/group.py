@@ -56,7 +56,7 @@ class Member(NamedTuple):
     @property
     def keeps(self) -> bool:
         """Returns whether its batches have cached states."""
-        return self.kept is not None and bool(self.kept.parts)
+        return self.kept is not None and bool(self.kept.splits)
 
     @property
     def rest(self) -> Model:
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
     def give(self, batch: Batch) -> Batch:
         """Adds the cached states of its rows to a training batch, if there are any."""
-        return batch if self.kept is None else self.kept.give(self.source, batch)
+        return batch if self.kept is None else self.kept.add_states(self.source, batch)
 
     @property
     def words(self) -> Words:

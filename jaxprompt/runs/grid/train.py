@@ -162,7 +162,7 @@ def _keep(
     cached_members = []
     for member in members:
         config_of_run, model = member.run.config, id(member.model)
-        if plan.keeps and model not in weights:
+        if plan.is_enabled and model not in weights:
             weights[model] = init_params(
                 config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
@@ -172,7 +172,7 @@ def _keep(
 
     def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
         # In the order of the runs; a split that several have stands there once.
-        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.parts))
+        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.splits))
         plan.open(parts)
         plan.fill(parts, next(iter(weights.values()), None), say)
 
@@ -240,7 +240,7 @@ class SplitScorer:
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
-        passes = [(m.kept or FeatureCache(m.scorer)).read(part) for m, part in laid]
+        passes = [(m.kept or FeatureCache(m.scorer)).batches(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
