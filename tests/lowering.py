@@ -25,7 +25,7 @@ from jaxprompt.layers.reading import TargetScores
 from jaxprompt.layers.word_rows import pack_ids
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
-from jaxprompt.planning.compilers import standing_in
+from jaxprompt.planning.compilers import trace_without_gpu
 from jaxprompt.prompts import make_prompt
 from jaxprompt.rng import key_for
 from jaxprompt.runs import replaced_tokens
@@ -262,7 +262,7 @@ def lower(case: Case) -> str:
     data, tensor, fsdp = case.mesh
     place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
     step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
-    with standing_in(case.target):
+    with trace_without_gpu(case.target):
         traced = jax.jit(within(place, step)).trace(*given)
         return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
 

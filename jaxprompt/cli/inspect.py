@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     config = load_run(args, overrides)
 
-    from jaxprompt.inspection.findings import InspectOptions, inspect
+    from jaxprompt.inspection.findings import InspectOptions, inspect_run
     from jaxprompt.inspection.report import list_instances, list_words, write_report
     from jaxprompt.training.pictures import require_matplotlib
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     options = InspectOptions(
         args.split, _read_steps(args.steps), args.top, args.examples, args.instances
     )
-    found = inspect(config, args.workdir, options, _say)
+    found = inspect_run(config, args.workdir, options, _say)
     for remark in found.remarks:
         _say(remark)
     paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")
@@ -73,10 +73,10 @@ def _compare(args: argparse.Namespace) -> int:
     from jaxprompt.training.pictures import require_matplotlib
 
     require_matplotlib("inspect --exports")
-    from jaxprompt.inspection.similarity import compare_exports, table_of, write_similarity
+    from jaxprompt.inspection.similarity import compare_exports, format_pairs, write_similarity
 
     found = compare_exports(args.exports)
-    print(escape(table_of(found)), end="")
+    print(escape(format_pairs(found)), end="")
     for path in write_similarity(found, args.exports):
         _say(str(path))
     return 0

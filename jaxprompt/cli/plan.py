@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if args.compiler and device is not None:
         from jaxprompt.planning import compilers
 
-        compilers.check(args.compiler, device)
+        compilers.check_compiler(args.compiler, device)
     # What the mesh leaves open counts as one device.
     devices = count or max(config.mesh.data, 1) * max(config.mesh.model, 1)
     given = config, devices, device, args.limit, args.compiler
@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(found, indent=2))
         return 0
-    from jaxprompt.planning.report import show
+    from jaxprompt.planning.report import format_plans
 
-    print(show(found))
+    print(format_plans(found))
     return 0
 
 
@@ -75,8 +75,8 @@ def find_plans(
 
     # Imported here: what they import may start JAX, and then its number of devices is fixed.
     from jaxprompt.planning.abstract_run import open_run
-    from jaxprompt.planning.report import describe
-    from jaxprompt.planning.search import Plan, compiled, fastest, plan_as_configured, smallest
+    from jaxprompt.planning.report import plans_to_json
+    from jaxprompt.planning.search import Plan, compile_plan, fastest, plan_as_configured, smallest
 
     run = open_run(config, device)
     plans: dict[str, Plan | None] = {"as configured": plan_as_configured(run, device, count)}
@@ -86,9 +86,9 @@ def find_plans(
         plans["smallest"] = smallest(run, device, limit, {count: best})
     if compiler:
         asked = {plan.mesh: plan for plan in plans.values() if plan is not None}
-        asked = {mesh: compiled(run, plan) for mesh, plan in asked.items()}
+        asked = {mesh: compile_plan(run, plan) for mesh, plan in asked.items()}
         plans = {name: plan and asked[plan.mesh] for name, plan in plans.items()}
-    return describe(run, plans, limit)
+    return plans_to_json(run, plans, limit)
 
 
 def in_child_process(compiler: str, function: Callable[..., _T], *given: Any) -> _T:

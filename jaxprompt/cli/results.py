@@ -172,7 +172,7 @@ def tell(
     Raises:
       InputError: if runs failed.
     """
-    from jaxprompt.inspection.tables import table
+    from jaxprompt.inspection.tables import format_table
     from jaxprompt.training.pictures import draw_chart
 
     rows = collect(runs)
@@ -180,7 +180,7 @@ def tell(
         rows |= best_on_dev(runs)
         few = [f"{row} ({len(runs)})" for row, runs in rows.items() if len(runs) <= best]
         rows = add_best(rows, best) if best else rows
-        print(table(rows))
+        print(format_table(rows))
         if few:
             note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
             print(escape(note), file=sys.stderr)

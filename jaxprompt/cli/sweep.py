@@ -93,7 +93,7 @@ def execute(
     """
     from jaxprompt.build.check import check_config
     from jaxprompt.config.run import FREE
-    from jaxprompt.inspection.tables import failures
+    from jaxprompt.inspection.tables import list_failures
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
@@ -141,7 +141,7 @@ def execute(
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    for line in failures(failed):
+    for line in list_failures(failed):
         print(escape(f"jaxprompt sweep: {line}"), file=sys.stderr)
     return failed
 

@@ -30,7 +30,7 @@ from jaxprompt.config.load import fields
 from jaxprompt.config.run import FREE
 from jaxprompt.errors import InputError, choose, escape
 from jaxprompt.files import make_folder, write_atomic
-from jaxprompt.inspection.tables import failures
+from jaxprompt.inspection.tables import list_failures
 from jaxprompt.training.run_folder import (
     RESULT,
     bind_workdir,
@@ -253,7 +253,7 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
                 score(run, cell.does)
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    for line in failures(failed):
+    for line in list_failures(failed):
         print(escape(f"papers: {line}"), file=sys.stderr)
     own = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
     if own is None:

@@ -11,7 +11,7 @@ import pytest
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.planning.cost import make_shapes, measure, weigh
+from jaxprompt.planning.cost import measure_sizes, measure_step, step_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
@@ -24,7 +24,7 @@ def on(data=1, model=1, fsdp=False):
 
 def cost_of(run, placement=None, remat=""):
     placement = placement or on()
-    return measure(make_shapes(run, placement, remat), placement)
+    return measure_step(step_shapes(run, placement, remat), placement)
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +52,18 @@ def test_recomputation_is_counted(t5):
 
 
 def test_what_is_there_before_is_exact(t5):
-    sizes = weigh(make_shapes(t5, on()), on())
+    sizes = measure_sizes(step_shapes(t5, on()), on())
     assert sizes.total - sizes.trained == 76_961_152
     assert sizes.trained == 20 * 512 and sizes.trained_bytes == 4 * 20 * 512
     assert sizes.frozen_bytes == 4 * 76_961_152
     assert 2 * sizes.trained_bytes < sizes.optimizer_bytes < 2 * sizes.trained_bytes + 200
     placement = on(2, 2)
-    halves = weigh(make_shapes(t5, placement), placement)
+    halves = measure_sizes(step_shapes(t5, placement), placement)
     # Norms and the tables of relative positions are on every device, the latter by heads.
     assert halves.frozen_bytes == pytest.approx(sizes.frozen_bytes / 2, rel=1e-3)
     assert halves.batch_bytes == sizes.batch_bytes / 2
     placement = on(2, 2, fsdp=True)
-    quarters = weigh(make_shapes(t5, placement), placement)
+    quarters = measure_sizes(step_shapes(t5, placement), placement)
     assert quarters.frozen_bytes == pytest.approx(sizes.frozen_bytes / 4, rel=1e-2)
     assert quarters.read_bytes == halves.frozen_bytes
 
@@ -71,7 +71,10 @@ def test_what_is_there_before_is_exact(t5):
 def test_a_vocabulary_that_does_not_divide_is_padded(make_run):
     run = make_run("openai-community/gpt2", data__batch=4, data__max_len=40)
     placement = on(1, 4)
-    one, four = weigh(make_shapes(run, on()), on()), weigh(make_shapes(run, placement), placement)
+    one, four = (
+        measure_sizes(step_shapes(run, on()), on()),
+        measure_sizes(step_shapes(run, placement), placement),
+    )
     assert four.total - one.total == 3 * 768  # 50257 -> 50260 rows
 
 
@@ -117,7 +120,7 @@ def test_tensor_parallelism_sends_activations_and_fsdp_weights(make_run):
 def test_heads_that_do_not_divide_are_refused(make_run):
     run = make_run(T5, data__batch=8, data__max_len=64)
     with pytest.raises(InputError, match="mesh.model=4 does not divide the 6"):
-        make_shapes(run, on(1, 4))
+        step_shapes(run, on(1, 4))
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ import pytest
 
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import make_placement, within
-from jaxprompt.planning.cost import evaluation_of, make_evaluation, make_shapes, weigh
-from jaxprompt.planning.report import describe, show
+from jaxprompt.planning.cost import eval_bytes, eval_shapes, measure_sizes, step_shapes
+from jaxprompt.planning.report import format_plans, plans_to_json
 from jaxprompt.planning.search import RESERVE, fastest, plan_as_configured, smallest
 from jaxprompt.training.evaluation import generation_step
 
@@ -26,8 +26,8 @@ def on(data=1, model=1, fsdp=False):
 def own(run, placement=None):
     """Bytes beside the numbers of a run."""
     placement = placement or on()
-    sizes = weigh(make_shapes(run, placement), placement)
-    return evaluation_of(run, placement) - sizes.resident_bytes
+    sizes = measure_sizes(step_shapes(run, placement), placement)
+    return eval_bytes(run, placement) - sizes.resident_bytes
 
 
 def device(bytes_):
@@ -49,7 +49,7 @@ def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
     decoder = 4 * layers * (8 * width * inner + 3 * width * mlp)
     assert decoder < own(run) < 1.2 * decoder
     # TPUs read them where they lie.
-    assert own(dataclasses.replace(run, copies=False)) < 0.2 * decoder
+    assert own(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
     four, eight = (
         make_run(
             T5,
@@ -70,7 +70,7 @@ def test_what_is_counted_is_what_the_program_takes(make_run):
     run = make_run(
         T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
     )
-    found = make_evaluation(run, on())
+    found = eval_shapes(run, on())
     step = within(on(), generation_step(run.config.generate, found.model, run.scorer.layout))
     memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
     taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
@@ -97,7 +97,7 @@ def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
     assert fastest(run, little, 1) is None
     assert smallest(run, little, 4, {}).mesh.devices > 1
     plans = {"as configured": plan, "fastest": None, "smallest": None}
-    text = show(describe(run, plans, 1))
+    text = format_plans(plans_to_json(run, plans, 1))
     assert "evaluation of 256 examples at once does not fit; lower data.eval_batch" in text
     assert "lower data.batch, data.eval_batch or data.max_len" in text
     rows = {line.split("  ")[0]: line.split()[-1] for line in text.splitlines() if line}
