@@ -94,17 +94,14 @@ class Markup(str):
 
 def markup_with_notes(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Returns texts separated by commas, each followed by a small note."""
-    return Markup(", ".join(
-        f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>" for text, note in pairs
-    ))  # fmt: skip
+    cells = [f"<bdi>{html.escape(x)}</bdi> <small>{html.escape(note)}</small>" for x, note in pairs]
+    return Markup(", ".join(cells))
 
 
 def markup_with_marks(words: Sequence[str], marked: Sequence[int]) -> Markup:
     """Returns words separated by spaces, with the words at some positions marked."""
     parts = [html.escape(word) for word in words]
-    return Markup(" ".join(
-        f"<mark>{part}</mark>" if position in marked else part for position, part in enumerate(parts)
-    ))  # fmt: skip
+    return Markup(" ".join(f"<mark>{x}</mark>" if i in marked else x for i, x in enumerate(parts)))
 
 
 def _cell(value: str) -> str:

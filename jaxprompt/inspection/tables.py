@@ -26,13 +26,14 @@ def format_table(rows: Mapping[str, Sequence[TableRun]]) -> str:
         """Returns a function that reads the first metric of a split, None without the split."""
         return lambda result: next(iter((getattr(result, split) or {}).values()), None)
 
+    def held_out_metric(name: str) -> Callable[[RunResult], float | None]:
+        return lambda result: (result.held_out or {}).get(name)
+
     columns = {split: first_metric(split) for split in ("dev", "test")}
     metrics = {next(iter(result.dev)) for result in all_results if result.dev}
     if any(result.held_out for result in all_results):
-        held_out_metric = lambda name: lambda result: (result.held_out or {}).get(name)
-        columns = (columns if metrics else {}) | {
-            name: held_out_metric(name) for name in ("accuracy", "loss")
-        }
+        columns = columns if metrics else {}
+        columns |= {name: held_out_metric(name) for name in ("accuracy", "loss")}
     metric = f" {next(iter(metrics))}" if len(metrics) == 1 else ""
     titles = [name + metric * (name in ("dev", "test")) for name in columns]
     heads = ["method", "runs", "seeds", "learning rate", "trained", "share", *titles, "seconds"]
@@ -62,7 +63,10 @@ def _mean(results: Sequence[RunResult], read: Callable[[RunResult], float | None
 
 def _seeds(runs: Sequence[TableRun]) -> str:
     """Lists the seeds, with the data seeds after a slash if these differ."""
-    format_seed = lambda seed: "-" if seed is None else seed
+
+    def format_seed(seed: int | None) -> int | str:
+        return "-" if seed is None else seed
+
     pairs = [(format_seed(run.result.seed), format_seed(run.data_seed)) for run in runs]
     if all(run.fold is not None or run.only for run in runs):  # several runs per seed
         pairs = list(dict.fromkeys(pairs))

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic, write_error
 
 _IDENTITY = "tracker.id"
@@ -196,7 +196,7 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
     Raises InputError for a missing package, on every process.
     """
-    tracker = TRACKERS[choose("train.tracker", name, TRACKERS)]
+    tracker = TRACKERS[name]
     if tracker.PACKAGE:
         _import_package(name)
     return tracker(workdir) if enabled else Tracker(workdir)

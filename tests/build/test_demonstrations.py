@@ -4,8 +4,10 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from exports import make_metadata
+from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.build.demonstrations import (
     check_demos,
@@ -15,8 +17,12 @@ from jaxprompt.build.demonstrations import (
     make_demos,
     replace_sentence_encoder,
 )
+from jaxprompt.build.scorer import demo_format
 from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.demos import DemoSettings
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 
 TASK = SimpleNamespace(labels=("bad", "good"), fields=("s",))
@@ -120,12 +126,6 @@ def test_demonstrations_that_were_edited_are_refused(changes):
         metadata_with_demos(**changes)
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_the_first_and_the_last_class_are_labels(label):
-    example = {"fields": {"s": "x"}, "label": label}
-    assert metadata_with_demos(examples=[example]).demos.examples[0].label == label
-
-
 def test_a_sentence_encoder_is_for_prompts_that_compare():
     metadata = metadata_with_demos(similar=0.99)
     expected = dataclasses.replace(metadata.demos, encoder="other")
@@ -136,3 +136,28 @@ def test_a_sentence_encoder_is_for_prompts_that_compare():
     for plain in (metadata_with_demos(similar=1.0), make_metadata()):
         with pytest.raises(InputError, match="encoder 'other' is not needed"):
             replace_sentence_encoder(plain, "other")
+
+
+# -- format ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
+    tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=1)
+    laid = SimpleNamespace(
+        specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
+    )
+    settings = SimpleNamespace(
+        per_class=0, total=0, exact=2, max_demo_tokens=0, max_example_tokens=0
+    )
+    beside = demo_format(SimpleNamespace(settings=settings), laid, tokenizer)
+    assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
+    assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
+
+
+def test_a_head_without_label_words_shows_none():
+    settings = DemoSettings(1, 0, 0, 1, 1.0, "", 0, 0, 0)
+    laid = SimpleNamespace(specials=None, verbalizer=None, head=SimpleNamespace(name="linear"))
+    with pytest.raises(InputError, match="linear"):
+        demo_format(SimpleNamespace(settings=settings), laid, None)

@@ -92,6 +92,9 @@ def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
     assert any("test is not scored" in note for note in found.notes)
     c = config(tmp_path, dev=OTHER, test=OTHER)
     assert texts(c, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
+    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])  # wrong, not hidden
+    with pytest.raises(InputError, match="test.jsonl:1"):
+        read_examples(c)
 
 
 CHOICES = [{"t": f"t{i}", "options": ["a", "b"], "label": i % 2} for i in range(10)]
@@ -163,10 +166,3 @@ def test_a_field_of_a_custom_task_is_refused_where_nothing_reads_it():
         read_task(TaskConfig(name="sst2", label="right"))
     assert read_task(TaskConfig(name="sst2")).label == "label"
     assert read_task(TaskConfig(name="sst2", label="label")).label == "label"  # the task's own
-
-
-def test_columns_are_looked_for_where_no_row_of_test_has_a_label(tmp_path):
-    """A row without its text is wrong, not hidden."""
-    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])
-    with pytest.raises(InputError, match="test.jsonl:1"):
-        read_examples(c)

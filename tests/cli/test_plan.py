@@ -183,7 +183,7 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
         asked.append(plan.mesh)
         return plan._replace(compiled=said[len(asked) - 1], evaluated=said[0])
 
-    monkeypatch.setattr("jaxprompt.planning.search.compiled", compiled)
+    monkeypatch.setattr("jaxprompt.planning.search.compile_plan", compiled)
     monkeypatch.setattr("jaxprompt.planning.compilers._is_importable", lambda module: True)
     # What stands in for the compiler is in this process.
     monkeypatch.setattr(

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from letters import Letters
 
 from jaxprompt.inspection.instances import _compare_text
 from jaxprompt.types import Injection, Role, Stream
@@ -16,19 +17,6 @@ PAD, TEMPLATE, TEXT = (False, Role.TEXT), (True, Role.HARD), (True, Role.TEXT)
 def circle(*degrees):
     turns = np.deg2rad(degrees)
     return np.stack([np.cos(turns), np.sin(turns)], -1).astype(np.float32)
-
-
-class Letters:
-    """Names word 0 a, word 1 b and so on."""
-
-    def __len__(self):
-        return len(WORDS)
-
-    def convert_ids_to_tokens(self, number):
-        return "abcdef"[number]
-
-    def convert_tokens_to_string(self, pieces):
-        return "".join(pieces)
 
 
 def look_at(tokens, slots, *, there=None, top=2):

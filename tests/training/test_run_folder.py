@@ -39,8 +39,8 @@ RECORD = TaskRecord(
 )  # fmt: skip
 HOLD = """
 import sys, time
-from jaxprompt.training.run_folder import lock
-with lock(sys.argv[1]):
+from jaxprompt.training.run_folder import lock_workdir
+with lock_workdir(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
