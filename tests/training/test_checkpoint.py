@@ -22,6 +22,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from orbax.checkpoint._src.serialization import serialization
+from refusing import refuse_line
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import folder_checksums
@@ -65,12 +66,6 @@ def save(folder, step, state, position):
 def names(folder):
     """Lists what lies in a folder."""
     return sorted(path.name for path in folder.iterdir())
-
-
-def one_line(error):
-    message = str(error.value)
-    assert "\n" not in message and len(message) < 600
-    return message
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -290,10 +285,9 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     save = functools.partial(writer.save, 2, {"at": 2}, state=state)
     if where != "before":  # in the background
         save(on_complete=lambda: pytest.fail("it is not complete"))
-    with pytest.raises(InputError, match="cannot write .*checkpoints/2") as error:
-        save() if where == "before" else writer.wait_for_saves()
+    line = refuse_line(save if where == "before" else writer.wait_for_saves)
     reason = errno.ENOSPC if where == "at the seal" else errno.EFBIG
-    assert os.strerror(reason) in one_line(error)
+    assert "checkpoints/2" in line and os.strerror(reason) in line
     assert capfd.readouterr().err == ""  # orbax logs tracebacks of its threads
     writer.wait_for_saves()  # it is raised once
     monkeypatch.undo()
@@ -425,26 +419,21 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/5").mkdir(parents=True)
-    again = f"delete {tmp_path} to train again"
-    with pytest.raises(InputError, match=f"damaged or belongs to another run .*; {again}") as error:
-        checkpoints.restore(state)
-    one_line(error)
     (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
-    with pytest.raises(InputError, match="checkpoints/5 is damaged"):
-        checkpoints.restore(state)
     (tmp_path / "checkpoints/6/best").mkdir(parents=True)
-    with pytest.raises(
-        InputError, match=f"checkpoints/6 is damaged or belongs to another run .*; {again}"
+    again = f"delete {tmp_path} to train again"
+    for read, name in (
+        (lambda: checkpoints.restore(state), "checkpoints/5"),
+        (lambda: checkpoints.restore_best({}, 6), "checkpoints/6"),
+        (lambda: checkpoints.restore_best({}, 4), "step 4"),
     ):
-        checkpoints.restore_best({}, 6)
-    with pytest.raises(InputError, match=f"no best parameters of step 4 in .*; {again}"):
-        checkpoints.restore_best({}, 4)
+        line = refuse_line(read)
+        assert name in line and line.endswith(again)
 
     save(tmp_path, 1, state, {})
-    bigger = r"opt_state/0/mu/prompt/table \(saved float32\[20, 64\], wanted float32\[20, 65\]\)"
-    with pytest.raises(InputError, match=bigger) as error:
-        checkpoints.restore(make_state(65))
-    assert "and 2 more" in one_line(error) and "another workdir" in one_line(error)
+    line = refuse_line(checkpoints.restore, make_state(65))
+    assert "opt_state/0/mu/prompt/table (saved float32[20, 64], wanted float32[20, 65])" in line
+    assert "and 2 more" in line
     with pytest.raises(InputError, match="saved float32.*wanted bfloat16"):
         checkpoints.restore(make_state(dtype=jnp.bfloat16))
     renamed = State(state.step, {"prompt/other": state.step}, ())
