@@ -43,13 +43,13 @@ def convert_backbone(
         )
     check_loadable(family, f"use {path} without conversion")
     params, report = load_backbone(source_path, family, hf, dtype=dtype)
-    # For what its family refuses: a config that asks for what is not there.
+    # Raises an error if the config needs weights that the checkpoint does not have.
     make_backbone(family, hf, report.heads)
     source = f"{path}@{revision}" if revision else path
     metadata: dict[str, str | list[str]] = {"source": source, "fingerprint": report.fingerprint}
     if report.unused:
         metadata["unused"] = list(report.unused)
-    # Named by what it converts: the same conversion may replace its folder, another may not.
+    # The id of the conversion: only the same conversion may replace its folder.
     run_id = hashlib.sha256(f"convert {source} {dtype}".encode()).hexdigest()[:16]
     save_backbone(
         output, family, hf, params, tokenizer=source_path, card=metadata, run=run_id, dtype=dtype

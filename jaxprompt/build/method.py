@@ -105,17 +105,17 @@ def cached_head(head: OpenBlock) -> Kind:
 
 
 def _value_types(block: OpenBlock) -> tuple[type, ...]:
-    """Returns the types of a block's values: 1 and True are equal, and one of them is refused."""
+    """Returns the types of the values of a block; as a cache key, because 1 == True."""
     return tuple(map(type, block.fields.values()))
 
 
 @functools.lru_cache(maxsize=256)
 def _make_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
-    fields: dict[str, Any] = prompt.to_dict()  # of types that `make_prompt` checks
+    fields: dict[str, Any] = prompt.to_dict()  # `make_prompt` checks the types
     return make_prompt(**fields, dims=dims)
 
 
 @functools.lru_cache(maxsize=256)
 def _make_head(head: OpenBlock, types: tuple[type, ...]) -> Kind:
-    fields: dict[str, Any] = head.to_dict()  # of types that `make_head` checks
+    fields: dict[str, Any] = head.to_dict()  # `make_head` checks the types
     return make_head(**fields)

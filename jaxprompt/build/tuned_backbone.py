@@ -18,7 +18,7 @@ _FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
 class Delta(NamedTuple):
-    """Tensors with the backbone's as differences, and the error and size of these."""
+    """Tensors whose backbone weights are differences, and the size and error of these."""
 
     tensors: dict[str, np.ndarray]
     before: int  # bytes of the tuned weights
@@ -118,7 +118,7 @@ def from_delta(
 
 
 def _pad_vocab(x: np.ndarray, leaf: jax.Array | None, vocab: int) -> np.ndarray:
-    """Adds zero rows to a table of the vocabulary, up to those that the backbone has there."""
+    """Pads a table of the vocabulary with zero rows to the size of the backbone's."""
     if leaf is None or x.shape[:1] != (vocab,) or len(leaf) <= vocab:
         return x
     return np.pad(x, [(0, len(leaf) - vocab), *[(0, 0)] * (x.ndim - 1)])

@@ -36,7 +36,7 @@ def shorten_name(name: str) -> str:
 
 
 def _with_fonts(draw: Callable[..., Path]) -> Callable[..., Path]:
-    """Lets a function draw with all fonts that may be needed; missing characters become boxes."""
+    """Decorates a plotting function to use fonts for all scripts; missing glyphs become boxes."""
 
     @functools.wraps(draw)
     def wrapper(*args: Any, **kwargs: Any) -> Path:

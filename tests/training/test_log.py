@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refuse_line
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import dumps
@@ -64,15 +65,6 @@ def test_resumed_log_equals_one_without_a_break(tmp_path):
     assert [record["step"] for record in results[0]] == list(range(1, 11))
     run(tmp_path / "broken", -1, 0)
     assert [record["step"] for record in records(tmp_path / "broken")] == [0]
-
-
-def test_broken_line_elsewhere_is_an_error(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for line in ('{"step": 1, ', "7", '{"loss": 1}'):
-        path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
-        with pytest.raises(InputError, match=r"metrics.jsonl:2 is not a") as error:
-            RunLog(tmp_path, tracker="none").resume(2)
-        assert "\n" not in str(error.value)
 
 
 def test_failed_write_is_one_error(tmp_path):
@@ -236,10 +228,10 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
-    for broken in ("{}", "[1]", "not JSON", '{"step": "two"}'):
-        path.write_text(f'{{"step": 1}}\n{broken}\n')
-        with pytest.raises(InputError, match="metrics.jsonl:2 is not a valid log record"):
-            read_metrics(tmp_path)
+    for broken in ("{}", "[1]", "7", '{"step": 1, ', '{"step": "two"}'):
+        path.write_text(f'{{"step": 0}}\n{broken}\n{{"step": 2}}\n')
+        assert "metrics.jsonl:2" in refuse_line(read_metrics, tmp_path)
+        assert "metrics.jsonl:2" in refuse_line(RunLog(tmp_path, tracker="none").resume, 2)
 
 
 def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, monkeypatch):

@@ -278,11 +278,6 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     np.testing.assert_allclose(rates, first, rtol=1e-6)
 
 
-def test_every_schedule_is_tested():
-    tested = test_schedules.pytestmark[0].args[1]
-    assert {case[0] for case in tested} == set(SCHEDULES)
-
-
 def test_bad_names_and_numbers_say_what_is_meant():
     with pytest.raises(InputError, match="schedule.warmup_steps=8 must be less than the 8"):
         make_schedule(WarmupLinear(warmup_steps=8), total=8, epoch=1)
