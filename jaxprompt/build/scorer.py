@@ -1,5 +1,7 @@
 """Combines backbone, method, head and template: those of a config, or of an export."""
 
+import dataclasses
+
 from jaxprompt.build.backbone import backbone_facts, end_token_ids
 from jaxprompt.build.method import cached_head, cached_method
 from jaxprompt.config.block import OpenBlock
@@ -157,30 +159,19 @@ def build_scorer(
     head_layout = head_kind.lay_out(facts, setup, tokenizer)
     if head_layout.verbalizer is not None:
         check_id(int(head_layout.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
-    answer = head_layout.answer
     if facts.style in FED:
         # Decoder inputs begin with the start token of the tokenizer or the backbone.
-        stem = (start_of(head_layout.specials, facts.start), *answer.stem)
-        answer = answer._replace(stem=stem, slots=method.num_decoder_slots())
+        stem = (start_of(head_layout.specials, facts.start), *head_layout.answer.stem)
+        answer = head_layout.answer._replace(stem=stem, slots=method.num_decoder_slots())
+        head_layout = head_layout._replace(answer=answer)
     encoder = _example_encoder(
-        tokenizer, task, parsed_template, head_kind, head_layout._replace(answer=answer), facts,
+        tokenizer, task, parsed_template, head_kind, head_layout, facts,
         layout, slots, demos,
     )  # fmt: skip
-    batch_layout = Layout(
-        batch=batch,
-        max_len=layout.max_len,
-        pad_id=head_layout.specials.pad,
-        side=layout.padding_side,
-        multiple=layout.multiple,
-        ends=end_token_ids(backbone, head_layout.specials),
-        shift=method.position_shift(),
-        decoder_shift=method.decoder_shift(),
-        # If the template lists the choices, they are one sequence.
-        num_rows=choices if parsed_template.uses_choice else 1,
-        host=host_share[0],
-        hosts=host_share[1],
-        branches=facts.style == "causal" and answer.plan is not None and len(answer.plan.fed) > 0,
-    )
+    batch_layout = dataclasses.replace(
+        _batch_layout(backbone, layout, method, head_layout, parsed_template, batch),
+        host=host_share[0], hosts=host_share[1],
+    )  # fmt: skip
     info = task_info(task, choices, head_layout.verbalizer, head_layout.specials)
     method = with_task(method, info)
     head_kind.check_rows(prompt.name, method.num_rows())
@@ -197,6 +188,26 @@ def build_scorer(
         model,
         tokenizer,
         demos,
+    )
+
+
+def _batch_layout(
+    backbone: Backbone, layout: ExampleLayout, method: Method, head_layout: HeadLayout,
+    template: Template, batch: int,
+) -> Layout:  # fmt: skip
+    plan = head_layout.answer.plan
+    return Layout(
+        batch=batch,
+        max_len=layout.max_len,
+        pad_id=head_layout.specials.pad,
+        side=layout.padding_side,
+        multiple=layout.multiple,
+        ends=end_token_ids(backbone, head_layout.specials),
+        shift=method.position_shift(),
+        decoder_shift=method.decoder_shift(),
+        # If the template lists the choices, they are one sequence.
+        num_rows=layout.choices if template.uses_choice else 1,
+        branches=backbone.module.STYLE == "causal" and plan is not None and len(plan.fed) > 0,
     )
 
 
