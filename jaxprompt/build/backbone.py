@@ -62,9 +62,16 @@ def backbone_from_config(
         if heads is None:
             heads = load.present_heads(path, family, hf)
         module = make_backbone(
-            family, hf, heads, dtype=config.dtype, stack=config.stack, remat=config.remat,
-            attention=config.attention, dropout=config.dropout, rescale=config.rescale,
-        )  # fmt: skip
+            family,
+            hf,
+            heads,
+            dtype=config.dtype,
+            stack=config.stack,
+            remat=config.remat,
+            attention=config.attention,
+            dropout=config.dropout,
+            rescale=config.rescale,
+        )
     except InputError as error:
         shown = path if os.path.isfile(path) else path / "config.json"
         raise InputError(f"{shown}: {error}") from error

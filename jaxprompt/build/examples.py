@@ -188,17 +188,26 @@ class _DataSet:
         """Returns whether it has a split of the run."""
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
-            task, split, source=self.config.data.source, files=self.files,
-            cache_dir=self.cache_dir, given=self.in_memory,
-        )  # fmt: skip
+            task,
+            split,
+            source=self.config.data.source,
+            files=self.files,
+            cache_dir=self.cache_dir,
+            given=self.in_memory,
+        )
 
     def read(self, task: Task, split: str) -> Rows:
         """Reads the rows of a split of the run whose labels are classes."""
         config, name = self.config, source_split(self.config, split, self.in_memory)
         rows = sources.read_split(
-            task, name, source=config.data.source, files=self.files, cache_dir=self.cache_dir,
-            given=self.in_memory, only=config.data.only,
-        )  # fmt: skip
+            task,
+            name,
+            source=config.data.source,
+            files=self.files,
+            cache_dir=self.cache_dir,
+            given=self.in_memory,
+            only=config.data.only,
+        )
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if config.task.vocabulary:
@@ -208,9 +217,11 @@ class _DataSet:
 
 
 def read_examples(
-    config: RunConfig, wanted: Sequence[str] = SPLITS, record: TaskData | None = None,
+    config: RunConfig,
+    wanted: Sequence[str] = SPLITS,
+    record: TaskData | None = None,
     in_memory: Mapping[str, Rows] | None = None,
-) -> Examples:  # fmt: skip
+) -> Examples:
     """Reads the available splits, and samples train and dev by the protocol.
 
     Args:
@@ -278,7 +289,7 @@ def read_examples(
 
 def _train_splits(
     config: RunConfig, task: Task, rows: Rows
-) -> tuple[dict[str, list[Example]], list[str]]:  # fmt: skip
+) -> tuple[dict[str, list[Example]], list[str]]:
     """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
     examples = read_all(task, rows, rows.origin)
     notes = moved_answer_notes(examples)
@@ -296,7 +307,7 @@ def _train_splits(
 
 def _no_dev_message(
     config: RunConfig, task: Task, num_train: int, in_memory: Mapping[str, Rows] | None
-) -> str:  # fmt: skip
+) -> str:
     """Returns why a run has no dev examples; `num_train` is the number of training examples."""
     if samples_dev(config.data):
         protocol = config.data.protocol
@@ -429,6 +440,10 @@ def _sample_split(
     elif task.predicate and keeps_groups:  # a sentence is one example per predicate
         groups = [example.words for example in examples]
     return fewshot.split(
-        data.protocol, labels, data.seed, names=task.labels, groups=groups,
+        data.protocol,
+        labels,
+        data.seed,
+        names=task.labels,
+        groups=groups,
         rows=([rows.number(i) for i in range(len(rows))], rows.total),
-    )  # fmt: skip
+    )

@@ -60,9 +60,11 @@ def init_params(
         replaces them; a prompt that is entirely trainable is then not initialised.
     """
     params = scorer.model.init(
-        rng.key_for(config.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
+        rng.key_for(config.seed, "init"),
+        loaded.params,
+        choices=scorer.layout.num_rows,
         placement=placement,
-    )  # fmt: skip
+    )
     # A checkpoint has no frozen parameters: these are initialised even if others are restored.
     frozen = split_params(config, scorer, params)[1]
 
@@ -76,9 +78,13 @@ def init_params(
         params["prompt"] = inherit_prompt(config, fingerprint, labels, init, params["prompt"])
     else:
         source = _make_source(
-            config, scorer, counts, _vector_tables(scorer, params, placement),
-            functools.partial(inherit_prompt, config, fingerprint, labels), fingerprint,
-        )  # fmt: skip
+            config,
+            scorer,
+            counts,
+            _vector_tables(scorer, params, placement),
+            functools.partial(inherit_prompt, config, fingerprint, labels),
+            fingerprint,
+        )
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     if config.train.init_head and needs_init("head/"):
         params["head"] = inherit_head(config, fingerprint, labels, params["head"])
@@ -158,9 +164,13 @@ def check_prompt_init(
 
 
 def check_init_params(
-    config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None,
-    fingerprint: str, placement: Placement,
-) -> tree.Flat:  # fmt: skip
+    config: RunConfig,
+    scorer: Scorer,
+    shapes: tree.Params,
+    counts: np.ndarray | None,
+    fingerprint: str,
+    placement: Placement,
+) -> tree.Flat:
     """Raises InputError for everything that `init_params` would reject with these weights.
 
     See `check_prompt_init`; exports to initialise from are read. Returns the shapes of trainable
@@ -207,9 +217,13 @@ def _vector_tables(scorer: Scorer, params: tree.Params, placement: Placement) ->
 
 
 def _make_source(
-    config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _VectorTables,
-    inherit: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
-) -> Source:  # fmt: skip
+    config: RunConfig,
+    scorer: Scorer,
+    counts: np.ndarray | None,
+    tables: _VectorTables,
+    inherit: Callable[[str, tree.Nested], tree.Nested],
+    fingerprint: str = "",
+) -> Source:
     """Returns the sources that a method may initialise from.
 
     Without `fingerprint`, exports of any backbone are read. `inherit` is `Source.inherit`.

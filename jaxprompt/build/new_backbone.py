@@ -67,9 +67,14 @@ def random_backbone(
 
 
 def replace_heads(
-    backbone: Backbone, loaded: Loaded, heads: Sequence[str], placement: Placement, seed: int, *,
+    backbone: Backbone,
+    loaded: Loaded,
+    heads: Sequence[str],
+    placement: Placement,
+    seed: int,
+    *,
     part: str = "backbone",
-) -> tuple[Backbone, Loaded]:  # fmt: skip
+) -> tuple[Backbone, Loaded]:
     """Reduces loaded weights to the heads of an objective; missing heads are initialised randomly.
 
     Other heads are dropped: a head that is not trained with its trunk would no longer fit it. The

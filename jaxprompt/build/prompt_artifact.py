@@ -51,9 +51,15 @@ class LoadedPrompt(NamedTuple):
 
 
 def pack_prompt(
-    scorer: Scorer, trainable: tree.Flat, frozen: tree.Flat, *, backbone: BackboneConfig,
-    fingerprint: str, config: RunConfig, metrics: Metrics,
-) -> tuple[dict[str, np.ndarray], PromptMetadata]:  # fmt: skip
+    scorer: Scorer,
+    trainable: tree.Flat,
+    frozen: tree.Flat,
+    *,
+    backbone: BackboneConfig,
+    fingerprint: str,
+    config: RunConfig,
+    metrics: Metrics,
+) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     """Folds the prompt and returns its tensors by flat name, and its metadata.
 
     Trained weights of the backbone are included. Arguments as in `make_metadata`.
@@ -77,9 +83,14 @@ def pack_prompt(
 
 
 def make_metadata(
-    scorer: Scorer, prompt: Method, *, backbone: BackboneConfig, fingerprint: str,
-    config: RunConfig, metrics: Metrics,
-) -> PromptMetadata:  # fmt: skip
+    scorer: Scorer,
+    prompt: Method,
+    *,
+    backbone: BackboneConfig,
+    fingerprint: str,
+    config: RunConfig,
+    metrics: Metrics,
+) -> PromptMetadata:
     """Returns the metadata of a prompt that was not initialised from another export.
 
     Args:
@@ -167,9 +178,15 @@ def _metadata_method(metadata: PromptMetadata) -> Method:
 
 
 def load_prompt_export(
-    path: str, *, backbone: BackboneConfig, batch: int, placement: Placement,
-    force: bool = False, sentence_encoder: str = "", pretrained: str = "",
-) -> LoadedPrompt:  # fmt: skip
+    path: str,
+    *,
+    backbone: BackboneConfig,
+    batch: int,
+    placement: Placement,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+) -> LoadedPrompt:
     """Loads an exported prompt and its backbone.
 
     Args:
@@ -222,9 +239,15 @@ def scorer_from_metadata(
         )
     task = metadata.task
     scorer = build_scorer(
-        backbone, task, metadata.layout, prompt=metadata.prompt, head=metadata.head,
-        template=metadata.template, batch=batch, demos=demos_from_metadata(metadata.demos, task),
-    )  # fmt: skip
+        backbone,
+        task,
+        metadata.layout,
+        prompt=metadata.prompt,
+        head=metadata.head,
+        template=metadata.template,
+        batch=batch,
+        demos=demos_from_metadata(metadata.demos, task),
+    )
     if not force:
         advice = "load that backbone, or pass --force (force=True)"
         check_identity(
@@ -275,9 +298,12 @@ def _base_reader(path: str, init: OriginMetadata | None, new_path: str = "") -> 
 
 
 def with_base_params(
-    path: str, tensors: Mapping[str, np.ndarray], init: OriginMetadata | None, scorer: Scorer,
+    path: str,
+    tensors: Mapping[str, np.ndarray],
+    init: OriginMetadata | None,
+    scorer: Scorer,
     new_path: str = "",
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """Adds the parameters of the export that this one depends on.
 
     Args:

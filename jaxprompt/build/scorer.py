@@ -165,13 +165,13 @@ def build_scorer(
         answer = head_layout.answer._replace(stem=stem, slots=method.num_decoder_slots())
         head_layout = head_layout._replace(answer=answer)
     encoder = _example_encoder(
-        tokenizer, task, parsed_template, head_kind, head_layout, facts,
-        layout, slots, demos,
-    )  # fmt: skip
+        tokenizer, setup, head_kind, head_layout, facts, layout.max_len, slots, demos
+    )
     batch_layout = dataclasses.replace(
         _batch_layout(backbone, layout, method, head_layout, parsed_template, batch),
-        host=host_share[0], hosts=host_share[1],
-    )  # fmt: skip
+        host=host_share[0],
+        hosts=host_share[1],
+    )
     info = task_info(task, choices, head_layout.verbalizer, head_layout.specials)
     method = with_task(method, info)
     head_kind.check_rows(prompt.name, method.num_rows())
@@ -192,9 +192,13 @@ def build_scorer(
 
 
 def _batch_layout(
-    backbone: Backbone, layout: ExampleLayout, method: Method, head_layout: HeadLayout,
-    template: Template, batch: int,
-) -> Layout:  # fmt: skip
+    backbone: Backbone,
+    layout: ExampleLayout,
+    method: Method,
+    head_layout: HeadLayout,
+    template: Template,
+    batch: int,
+) -> Layout:
     plan = head_layout.answer.plan
     return Layout(
         batch=batch,
@@ -212,17 +216,24 @@ def _batch_layout(
 
 
 def _example_encoder(
-    tokenizer: Tokenizer, task: Task, template: Template, kind: Kind, head_layout: HeadLayout,
-    facts: BackboneFacts, layout: ExampleLayout, slots: int, demos: Demonstrations | None,
-) -> ExampleEncoder:  # fmt: skip
+    tokenizer: Tokenizer,
+    setup: TaskSetup,
+    kind: Kind,
+    head_layout: HeadLayout,
+    facts: BackboneFacts,
+    max_len: int,
+    slots: int,
+    demos: Demonstrations | None,
+) -> ExampleEncoder:
+    task = setup.task
     return ExampleEncoder(
         tokenizer,
-        template,
+        setup.template,
         head_layout.specials,
         num_slots=slots,
-        max_len=layout.max_len,
+        max_len=max_len,
         num_masks=head_layout.masks,
-        needs_mask=kind.needs_mask(layout.form),
+        needs_mask=kind.needs_mask(setup.form),
         num_types=segments(tokenizer, facts.types),
         answer=head_layout.answer,
         option=task.option,

@@ -66,10 +66,15 @@ class SentenceEncoder:
         tokenizer = load_tokenizer(self._opened.folder)
         specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
         encoder = ExampleEncoder(
-            tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
-            max_len=self._max_len, needs_mask=False,
+            tokenizer,
+            parse("{text}"),
+            specials,
+            num_slots=0,
+            num_masks=0,
+            max_len=self._max_len,
+            needs_mask=False,
             num_types=backbone_facts(self._opened).types,
-        )  # fmt: skip
+        )
         return encoder, specials.pad
 
     @property

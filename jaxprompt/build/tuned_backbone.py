@@ -143,9 +143,13 @@ def _add_delta(original: np.ndarray, difference: np.ndarray, rows: np.ndarray | 
 
 
 def save_tuned(
-    folder: str | Path, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata,
-    loaded: LoadedBackbone, run: str, flag: str,
-) -> dict[str, np.ndarray]:  # fmt: skip
+    folder: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: PromptMetadata,
+    loaded: LoadedBackbone,
+    run: str,
+    flag: str,
+) -> dict[str, np.ndarray]:
     """Writes the tuned backbone as a folder that transformers loads; returns the other tensors.
 
     `run` identifies the run that the folder belongs to, as in `save_backbone`.
@@ -171,7 +175,13 @@ def save_tuned(
     }
     backbone = loaded.backbone
     save_backbone(
-        folder, backbone.family, backbone.hf, tree.unflatten(base | tuned)["backbone"],
-        tokenizer=backbone.folder, card=card, run=run, rescale=backbone.config.rescale,
-    )  # fmt: skip
+        folder,
+        backbone.family,
+        backbone.hf,
+        tree.unflatten(base | tuned)["backbone"],
+        tokenizer=backbone.folder,
+        card=card,
+        run=run,
+        rescale=backbone.config.rescale,
+    )
     return {name: x for name, x in tensors.items() if name not in tuned}

@@ -170,9 +170,13 @@ def inspect_run(
         report("prompts of texts")
         names, labels, is_known = _row_classes(scorer, sample)
         findings.instances = find_instances(
-            trained, sample, np.where(is_known, labels, -1), names,
-            shown=options.instances, top=options.top,
-        )  # fmt: skip
+            trained,
+            sample,
+            np.where(is_known, labels, -1),
+            names,
+            shown=options.instances,
+            top=options.top,
+        )
     report(f"predictions for {unsampled.size} examples of {options.split}")
     _add_confusion(findings, config, trained, split)
     report("attention on the prompt")
@@ -266,9 +270,15 @@ def _sample_rows(split: Split, limit: int) -> Split:
 
 
 def _add_states(
-    findings: Findings, trained: Trained, workdir: str, sample: Split, steps: Sequence[int],
-    plotted: Sequence[int], init_params: tree.Flat | None, report: Callable[[str], None],
-) -> None:  # fmt: skip
+    findings: Findings,
+    trained: Trained,
+    workdir: str,
+    sample: Split,
+    steps: Sequence[int],
+    plotted: Sequence[int],
+    init_params: tree.Flat | None,
+    report: Callable[[str], None],
+) -> None:
     scorer = trained.scorer
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name

@@ -109,9 +109,13 @@ def _word_embeddings(scorer: Scorer, params: Mapping[str, Any]):
 
 
 def _compare_text(
-    scorer: Scorer, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
-    top: int, label: str,
-) -> Instance:  # fmt: skip
+    scorer: Scorer,
+    inject: Callable[..., Injection],
+    params: Mapping[str, Any],
+    batch: Batch,
+    top: int,
+    label: str,
+) -> Instance:
     """Compares the first text of a batch with its prompt, which `inject` computes."""
     slots, _, mask = jax.device_get(inject(params, batch).encoder)
     is_slot = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)

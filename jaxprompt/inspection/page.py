@@ -43,9 +43,13 @@ class Page:
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]], *,
-        folded: bool = False, breaks: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence["str | Markup"]],
+        *,
+        folded: bool = False,
+        breaks: bool = False,
+    ) -> None:
         """Adds a table.
 
         Args:

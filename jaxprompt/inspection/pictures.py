@@ -60,9 +60,13 @@ def class_style(index: int) -> dict[str, Any]:
 
 @_with_fonts
 def draw_states(
-    points: np.ndarray, labels: np.ndarray, names: Sequence[str], title: str, path: Path,
+    points: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    title: str,
+    path: Path,
     limits: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Plots projected states by class.
 
     Args:
@@ -108,9 +112,11 @@ def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     if best in ratios:
         axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
         axis.annotate(
-            f"best step {best}: {ratios[best]:.3f}", (0.98, 0.93), ha="right",
+            f"best step {best}: {ratios[best]:.3f}",
+            (0.98, 0.93),
+            ha="right",
             xycoords="axes fraction",
-        )  # fmt: skip
+        )
     axis.set_xlabel("step")
     axis.set_ylabel("$R_D$ = intra / inter")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -121,9 +127,15 @@ def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
 
 @_with_fonts
 def draw_labels(
-    labels: np.ndarray, starts: np.ndarray | None, words: np.ndarray, owners: Sequence[int],
-    names: Sequence[str], tokens: Sequence[str], title: str, path: Path,
-) -> Path:  # fmt: skip
+    labels: np.ndarray,
+    starts: np.ndarray | None,
+    words: np.ndarray,
+    owners: Sequence[int],
+    names: Sequence[str],
+    tokens: Sequence[str],
+    title: str,
+    path: Path,
+) -> Path:
     """Plots label rows [C, 3], their initial values [C, 3] and their words [W, 3].
 
     `owners` are the labels of the words, `tokens` their texts. A line connects each label row with
@@ -184,10 +196,15 @@ def _annotate_points(
         offset = box[0] - anchor[0], box[1] - anchor[1]
         is_far = max(map(abs, (offset[0] + width * (offset[0] < 0), offset[1] + height / 2))) > 14
         axis.annotate(
-            text, (x, y), offset, textcoords="offset points", va="bottom", annotation_clip=False,
+            text,
+            (x, y),
+            offset,
+            textcoords="offset points",
+            va="bottom",
+            annotation_clip=False,
             **style,
             arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if is_far else None,
-        )  # fmt: skip
+        )
 
 
 def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -261,9 +278,14 @@ def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, pat
     maximum = max(float(part.max()) for part in parts.values())
     for axis, (name, part) in zip(panels, parts.items(), strict=True):
         image = axis.imshow(
-            part, cmap="viridis", vmin=0, vmax=max(maximum, 1e-9), aspect="auto", origin="lower",
+            part,
+            cmap="viridis",
+            vmin=0,
+            vmax=max(maximum, 1e-9),
+            aspect="auto",
+            origin="lower",
             extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
-        )  # fmt: skip
+        )
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("head")
         for axis_line in (axis.xaxis, axis.yaxis):

@@ -236,10 +236,15 @@ def _write_labels(page: Page, findings: Findings, folder: Path) -> list[Path]:
             reduce(selected, 3), bounds if moves else bounds[[0, 0]]
         )
         path = draw.draw_labels(
-            labels, starts if moves else None, word_points, [owner for owner, _ in words],
-            [row.name for row in rows], [word.token for _, word in words],
-            f"{kind} of label rows", folder / f"labels-{kind.lower().replace('-', '')}.png",
-        )  # fmt: skip
+            labels,
+            starts if moves else None,
+            word_points,
+            [owner for owner, _ in words],
+            [row.name for row in rows],
+            [word.token for _, word in words],
+            f"{kind} of label rows",
+            folder / f"labels-{kind.lower().replace('-', '')}.png",
+        )
         caption = f"{kind} of the label rows (stars) and their nearest words, scaled to length 1"
         paths.append((path, caption + (", with their initial values (rings)" if moves else "")))
     page.pictures(paths)

@@ -84,9 +84,11 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
     if device.name in _GPUS:
         with silence_stderr():
             topology = get_topology_desc(
-                topology_name="", platform="cuda", target_config=_gpu_description(device),
+                topology_name="",
+                platform="cuda",
+                target_config=_gpu_description(device),
                 topology=f"1x1x{count}",
-            )  # fmt: skip
+            )
         return list(topology.devices)
     slices = _SLICES[device.name]
     size = next((size for size in slices if size >= count), None)
@@ -198,9 +200,12 @@ def compile_for(placement: Placement, step: Callable, *args: Any, **settings: An
             raise InputError(f"the compiler failed: {str(error).splitlines()[0]}") from error
     memory, text = read_memory(program), hlo_text(program)
     return Compiled(
-        memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes,
-        read_work(text), text,
-    )  # fmt: skip
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.peak_memory_in_bytes,
+        read_work(text),
+        text,
+    )
 
 
 @contextlib.contextmanager

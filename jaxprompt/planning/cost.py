@@ -88,9 +88,13 @@ class Cost(NamedTuple):
 
 
 def step_shapes(
-    run: AbstractRun, placement: Placement, remat: str = "", attention: str = "", *,
+    run: AbstractRun,
+    placement: Placement,
+    remat: str = "",
+    attention: str = "",
+    *,
     as_it_runs: bool = False,
-) -> StepShapes:  # fmt: skip
+) -> StepShapes:
     """Makes the step of a run on a mesh, and the shapes of its arguments.
 
     Args:
@@ -108,9 +112,11 @@ def step_shapes(
     trainable, frozen, state = _param_shapes(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
-        dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
-        run.objectives, accumulate=config.optim.accumulate,
-    )  # fmt: skip
+        dataclasses.replace(run.model, backbone=module),
+        _optimizer(run, trainable),
+        run.objectives,
+        accumulate=config.optim.accumulate,
+    )
     return StepShapes(
         within(placement, step),
         _with_shardings(state, like(placement, state, placement.parameters(trainable))),

@@ -97,9 +97,11 @@ class CheckpointWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Waits for all saves; an error of the block takes precedence."""
         del kind, traceback
         try:
@@ -113,9 +115,14 @@ class CheckpointWriter:
                 self._manager.close()
 
     def save(
-        self, step: int, position: Mapping[str, Any], *, state: Tree = None, best: Tree = None,
+        self,
+        step: int,
+        position: Mapping[str, Any],
+        *,
+        state: Tree = None,
+        best: Tree = None,
         on_complete: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Saves trees of arrays and a JSON-able dict as a new step.
 
         Returns once the arrays are copied, so that they may be donated.

@@ -52,9 +52,10 @@ StartPass = Callable[[Flat, Flat], EvalPass]
 
 
 def compile_step(
-    placement: Placement, step: Callable[..., jax.Array],
+    placement: Placement,
+    step: Callable[..., jax.Array],
     prefix_fn: Callable[[Flat, Flat], Any] | None = None,
-) -> StartPass:  # fmt: skip
+) -> StartPass:
     """Compiles a step for batches that are distributed over the processes.
 
     `step` takes (trainable, frozen, batch) and the result of `prefix_fn(trainable, frozen)`, which
@@ -152,9 +153,13 @@ def predict_scores(
 
 
 def make_answer_fn(
-    head: Kind, placement: Placement, model: Model, generation: GenerateConfig,
-    tokenizer: Tokenizer, layout: Layout,
-) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
+    head: Kind,
+    placement: Placement,
+    model: Model,
+    generation: GenerateConfig,
+    tokenizer: Tokenizer,
+    layout: Layout,
+) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
         step = compile_generation(placement, generation, model, layout)
@@ -186,9 +191,16 @@ def generation_step(
 
 
 def write_texts(
-    step, tokenizer, ends, trainable, frozen, batches, size: int, *,
+    step,
+    tokenizer,
+    ends,
+    trainable,
+    frozen,
+    batches,
+    size: int,
+    *,
     check: Callable[[Batch], None] = lambda batch: None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Generates a text for every example of a split. Returns [size], without end tokens.
 
     `check` raises InputError for a batch without room for generated tokens.

@@ -102,9 +102,15 @@ class OneRun:
     """A run that trains; `loop.train_loop` calls its methods."""
 
     def __init__(
-        self, prepared: Prepared, job: Job, run_state: RunState, checkpoints: CheckpointWriter,
-        log: RunLog, profiler: Profiler, stop_signal: Callable[[], int],
-    ):  # fmt: skip
+        self,
+        prepared: Prepared,
+        job: Job,
+        run_state: RunState,
+        checkpoints: CheckpointWriter,
+        log: RunLog,
+        profiler: Profiler,
+        stop_signal: Callable[[], int],
+    ):
         """Starts at `run_state`; `stop_signal` returns the signal that requests a stop."""
         self.milestones, self.log_steps = prepared.milestones, prepared.settings.log_steps
         self._feed, self.state, self.progress, self.step, _ = run_state
@@ -202,9 +208,12 @@ class OneRun:
         # The message after a signal names this step once its save is complete.
         on_complete = functools.partial(signals.note, saved_message(self.step))
         self._checkpoints.save(
-            self.step, position, state=self.state if state else None,
-            best=self.state.trainable if best else None, on_complete=on_complete,
-        )  # fmt: skip
+            self.step,
+            position,
+            state=self.state if state else None,
+            best=self.state.trainable if best else None,
+            on_complete=on_complete,
+        )
 
     def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
@@ -251,9 +260,11 @@ def train_job(
         workdir, -1 if checkpoint_step is None else checkpoint_step, settings.keep
     )
     with RunLog(
-        workdir, tracker=settings.tracker, total=prepared.milestones.total,
+        workdir,
+        tracker=settings.tracker,
+        total=prepared.milestones.total,
         enabled=processes.is_first(),
-    ) as log:  # fmt: skip
+    ) as log:
         log.resume(-1 if checkpoint_step is None else checkpoint_step)
         for line in lines:
             log.info(line)

@@ -61,9 +61,11 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
         if best is not None and name.startswith("dev") and best in steps:
             axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
             axis.annotate(
-                f"best {dict(points)[best]:.3f} at step {best}", (0.98, 0.06), ha="right",
+                f"best {dict(points)[best]:.3f} at step {best}",
+                (0.98, 0.06),
+                ha="right",
                 xycoords="axes fraction",
-            )  # fmt: skip
+            )
     axes[-1].set_xlabel("step")
     if title:
         axes[0].set_title(title)

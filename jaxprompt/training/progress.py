@@ -69,9 +69,13 @@ class Progress:
 
 
 def log_step(
-    log: RunLog, step: int, metrics: Metrics, describe: DescribeStep, elapsed: tuple[int, float],
+    log: RunLog,
+    step: int,
+    metrics: Metrics,
+    describe: DescribeStep,
+    elapsed: tuple[int, float],
     seconds: float,
-) -> None:  # fmt: skip
+) -> None:
     """Writes the metrics of a step to a run's log.
 
     `elapsed` is the number of steps since the last record or pause, and their seconds.

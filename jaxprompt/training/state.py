@@ -34,9 +34,13 @@ def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
 
 
 def place_state(
-    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array,
-    *, donate: bool = False,
-) -> TrainState:  # fmt: skip
+    placement: Placement,
+    trainable: Flat,
+    tx: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    donate: bool = False,
+) -> TrainState:
     """Returns the initial state on a mesh; optimizer state is sharded like its parameters.
 
     With `donate` the arrays of `trainable`, which must be on the mesh, are donated: afterwards only

@@ -23,9 +23,14 @@ class StepModel(Protocol):
     """Interface of the model of a step: a Model or a Pair."""
 
     def forward(
-        self, params: Params, batch: Batch, *, head: str, deterministic: bool,
+        self,
+        params: Params,
+        batch: Batch,
+        *,
+        head: str,
+        deterministic: bool,
         key: jax.Array | None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Returns the scores of one head for a batch."""
 
 

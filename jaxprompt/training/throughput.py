@@ -19,9 +19,13 @@ class Meter:
     """
 
     def __init__(
-        self, batches: Iterator[Batch], score: Callable[[dict], dict[str, float]], flops: float,
-        dtype: str, placement: Placement,
-    ):  # fmt: skip
+        self,
+        batches: Iterator[Batch],
+        score: Callable[[dict], dict[str, float]],
+        flops: float,
+        dtype: str,
+        placement: Placement,
+    ):
         """Starts counting before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._num_batches = 0, 0

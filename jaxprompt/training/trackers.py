@@ -153,10 +153,14 @@ class Wandb(_Service):
 
     def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
         return package.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=workdir.name, dir=str(workdir),
-            id=run_id, resume="allow", config=None,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=workdir.name,
+            dir=str(workdir),
+            id=run_id,
+            resume="allow",
+            config=None,
             reinit="create_new",  # the runs of a grid are open at once, in one process
-        )  # fmt: skip
+        )
 
 
 class Trackio(_Service):

@@ -67,9 +67,12 @@ class FeatureCache:
     """
 
     def __init__(
-        self, scorer: Scorer, spec: FeatureSpec | None = None, splits: Sequence[CachedSplit] = (),
+        self,
+        scorer: Scorer,
+        spec: FeatureSpec | None = None,
+        splits: Sequence[CachedSplit] = (),
         exchange: RowExchange | None = None,
-    ):  # fmt: skip
+    ):
         """Takes the cached splits, and `exchange` if several processes cache them."""
         self.model = scorer.model if spec is None else remaining_model(scorer.model, spec)
         self.splits = splits
