@@ -90,7 +90,7 @@ def serve(args: argparse.Namespace) -> None:
     step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))
+    take = lambda: sharding.put_batch(placement, kept.add_states(splits["train"], next(batches)))
     programs, seen = {}, Counter()
 
     def program(batch):

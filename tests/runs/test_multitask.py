@@ -46,7 +46,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     job = SimpleNamespace(scores=compiled, frozen={}, weights=SimpleNamespace(trainable={}))
     dev = {"mean": 0.5, "qa/f1": 0.6, "qa/threshold": 0.2, "ner/threshold": 0.7, "nli/accuracy": 1}
     ended = TrainOutcome(
-        Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), numbers={}, time={}
+        Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), trainable={}, time={}
     )
     result = work.finish(prepared, job, ended)
     assert (result.best_step, result.dev, result.tasks) == (7, dev, ("qa", "ner", "nli"))
