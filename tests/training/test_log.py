@@ -153,7 +153,8 @@ def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("size, is_bar", [(0, False), (24, True)])
+def test_a_terminal_without_room_gets_plain_lines(tmp_path, monkeypatch, size, is_bar):
     """As some that nobody sets the size of; a bar would break there."""
     import fcntl
     import pty
@@ -163,13 +164,12 @@ def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch)
     main, other = pty.openpty()
     with open(other, "w") as terminal, open(main, "rb", buffering=0) as screen:
         monkeypatch.setattr("sys.stderr", terminal)
-        for size, is_bar in ((0, False), (24, True)):
-            fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
-            with RunLog(tmp_path, tracker="none", total=2) as log:
-                for step in (1, 2):
-                    log.progress(step)
-                    log.show(dev=0.5)
-            assert (b"|" in screen.read(10_000)) == is_bar
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
+        with RunLog(tmp_path, tracker="none", total=2) as log:
+            for step in (1, 2):
+                log.progress(step)
+                log.show(dev=0.5)
+        assert (b"|" in screen.read(10_000)) == is_bar
 
 
 def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
