@@ -25,7 +25,7 @@ from jaxprompt.layers.reading import TargetScores
 from jaxprompt.layers.word_rows import pack_ids
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
-from jaxprompt.planning.compilers import standing_in
+from jaxprompt.planning.compilers import trace_without_gpu
 from jaxprompt.prompts import make_prompt
 from jaxprompt.rng import key_for
 from jaxprompt.runs import replaced_tokens
@@ -38,7 +38,7 @@ from jaxprompt.scoring.losses import (
     full_vocabulary,
     on_targets,
 )
-from jaxprompt.training.evaluation import begin_pass
+from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
@@ -262,7 +262,7 @@ def lower(case: Case) -> str:
     data, tensor, fsdp = case.mesh
     place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
     step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
-    with standing_in(case.target):
+    with trace_without_gpu(case.target):
         traced = jax.jit(within(place, step)).trace(*given)
         return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
 
@@ -289,7 +289,7 @@ def make_step(case: Case, place: Placement):
     if case.work == "generate":
         step = make_generate_step(model, max_new_tokens=4, eos=1, pad=0, num_beams=2)
     given = state.trainable, frozen, batch
-    if begin := begin_pass(model):  # what a pass computes once for all of its batches
+    if begin := shared_prefix_fn(model):  # what a pass computes once for all of its batches
         given += (_put(jax.eval_shape(begin, *given[:2]), place.replicated),)
     return step, given, place
 

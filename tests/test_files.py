@@ -22,7 +22,7 @@ from jaxprompt.files import (
     write_atomic,
     write_output,
 )
-from jaxprompt.training.checkpoint_writer import _check_room
+from jaxprompt.training.checkpoint_writer import _check_disk_space
 from jaxprompt.training.features.store import DiskStore
 from jaxprompt.training.log import RunLog
 
@@ -103,7 +103,7 @@ def test_nothing_in_a_message_moves_a_terminal(capsys, monkeypatch):
 
 def test_nor_in_a_line_of_a_log(tmp_path, capsys):
     with RunLog(tmp_path, tracker="none", terminal=False) as log:
-        log.say("classes a\x1b[0m\nb")
+        log.info("classes a\x1b[0m\nb")
         log.progress(1)
         log.write(1, dev={"x": "\x1b"})
     assert capsys.readouterr().err.splitlines() == ["classes a\\x1b[0m", "b", "step 1  dev \\x1b"]
@@ -372,5 +372,5 @@ def test_scratch_of_a_fixed_name_is_no_link(tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         DiskStore(tmp_path / "train", np.array([2]), 4, np.dtype("f4"))
     (tmp_path / "0.room").symlink_to(victim)
-    _check_room(tmp_path / "1", {"state": {"x": np.zeros(3)}})
+    _check_disk_space(tmp_path / "1", {"state": {"x": np.zeros(3)}})
     assert victim.read_text() == "mine" and len(list(tmp_path.iterdir())) == 4

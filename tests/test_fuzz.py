@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from tiny import CONFIGS, MODEL_HEADS
 
 from jaxprompt.build.backbone import open_backbone
-from jaxprompt.build.new_backbone import open_config
+from jaxprompt.build.new_backbone import open_untrained
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
@@ -87,7 +87,7 @@ def test_a_config_json_of_any_content(folders, tmp_path, rng, monkeypatch):
         open_it = lambda: open_backbone(BackboneConfig(path=str(tmp_path)))
         ends.add(survive(monkeypatch, (family, name, value), open_it))
         if name == "model_type" or rng.random() < 0.1:
-            start = lambda: open_config(BackboneConfig(init=str(config)), ("lm",))
+            start = lambda: open_untrained(BackboneConfig(init=str(config)), ("lm",))
             survive(monkeypatch, (family, name, value, "init"), start)
     assert ends == {0, 2}
     whole = json.dumps(full_config("bert")).encode()

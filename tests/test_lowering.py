@@ -34,7 +34,7 @@ from lowering import (
 from tiny import make_batch
 
 from jaxprompt.backbones import families
-from jaxprompt.build.placement import tell_kernel
+from jaxprompt.build.placement import kernel_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
@@ -42,7 +42,7 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
 from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, within
-from jaxprompt.planning.compilers import standing_in
+from jaxprompt.planning.compilers import trace_without_gpu
 from jaxprompt.runs.grid.batched_steps import (
     PerRun,
     RunsPlacement,
@@ -51,7 +51,7 @@ from jaxprompt.runs.grid.batched_steps import (
     make_group_step,
 )
 from jaxprompt.runs.shared_steps import TaskBatch, make_shared_step
-from jaxprompt.training.evaluation import begin_pass
+from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import flatten
@@ -399,8 +399,8 @@ def test_the_front_of_a_pass(target):
     trainable, frozen, _ = make_numbers(case, model)
     place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
     place = dataclasses.replace(place, compiled_for=target)
-    with standing_in(target):
-        traced = jax.jit(within(place, begin_pass(model))).trace(trainable, frozen)
+    with trace_without_gpu(target):
+        traced = jax.jit(within(place, shared_prefix_fn(model))).trace(trainable, frozen)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
 
@@ -421,7 +421,7 @@ def test_the_front_of_a_grid(target):
     kept = jax.eval_shape(front, trainable, frozen, own)
     for step, given in ((front, (trainable, frozen, own)),
                         (scores, (trainable, frozen, batch, own, kept))):  # fmt: skip
-        with standing_in(target):
+        with trace_without_gpu(target):
             traced = jax.jit(within(at, step)).trace(*given)
             text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
         check(case, text)
@@ -444,7 +444,7 @@ def test_runs_that_share_the_states_of_a_batch(target):
     place = make_placement(1, 1, devices=jax.devices()[:1])
     place = dataclasses.replace(place, compiled_for=target, runs=True)
     step = make_group_step(model, TX, objectives, shares=True)
-    with standing_in(target):
+    with trace_without_gpu(target):
         traced = jax.jit(within(place, step)).trace(state, frozen, runs, PerRun({}, {}))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
@@ -499,7 +499,7 @@ def test_prefixes_start_from_texts(target, family):
     init = lambda key: module.init(key, batch, method="init_all")["params"]
     shapes = jax.eval_shape(init, jax.random.key(0))
     run = within(place, functools.partial(text_keys, module))
-    with standing_in(target):
+    with trace_without_gpu(target):
         traced = jax.jit(run).trace(shapes, jax.ShapeDtypeStruct((5,), "int32"))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
@@ -517,7 +517,7 @@ def test_what_a_prompt_adds(target, method):
         return model._draw(key, backbone, 1) | {"backbone": backbone}
 
     shapes = jax.eval_shape(draw, jax.random.key(0))
-    with standing_in(target):
+    with trace_without_gpu(target):
         traced = jax.jit(model.inject).trace(shapes, batch)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
@@ -547,7 +547,7 @@ def test_a_bank_of_prompts(target, family):
         kinds, held, _ = group_heads(heads, numbers, [own.rows for own in added])
         return Bank(models[0].backbone, kinds).scores(params[0], stack(added), held, batch)
 
-    with standing_in(target):
+    with trace_without_gpu(target):
         traced = jax.jit(within(place, run)).trace(jax.random.key(0), batch)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert len(traced.out_info) == 2 and "callback" not in text and "f64" not in text
@@ -571,7 +571,7 @@ def test_steps_of_tasks_that_share_a_prompt(target, task):
     step = make_shared_step(
         {name: make_train_step(model, TX, [terms[0]._replace(head=name)]) for name in "ab"}
     )
-    with standing_in(target):
+    with trace_without_gpu(target):
         traced = jax.jit(within(place, step)).trace(state, frozen, TaskBatch(batch, task))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
@@ -586,7 +586,7 @@ def test_weights_are_drawn_on_gpus(family):
     batch = make_batch(rows=2, family=family)
     place = dataclasses.replace(make_placement(1, 1, devices=jax.devices()[:1]), compiled_for=H100)
     init = lambda key: module.backbone.init(key, batch, method="init_all")["params"]
-    with standing_in(H100):
+    with trace_without_gpu(H100):
         traced = jax.jit(within(place, init)).trace(jax.random.key(0))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "fmha" not in text
@@ -680,12 +680,12 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     modules = [make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0)]
     dropped, whole = (Backbone(c.backbone, Path(), "bert", {}, module) for module in modules)
-    (line,) = tell_kernel(c, on(H100), dropped)
+    (line,) = kernel_notes(c, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
-    assert tell_kernel(c, on(H100), whole) == tell_kernel(c, on(V100), dropped) == []
-    assert tell_kernel(c, on(TPU), dropped) == tell_kernel(c, alone, dropped) == []
+    assert kernel_notes(c, on(H100), whole) == kernel_notes(c, on(V100), dropped) == []
+    assert kernel_notes(c, on(TPU), dropped) == kernel_notes(c, alone, dropped) == []
     c = c.replace({"data.max_len": 512})
-    assert tell_kernel(c, on(TPU), dropped) == [line]
+    assert kernel_notes(c, on(TPU), dropped) == [line]
 
 
 def check(case: Case, text: str) -> None:

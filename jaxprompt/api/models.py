@@ -14,8 +14,8 @@ from jaxprompt.api.choices import Choice, change_generation, check_choice, make_
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.demonstrations import with_encoder
-from jaxprompt.build.prompt_artifact import join, scorer_from_metadata, with_base
+from jaxprompt.build.demonstrations import replace_sentence_encoder
+from jaxprompt.build.prompt_artifact import join_params, scorer_from_metadata, with_base_params
 from jaxprompt.config.run import GenerateConfig
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks.task import Example
@@ -153,7 +153,7 @@ def attach(
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         shown = ", ".join([*known, *fields])
         raise InputError(f"{prompt.path} contains its task and head; remove {shown}")
-    metadata = with_encoder(prompt.metadata, sentence_encoder)
+    metadata = replace_sentence_encoder(prompt.metadata, sentence_encoder)
     base = metadata.backbone
     check_fingerprint(base, backbone.loaded.report.fingerprint, force=force)
     # Soft tokens stand among the embeddings, which `rescale` divides.
@@ -165,8 +165,8 @@ def attach(
         )
     opened = opened._replace(config=dataclasses.replace(opened.config, sentinel=base.sentinel))
     scorer = scorer_from_metadata(opened, metadata, batch, force=force).with_backbone(opened)
-    tensors = with_base(prompt.path, prompt.tensors, metadata.init, scorer, pretrained)
-    params = join(prompt.path, tensors, scorer, backbone)
+    tensors = with_base_params(prompt.path, prompt.tensors, metadata.init, scorer, pretrained)
+    params = join_params(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
 

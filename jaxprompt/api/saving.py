@@ -7,10 +7,10 @@ from jaxprompt.api.prompts import Prompt
 from jaxprompt.build.backbone import LoadedBackbone, open_backbone
 from jaxprompt.build.prompt_artifact import (
     backbone_from_metadata,
-    plain_tokens,
     scorer_from_metadata,
+    unscaled_soft_tokens,
 )
-from jaxprompt.build.tuned_backbone import as_delta
+from jaxprompt.build.tuned_backbone import to_delta
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
@@ -53,7 +53,7 @@ def save_prompt(
     if format == "npy":
         # A prompt without metadata is scaled for the unmodified backbone already.
         rescale = prompt.metadata.backbone.rescale if prompt.card else 1.0
-        rows = plain_tokens(prompt.tensors, rescale)
+        rows = unscaled_soft_tokens(prompt.tensors, rescale)
         if rows is None:
             raise InputError("format='npy': the prompt has no soft tokens; use 'jaxprompt'")
         write_npy(path, rows)
@@ -70,7 +70,7 @@ def save_prompt(
         whole = backbone or load_own_backbone(prompt)
         # Differences from other weights would add up to wrong weights.
         check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=False)
-        delta = as_delta(prompt.tensors, whole, "format='delta'").tensors
+        delta = to_delta(prompt.tensors, whole, "format='delta'").tensors
         return write_artifact(path, delta, metadata)
     if format == "stablehlo":
         # These modules import this one.

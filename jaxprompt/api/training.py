@@ -11,8 +11,8 @@ from jaxprompt import signals
 from jaxprompt.api.choices import Choice, check_choice, make_config
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
-from jaxprompt.build.backbone import Given, LoadedBackbone
-from jaxprompt.build.examples import asked_task
+from jaxprompt.build.backbone import InMemoryInputs, LoadedBackbone
+from jaxprompt.build.examples import read_task
 from jaxprompt.errors import InputError, check_type
 from jaxprompt.files import user_path
 from jaxprompt.runs import train as tune
@@ -69,10 +69,10 @@ def train(
     if is_grid(config):
         raise InputError("train supports one run; call it once per run, or use the command sweep")
     # Not from the rows: which columns hold the label must be known to name its classes.
-    asked = asked_task(config)
+    asked = read_task(config.task)
     parts = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
-    given = Given(rows, backbone)
+    given = InMemoryInputs(rows, backbone)
     keeps = workdir is not None
     with _folder(workdir) as folder, signals.handled(), signals.keeping(keeps):
         result = tune.run(config, str(folder), given)

@@ -18,15 +18,13 @@ from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.sharding import Placement
 
 # model_type -> family, where they differ
-_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
-
-
-_KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
+_FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
+_FAMILIES |= dict.fromkeys(LLAMA_TYPES, "llama")
 
 
 def family_of(model_type: str) -> str:
     """Returns the backbone family for a model_type of transformers."""
-    return _KIN.get(model_type, model_type)
+    return _FAMILIES.get(model_type, model_type)
 
 
 def open_backbone(config: BackboneConfig) -> Backbone:
@@ -35,42 +33,49 @@ def open_backbone(config: BackboneConfig) -> Backbone:
         raise InputError(
             "backbone.path is empty; give a folder, a .gguf file, a Hub id or pkg:PACKAGE/FOLDER"
         )
-    where = folder.resolve(config.path, config.revision or None)
-    return shape_backbone(config, where, folder.read_config(where))
+    path = folder.resolve(config.path, config.revision or None)
+    return backbone_from_config(config, path, folder.read_config(path))
 
 
-def shape_backbone(
-    config: BackboneConfig, where: Path, hf: dict[str, object], heads: Collection[str] | None = None
+def backbone_from_config(
+    config: BackboneConfig, path: Path, hf: dict[str, object], heads: Collection[str] | None = None
 ) -> Backbone:
     """Creates the module for a transformers config.
 
     Args:
       config: the backbone block.
-      where: the folder of the backbone, or the file of the config if there are no weights.
+      path: the folder of the backbone, or the file of the config if there are no weights.
       hf: the transformers config.
       heads: the heads of the module; by default those in the checkpoint.
     """
-    kind = hf.get("model_type", "")
-    family = config.family or (family_of(kind) if isinstance(kind, str) else None)
+    model_type = hf.get("model_type", "")
+    family = config.family or (family_of(model_type) if isinstance(model_type, str) else None)
     if family not in families():
-        known = ", ".join(families())
-        if not kind:
-            raise InputError(f"{where}: the config has no model_type; add one of {known}")
+        supported = ", ".join(families())
+        if not model_type:
+            raise InputError(f"{path}: the config has no model_type; add one of {supported}")
         raise InputError(
-            f"{where} contains a model of type {brief(kind)}, which is not supported; "
-            f"backbone.family is one of {known}"
+            f"{path} contains a model of type {brief(model_type)}, which is not supported; "
+            f"backbone.family is one of {supported}"
         )
     try:
         if heads is None:
-            heads = load.present_heads(where, family, hf)
+            heads = load.present_heads(path, family, hf)
         module = make_backbone(
-            family, hf, heads, dtype=config.dtype, stack=config.stack, remat=config.remat,
-            attention=config.attention, dropout=config.dropout, rescale=config.rescale,
-        )  # fmt: skip
+            family,
+            hf,
+            heads,
+            dtype=config.dtype,
+            stack=config.stack,
+            remat=config.remat,
+            attention=config.attention,
+            dropout=config.dropout,
+            rescale=config.rescale,
+        )
     except InputError as error:
-        shown = where if os.path.isfile(where) else where / "config.json"
+        shown = path if os.path.isfile(path) else path / "config.json"
         raise InputError(f"{shown}: {error}") from error
-    return Backbone(config, where, family, hf, module)
+    return Backbone(config, path, family, hf, module)
 
 
 def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
@@ -81,10 +86,14 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
       table is untied, and embedding tables are padded to the mesh.
     """
     loaded = load.load_backbone(
-        backbone.folder, backbone.family, backbone.hf, dtype=backbone.config.dtype,
-        rescale=backbone.config.rescale, quantize=backbone.config.quantize,
+        backbone.folder,
+        backbone.family,
+        backbone.hf,
+        dtype=backbone.config.dtype,
+        rescale=backbone.config.rescale,
+        quantize=backbone.config.quantize,
         placement=placement,
-    )  # fmt: skip
+    )
     cfg = backbone.module.cfg
     cfg = dataclasses.replace(
         cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
@@ -102,12 +111,12 @@ class LoadedBackbone(NamedTuple):
     def __repr__(self) -> str:
         """Returns a one-line summary."""
         config, report, mesh = self.backbone.config, self.loaded.report, self.placement.mesh.shape
-        held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
-        where = f"{mesh['data']}x{mesh['model']} devices"
-        return f"LoadedBackbone({self.backbone.family} {config.path}, {held} on {where})"
+        weights = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
+        devices = f"{mesh['data']}x{mesh['model']} devices"
+        return f"LoadedBackbone({self.backbone.family} {config.path}, {weights} on {devices})"
 
 
-class Given(NamedTuple):
+class InMemoryInputs(NamedTuple):
     """Inputs from Python that replace what the config names."""
 
     rows: Mapping[str, Rows] | None = None  # by split
@@ -120,20 +129,25 @@ class Given(NamedTuple):
         return self.backbone.backbone, self.backbone.loaded
 
 
-NOTHING = Given()
+NO_INPUTS = InMemoryInputs()
 
 
-def facts_of(backbone: Backbone) -> BackboneFacts:
+def backbone_facts(backbone: Backbone) -> BackboneFacts:
     """Returns what a head needs to know of a backbone."""
     module = backbone.module
     return BackboneFacts(
-        backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
-        module.cfg.types, getattr(module.cfg, "start", 0), backbone.config.sentinel,
-    )  # fmt: skip
+        backbone.family,
+        str(backbone.folder),
+        module.STYLE,
+        module.cfg.model_heads,
+        module.cfg.types,
+        getattr(module.cfg, "start", 0),
+        backbone.config.sentinel,
+    )
 
 
-def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
+def end_token_ids(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
     """Lists the token ids that end generated text: of a target, and of the model (except GLM)."""
-    own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
-    known = range(backbone.module.dims.vocab)  # others are never written
-    return tuple(dict.fromkeys([specials.stop, *filter(known.__contains__, own)]))
+    ends = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
+    vocab = backbone.module.dims.vocab  # ids above are never generated
+    return tuple(dict.fromkeys([specials.stop, *(token for token in ends if 0 <= token < vocab)]))

@@ -1,8 +1,8 @@
 """Checks of a config that need neither its data nor its backbone."""
 
 from jaxprompt.build.demonstrations import check_demos
-from jaxprompt.build.examples import in_form, read_task
-from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.examples import apply_form, read_task
+from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.scorer import check_template, choose_template
 from jaxprompt.config.run import RunConfig, TrainConfig
 from jaxprompt.data.text.target import read_answer
@@ -22,21 +22,21 @@ def check_config(config: RunConfig) -> None:
             at_least(f"mesh.{field}", size, 1)
     if config.cache.folder and config.cache.location != "disk":
         raise InputError(f"cache.folder={config.cache.folder!r} needs cache.location=disk")
-    prompt, head = method_of(config), head_of(config)
-    if "frequent" in starts_of(config) and not config.corpus.path:
+    prompt, head = get_method(config), get_head(config)
+    if "frequent" in prompt_starts(config) and not config.corpus.path:
         raise InputError(
             "prompt.start=frequent samples from the most frequent words of a corpus, but "
             "corpus.path is empty; set it (PPT uses the pre-training text), or use start=task or "
             "vocab"
         )
-    if config.ppt.task:  # its texts and words are those of a pattern
+    if config.ppt.task:  # texts and words are defined by its pattern
         return
-    task = in_form(config, read_task(config.task))
+    task = apply_form(config, read_task(config.task))
     head.check_task(task)
-    style = "causal" if task.causal and not task.template else "masked"  # not known yet
-    text = choose_template(task, head, style, config.task.form, config.task.template)
-    parsed = check_template(task, text, head, config.task.form, prompt.num_slots())
-    check_demos(config, head, task, parsed)
+    style = "causal" if task.causal and not task.template else "masked"  # without the backbone
+    template_text = choose_template(task, head, style, config.task.form, config.task.template)
+    template = check_template(task, template_text, head, config.task.form, prompt.num_slots())
+    check_demos(config, head, task, template)
     read_answer(config.task.answer or "{label}")
     head.objectives(config.optim.label_smoothing)
 
@@ -46,8 +46,8 @@ def check_totals(train: TrainConfig) -> None:
     names = ("total_steps", "total_epochs", "total_examples")
     totals = {name: getattr(train, name) for name in names}
     if sum(value > 0 for value in totals.values()) != 1:
-        shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
-        cure = "set the others to 0" if any(totals.values()) else "set one above 0"
-        raise InputError(f"exactly one total must be above 0, not {shown}; {cure}")
+        totals_text = ", ".join(f"train.{name}={value}" for name, value in totals.items())
+        advice = "set the others to 0" if any(totals.values()) else "set one above 0"
+        raise InputError(f"exactly one total must be above 0, not {totals_text}; {advice}")
     if not (train.eval_steps or train.eval_epochs):
         raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")

@@ -29,27 +29,29 @@ def convert_backbone(
       InputError: if the weights cannot be read, or `output` contains anything else.
     """
     choose("--dtype", dtype, DTYPES)
-    where = resolve(path, revision or None)
-    hf = read_config(where)
-    kind = hf.get("model_type", "")
-    family = family_of(kind) if isinstance(kind, str) else ""
-    known = ", ".join(families())
-    if not kind:
-        raise InputError(f"{where}: the config has no model_type; add one of {known}")
+    source_path = resolve(path, revision or None)
+    hf = read_config(source_path)
+    model_type = hf.get("model_type", "")
+    family = family_of(model_type) if isinstance(model_type, str) else ""
+    supported = ", ".join(families())
+    if not model_type:
+        raise InputError(f"{source_path}: the config has no model_type; add one of {supported}")
     if family not in families():
         raise InputError(
-            f"{where} contains a model of type {brief(kind)}, which is not supported; known: "
-            f"{known}"
+            f"{source_path} contains a model of type {brief(model_type)}, which is not supported; "
+            f"known: {supported}"
         )
     check_loadable(family, f"use {path} without conversion")
-    params, report = load_backbone(where, family, hf, dtype=dtype)
-    # For what its family refuses: a config that asks for what is not there.
+    params, report = load_backbone(source_path, family, hf, dtype=dtype)
+    # Raises an error if the config needs weights that the checkpoint does not have.
     make_backbone(family, hf, report.heads)
     source = f"{path}@{revision}" if revision else path
-    card: dict[str, str | list[str]] = {"source": source, "fingerprint": report.fingerprint}
+    metadata: dict[str, str | list[str]] = {"source": source, "fingerprint": report.fingerprint}
     if report.unused:
-        card["unused"] = list(report.unused)
-    # Named by what it converts: the same conversion may replace its folder, another may not.
-    run = hashlib.sha256(f"convert {source} {dtype}".encode()).hexdigest()[:16]
-    save_backbone(output, family, hf, params, tokenizer=where, card=card, run=run, dtype=dtype)
+        metadata["unused"] = list(report.unused)
+    # The id of the conversion: only the same conversion may replace its folder.
+    run_id = hashlib.sha256(f"convert {source} {dtype}".encode()).hexdigest()[:16]
+    save_backbone(
+        output, family, hf, params, tokenizer=source_path, card=metadata, run=run_id, dtype=dtype
+    )
     return report

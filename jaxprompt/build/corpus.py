@@ -17,7 +17,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 
 
-def need_corpus(config: RunConfig) -> None:
+def require_corpus(config: RunConfig) -> None:
     """Raises InputError if a config has no corpus."""
     if not config.corpus.path:
         raise InputError(
@@ -35,11 +35,16 @@ def learn_tokenizer(
     config: RunConfig, family: str, folder: str, size: int, *, lowercase: bool
 ) -> Tokenizer:
     """Trains a tokenizer of `size` tokens on the corpus of a checked config, and saves it."""
-    need_corpus(config)
+    require_corpus(config)
     return train_tokenizer(
-        family, config.corpus.path, folder, size, text_settings(config), lowercase=lowercase,
+        family,
+        config.corpus.path,
+        folder,
+        size,
+        text_settings(config),
+        lowercase=lowercase,
         cache_dir=config.data.cache_dir or None,
-    )  # fmt: skip
+    )
 
 
 def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: str | Path) -> Corpus:
@@ -58,10 +63,10 @@ def read_corpus(config: RunConfig, tokenizer: Tokenizer, vocab: int, workdir: st
         text_settings(config),
         processes=config.corpus.processes,
         cache_dir=config.data.cache_dir or None,
-        report=tell,
+        report=log_to_stderr,
     )
 
 
-def tell(line: str) -> None:
+def log_to_stderr(line: str) -> None:
     """Prints a line to standard error."""
     print(escape(line), file=sys.stderr, flush=True)

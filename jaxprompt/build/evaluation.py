@@ -11,46 +11,56 @@ from jaxprompt.data.text.encoded import Predictions, Split
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.evaluation import make_answering
+from jaxprompt.training.evaluation import make_answer_fn
 from jaxprompt.training.features.cache import FeatureCache
 
 
-def build_measure(
-    config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+def make_metrics_fn(
+    config: RunConfig,
+    scorer: Scorer,
+    placement: Placement,
+    feature_cache: FeatureCache | None = None,
 ) -> Callable[[Split, tree.Flat, tree.Flat], dict[str, float]]:
     """Returns a function from (split, trainable, frozen) to metrics, compiled once per shape."""
-    judge = build_judge(config, scorer, placement, kept)
-    return lambda *given: judge(*given)[0]
+    evaluate = make_evaluate_fn(config, scorer, placement, feature_cache)
+
+    def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
+        return evaluate(split, trainable, frozen)[0]
+
+    return measure
 
 
-def build_judge(
-    config: RunConfig, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
+def make_evaluate_fn(
+    config: RunConfig,
+    scorer: Scorer,
+    placement: Placement,
+    feature_cache: FeatureCache | None = None,
 ) -> Callable[[Split, tree.Flat, tree.Flat], tuple[dict[str, float], Predictions]]:
     """Returns a function from (split, trainable, frozen) to metrics and answers.
 
     A prompt that is computed from other parameters is computed once per pass, not per batch.
     """
-    kept = kept or FeatureCache(scorer)
-    steps: dict[bool, Callable[..., Predictions]] = {}
-    # On several hosts an array is not a single process's to look at.
+    feature_cache = feature_cache or FeatureCache(scorer)
+    answer_fns: dict[bool, Callable[..., Predictions]] = {}
+    # A process of several cannot read a whole array.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes = scorer.head.WRITES
 
-    def judge(
+    def evaluate(
         split: Split, trainable: tree.Flat, frozen: tree.Flat
     ) -> tuple[dict[str, float], Predictions]:
-        goes_on = not writes and kept.holds(split)
-        model = kept.model if goes_on else scorer.model
+        is_cached = not writes and feature_cache.has(split)
+        model = feature_cache.model if is_cached else scorer.model
         if folds:
             example = scorer.one_batch(split.rows[:1])
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
-        if goes_on not in steps:  # of equal shapes in every pass
-            steps[goes_on] = make_answering(
+        if is_cached not in answer_fns:  # shapes are the same in every pass
+            answer_fns[is_cached] = make_answer_fn(
                 scorer.head, placement, model, config.generate, scorer.tokenizer, scorer.layout
             )
-        batches = kept.read(split) if goes_on else eval_batches(scorer, split)
-        found = steps[goes_on](trainable, frozen, batches, len(split.rows))
-        scorer.head.check_found(split.average(found))
-        return scorer.measure(split, found), found
+        batches = feature_cache.batches(split) if is_cached else eval_batches(scorer, split)
+        answers = answer_fns[is_cached](trainable, frozen, batches, len(split.rows))
+        scorer.head.check_found(split.average(answers))
+        return scorer.measure(split, answers), answers
 
-    return judge
+    return evaluate

@@ -6,9 +6,21 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxprompt.build.method import head_of
-from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, tell_odd, tell_unread
-from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
+from jaxprompt.build.method import get_head
+from jaxprompt.build.notes import (
+    ineffective_field_notes,
+    minus_one_notes,
+    misplaced_answer_notes,
+    moved_answer_notes,
+    odd_example_notes,
+)
+from jaxprompt.build.word_list import (
+    WordList,
+    choose_classes,
+    drop_unlisted,
+    read_words,
+    use_word_list,
+)
 from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -27,12 +39,12 @@ from jaxprompt.training.run_record import TaskData
 
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
-_OF_CUSTOM = (
+_CUSTOM_FIELDS = (
     "label", "labels", "choices", "target", "answers", "number", "limits", "tags", "scheme",
     "predicate", "entities", "offsets", "negative", "question", "candidate", "candidates",
     "placeholder",
 )  # fmt: skip
-_ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
+_CLASSLESS_PROTOCOLS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(config: TaskConfig) -> Task:
@@ -44,12 +56,12 @@ def read_task(config: TaskConfig) -> Task:
     label_words = tuple(tuple(part.strip() for part in entry.split("|")) for entry in config.words)
     _check_vocabulary(config)
     if config.name == "custom":
-        names = (*_OF_CUSTOM, "markers", "metric", "option", "positive")
+        names = (*_CUSTOM_FIELDS, "markers", "metric", "option", "positive")
         columns = {name: getattr(config, name) for name in names}
         spaced = config.spaced != "false"
         return custom_task(fields=config.fields, words=label_words, spaced=spaced, **columns)
     task = get_task(config.name)
-    _check_known(config, task)
+    _check_custom_fields(config, task)
     if label_words and len(label_words) != len(task.labels):
         raise InputError(
             f"task.words has {len(label_words)} entries for {len(task.labels)} classes of "
@@ -67,12 +79,12 @@ def read_task(config: TaskConfig) -> Task:
         markers=config.markers or task.markers,
         labels=config.labels if task.kind == "tags" and config.labels else task.labels,
     )
-    task = _as_written(check_task(task), config)
+    task = _apply_spelling(check_task(task), config)
     if not label_words:
         return task
-    first = tuple(entry[0] for entry in label_words)
-    # Words that are given serve every kind of backbone: the task's own for causal ones go.
-    return dataclasses.replace(task, words=label_words, causal_words=(), targets=first)
+    targets = tuple(entry[0] for entry in label_words)
+    # The words of a config are used by every kind of backbone, instead of the task's causal words.
+    return dataclasses.replace(task, words=label_words, causal_words=(), targets=targets)
 
 
 def _check_vocabulary(config: TaskConfig) -> None:
@@ -86,12 +98,13 @@ def _check_vocabulary(config: TaskConfig) -> None:
         )
 
 
-def _check_known(config: TaskConfig, task: Task) -> None:
+def _check_custom_fields(config: TaskConfig, task: Task) -> None:
     """Raises InputError for a field that only a custom task uses."""
-    read = ("fields",) * (config.form in TASKS) + ("labels",) * (task.kind == "tags")
-    for name in ("fields", *_OF_CUSTOM):
+    allowed = {"fields"} if config.form in TASKS else set()
+    allowed |= {"labels"} if task.kind == "tags" else set()
+    for name in ("fields", *_CUSTOM_FIELDS):
         value = getattr(config, name)
-        if name not in read and value not in (getattr(TaskConfig(), name), getattr(task, name)):
+        if name not in allowed and value not in (getattr(TaskConfig(), name), getattr(task, name)):
             raise InputError(
                 f"task.{name}={brief(value)} is only valid with task.name=custom, but "
                 f"task.name={task.name}; leave it out, or set task.name=custom with the columns of "
@@ -99,12 +112,7 @@ def _check_known(config: TaskConfig, task: Task) -> None:
             )
 
 
-def asked_task(config: RunConfig) -> Task:
-    """Returns the task of a config, see `read_task`."""
-    return read_task(config.task)
-
-
-def in_form(config: RunConfig, task: Task) -> Task:
+def apply_form(config: RunConfig, task: Task) -> Task:
     """Formats the task as a pre-training task if task.form names one.
 
     Raises:
@@ -118,7 +126,7 @@ def in_form(config: RunConfig, task: Task) -> Task:
                 f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
             )
         return task
-    if not head_of(config).READS_WORDS:
+    if not get_head(config).READS_WORDS:
         raise InputError(
             f"task.form={block.form} answers with label words, which head.name={config.head.name} "
             "does not use; set head.name=verbalizer"
@@ -130,17 +138,17 @@ def in_form(config: RunConfig, task: Task) -> Task:
         )
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
-    made = ask(task, block.form, pattern, texts=texts, query=block.template)
-    return _as_written(made, block)
+    ppt_task = ask(task, block.form, pattern, texts=texts, query=block.template)
+    return _apply_spelling(ppt_task, block)
 
 
-def _as_written(task: Task, config: TaskConfig) -> Task:
-    """Applies how a config writes options and label words."""
+def _apply_spelling(task: Task, config: TaskConfig) -> Task:
+    """Applies the format of options and label words of a config."""
     spaced = task.spaced if config.spaced == "" else config.spaced == "true"
     return dataclasses.replace(task, option=config.option or task.option, spaced=spaced)
 
 
-def check_tunes(config: RunConfig) -> None:
+def check_prompt_tuning(config: RunConfig) -> None:
     """Raises InputError if a config is for pre-training, or for several tasks."""
     if config.objective.name:
         raise InputError(
@@ -162,8 +170,8 @@ def check_tunes(config: RunConfig) -> None:
 class Examples(NamedTuple):
     """The splits of a run, read and divided, not yet encoded."""
 
-    task: Task  # with its labels found
-    choices: int  # the most that an example has, 1 where the task has none
+    task: Task  # with the labels of the training data
+    choices: int  # the maximum number per example; 1 if the task has none
     splits: dict[str, list[Example]]
     notes: tuple[str, ...] = ()  # what was left out
 
@@ -180,29 +188,40 @@ class _DataSet:
         """Returns whether it has a split of the run."""
         is_other = source_split(self.config, split, self.in_memory) != split
         return is_other or sources.has_split(
-            task, split, source=self.config.data.source, files=self.files,
-            cache_dir=self.cache_dir, in_memory=self.in_memory,
-        )  # fmt: skip
+            task,
+            split,
+            source=self.config.data.source,
+            files=self.files,
+            cache_dir=self.cache_dir,
+            in_memory=self.in_memory,
+        )
 
     def read(self, task: Task, split: str) -> Rows:
         """Reads the rows of a split of the run whose labels are classes."""
         config, name = self.config, source_split(self.config, split, self.in_memory)
         rows = sources.read_split(
-            task, name, source=config.data.source, files=self.files, cache_dir=self.cache_dir,
-            in_memory=self.in_memory, only=config.data.only,
-        )  # fmt: skip
+            task,
+            name,
+            source=config.data.source,
+            files=self.files,
+            cache_dir=self.cache_dir,
+            in_memory=self.in_memory,
+            only=config.data.only,
+        )
         if rows.left_out:
             self.left_out.append(f"{split} {rows.left_out} of {len(rows) + rows.left_out}")
         if config.task.vocabulary:
-            rows, count = keep_known(task, rows)
+            rows, count = drop_unlisted(task, rows)
             self.left_out.append(f"{split} {count}")
         return rows
 
 
 def read_examples(
-    config: RunConfig, wanted: Sequence[str] = SPLITS, record: TaskData | None = None,
-    given: Mapping[str, Rows] | None = None,
-) -> Examples:  # fmt: skip
+    config: RunConfig,
+    wanted: Sequence[str] = SPLITS,
+    record: TaskData | None = None,
+    in_memory: Mapping[str, Rows] | None = None,
+) -> Examples:
     """Reads the available splits, and samples train and dev by the protocol.
 
     Args:
@@ -210,57 +229,57 @@ def read_examples(
       wanted: the splits to read.
       record: the data record of a run; if given, the task is that of the run, and labels are not
         inferred from the training data.
-      given: rows by split, in place of the files in the config.
+      in_memory: rows by split, in place of the files in the config.
 
     Raises:
       InputError: if dev is wanted and there is none.
     """
-    check_tunes(config)
-    data, data_set = config.data, _DataSet(config, given)
-    if makes_dev(data) and data.files.dev and "dev" in wanted:
+    check_prompt_tuning(config)
+    data, data_set = config.data, _DataSet(config, in_memory)
+    if samples_dev(data) and data.files.dev and "dev" in wanted:
         raise InputError(
             f"data.protocol={data.protocol.name} splits dev off the training examples, so "
             f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(config.task) if record is None else record.task
     splits: dict[str, list[Example]] = {}
-    notes = tell_unread(config)
+    notes = ineffective_field_notes(config)
     if config.task.vocabulary and record is None:
         vocabulary = _read_vocabulary(config, task)
-        task, notes = with_words(task, vocabulary), [*notes, vocabulary.tell()]
-    drawn = data.protocol.name and {"train", "dev"} & set(wanted)
+        task, notes = use_word_list(task, vocabulary), [*notes, vocabulary.message()]
+    needs_train = data.protocol.name and {"train", "dev"} & set(wanted)
     rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
     if task.kind == "classes":
         has_labels = has_labels or bool(task.labels or task.choices)
-    if drawn or "train" in wanted or not has_labels:
-        # Dev and test are read by the labels of train.
+    if needs_train or "train" in wanted or not has_labels:
+        # Dev and test use the labels of train.
         rows = data_set.read(task, "train")
         task = with_labels(task, rows, rows.origin, rows.classes)
-    task = in_form(config, task) if record is None else task
+    task = apply_form(config, task) if record is None else task
     if config.task.positive and not task.positive_message:
         notes.append(
             f"task.positive={brief(config.task.positive)} has no effect: task.metric is "
             f"{task.metric}"
         )
     if rows is not None:
-        splits, more = _train_splits(config, task, rows)
-        notes += more
+        splits, train_notes = _train_splits(config, task, rows)
+        notes += train_notes
     for name in wanted:
         if name not in splits and data_set.has(task, name):
             rows = data_set.read(task, name)
-            # Benchmarks hide the labels of their test files, which `predict --format` is for.
-            if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
-                read_example(task, rows[0], rows.origin(0), need_label=False)  # has it the columns?
+            # Benchmarks hide the labels of their test files; `predict --format` writes submissions.
+            if name == "test" and {"train", "dev"} <= set(wanted) and not _has_labels(task, rows):
+                read_example(task, rows[0], rows.origin(0), need_label=False)  # checks the columns
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
-            # Answers to what is only scored are compared by their words.
+            # In dev and test, answers are only compared by their words.
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
-            notes += tell_misplaced(name, examples) if task.kind == "spans" else []
+            notes += misplaced_answer_notes(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and not splits.get("dev"):
-        raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), given))
+        raise InputError(_no_dev_message(config, task, len(splits.get("train", ())), in_memory))
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
-    notes += tell_odd(splits)
+    notes += odd_example_notes(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     if data_set.left_out:
         left_out = ", ".join(data_set.left_out)
@@ -270,13 +289,13 @@ def read_examples(
 
 def _train_splits(
     config: RunConfig, task: Task, rows: Rows
-) -> tuple[dict[str, list[Example]], list[str]]:  # fmt: skip
+) -> tuple[dict[str, list[Example]], list[str]]:
     """Divides training rows by the protocol. Returns train, and dev if it is made, and notes."""
     examples = read_all(task, rows, rows.origin)
-    notes = tell_moved(examples)
+    notes = moved_answer_notes(examples)
     if not (config.task.labels or task.hub):
-        notes += tell_minus_one(task, examples)
-    split = _draw(config.data, task, examples, rows)
+        notes += minus_one_notes(task, examples)
+    split = _sample_split(config.data, task, examples, rows)
     if split is None:
         return {"train": examples}, notes
     splits = {"train": [examples[i] for i in split.train]}
@@ -287,15 +306,15 @@ def _train_splits(
 
 
 def _no_dev_message(
-    config: RunConfig, task: Task, train: int, in_memory: Mapping[str, Rows] | None
-) -> str:  # fmt: skip
-    """Returns why a run has no dev examples; `train` is the number of training examples."""
-    if makes_dev(config.data):
+    config: RunConfig, task: Task, num_train: int, in_memory: Mapping[str, Rows] | None
+) -> str:
+    """Returns why a run has no dev examples; `num_train` is the number of training examples."""
+    if samples_dev(config.data):
         protocol = config.data.protocol
-        options = [f"data.protocol.{name}" for name in protocol.declared()]
+        share_fields = [f"data.protocol.{name}" for name in protocol.declared()]
         return (
-            f"data.protocol={protocol.name} uses all {train} examples for train and leaves "
-            f"none for dev; reduce the training share: {', '.join(options)}"
+            f"data.protocol={protocol.name} uses all {num_train} examples for train and leaves "
+            f"none for dev; reduce the training share: {', '.join(share_fields)}"
         )
     source = "data.files.dev" if in_memory is None else "dev rows"
     return (
@@ -304,7 +323,7 @@ def _no_dev_message(
     )
 
 
-def _told(task: Task, rows: Rows) -> bool:
+def _has_labels(task: Task, rows: Rows) -> bool:
     return any(has_label(task, row) for row in rows)
 
 
@@ -321,10 +340,10 @@ def scored_examples(task: Task, rows: Rows, examples: list[Example]) -> list[Exa
     """Returns the examples that a split is scored by: for f1c, one per turn of a dialogue."""
     if task.metric != "f1c":
         return examples
-    made: list[Example] = []
-    for pair, example in enumerate(examples):
-        made += read_turns(task, rows[pair], example, rows.origin(pair), pair)
-    return made
+    turns: list[Example] = []
+    for index, example in enumerate(examples):
+        turns += read_turns(task, rows[index], example, rows.origin(index), index)
+    return turns
 
 
 def examples_key(config: RunConfig) -> str:
@@ -334,19 +353,19 @@ def examples_key(config: RunConfig) -> str:
     )
 
 
-def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None = None) -> str:
+def source_split(config: RunConfig, split: str, in_memory: Mapping[str, Rows] | None = None) -> str:
     """Returns the split of the data set that a split of the run is read from.
 
-    Files and `given` rows already have the names of the run's splits.
+    Files and `in_memory` rows already have the names of the run's splits.
 
     Raises:
       InputError: if the same examples would both select the prompt and be reported as test.
     """
     data = config.data
-    is_named = given is not None or any(data.files.paths())
+    is_named = in_memory is not None or any(data.files.paths())
     if split != "test" or is_named or data.test_split == "test":
         return split
-    if not makes_dev(data):
+    if not samples_dev(data):
         raise InputError(
             f"data.test_split={data.test_split} would report the examples that select the best "
             "prompt; sample dev from train with data.protocol (for fraction: with "
@@ -355,7 +374,7 @@ def source_split(config: RunConfig, split: str, given: Mapping[str, Rows] | None
     return data.test_split
 
 
-def makes_dev(data: DataConfig) -> bool:
+def samples_dev(data: DataConfig) -> bool:
     """Returns whether the protocol takes dev from the training examples."""
     if isinstance(data.protocol, Fraction):
         return data.protocol.holdout > 0
@@ -367,60 +386,64 @@ def data_files(config: RunConfig) -> dict[str, Path]:
     return sources.local_files(config.data.source, config.data.files.paths())
 
 
-def read_rows(
+def read_split_rows(
     config: RunConfig, task: Task, split: str
 ) -> list[tuple[str, dict[str, object], Example]]:
     """Reads one split in the order of `read_examples`, with the rows as they are in the source.
 
-    `task` has its labels. Returns the place of each row, the row, and its example.
+    `task` has its labels. Returns the origin (file and line) of each row, the row, and its example.
     """
     data_set = _DataSet(config, None)
     if config.data.protocol.name and split != "test":
         rows = data_set.read(task, "train")
-        read = _read_each(task, rows, "train")
-        sampled = _draw(config.data, task, [example for _, _, example in read], rows)
-        numbers = getattr(sampled, split)
-        if numbers is not None:
-            return [read[number] for number in numbers]
+        examples = _read_each(task, rows, "train")
+        split_rows = _sample_split(config.data, task, [example for _, _, example in examples], rows)
+        indices = getattr(split_rows, split)
+        if indices is not None:
+            return [examples[number] for number in indices]
     return _read_each(task, data_set.read(task, split), split)
 
 
 def _read_each(task: Task, rows: Rows, split: str) -> list[tuple[str, dict[str, object], Example]]:
-    """Reads each row of a split. Returns where it stands, the row, its example."""
-    places = [(rows.origin(number), dict(row)) for number, row in enumerate(rows)]
+    """Reads each row of a split. Returns its origin, the row, its example."""
+    origins = [rows.origin(index) for index in range(len(rows))]
     return [
-        (where, row, read_example(task, row, where, need_place=split == "train"))
-        for where, row in places
+        (origin, dict(row), read_example(task, dict(row), origin, need_place=split == "train"))
+        for origin, row in zip(origins, rows, strict=True)
     ]
 
 
-def _draw(
+def _sample_split(
     data: DataConfig, task: Task, examples: Sequence[Example], rows: Rows
 ) -> fewshot.SplitRows | None:
     protocol = data.protocol.name
     if not protocol:
         return None
-    if task.kind != "classes" and protocol not in _ANY_ROWS:
+    if task.kind != "classes" and protocol not in _CLASSLESS_PROTOCOLS:
         raise InputError(
             f"data.protocol={protocol} samples by class, but task {task.name} has {task.kind}; "
             "use holdout, fraction or none"
         )
     labels = [example.label for example in examples]
     if task.kind != "classes" or (protocol == "holdout" and task.choices):
-        labels = [0] * len(labels)  # the place of the right choice is no class
+        labels = [0] * len(labels)  # the position of the right choice is not a class
     groups: list[Hashable] | None = None
-    keeps = fewshot.keeps_groups(data.protocol)
-    if task.question and (keeps or task.metric in QUESTION_METRICS):
-        if isinstance(data.protocol, KFold) and not keeps:
+    keeps_groups = fewshot.keeps_groups(data.protocol)
+    if task.question and (keeps_groups or task.metric in QUESTION_METRICS):
+        if isinstance(data.protocol, KFold) and not keeps_groups:
             raise InputError(
                 f"data.protocol=kfold with data.protocol.k={data.protocol.k} samples single "
                 f"candidates, but {task.metric} needs whole questions; use data.protocol.k=0, or "
                 "task.metric=accuracy"
             )
         groups = [example.question for example in examples]
-    elif task.predicate and keeps:  # a sentence is an example for each
+    elif task.predicate and keeps_groups:  # a sentence is one example per predicate
         groups = [example.words for example in examples]
     return fewshot.sample_split(
-        data.protocol, labels, data.seed, names=task.labels, groups=groups,
+        data.protocol,
+        labels,
+        data.seed,
+        names=task.labels,
+        groups=groups,
         rows=([rows.source_index(i) for i in range(len(rows))], rows.total),
-    )  # fmt: skip
+    )

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.build.corpus import read_corpus
-from jaxprompt.build.inheritance import check_init, inherit, inherit_head, rescaled
-from jaxprompt.build.method import starts_of
-from jaxprompt.build.prompt_artifact import numbers_of, read_export, soft_tokens
+from jaxprompt.build.inheritance import check_init, inherit_head, inherit_prompt, rescale_vectors
+from jaxprompt.build.method import prompt_starts
+from jaxprompt.build.prompt_artifact import method_and_params, read_export, soft_tokens
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data.text.encoded import Split
@@ -31,7 +31,7 @@ from jaxprompt.prompts import BASE, Method, Source
 T = TypeVar("T")
 
 
-class Weights(NamedTuple):
+class InitialParams(NamedTuple):
     """The parameters of a run before its first step."""
 
     trainable: tree.Flat
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     report: load.Report
 
 
-def start(
+def init_params(
     config: RunConfig,
     scorer: Scorer,
     loaded: load.Loaded,
@@ -47,7 +47,7 @@ def start(
     placement: Placement,
     *,
     restored: bool = False,
-) -> Weights:
+) -> InitialParams:
     """Initialises prompt and head, and divides parameters into trainable (float32) and frozen.
 
     Args:
@@ -60,43 +60,57 @@ def start(
         replaces them; a prompt that is entirely trainable is then not initialised.
     """
     params = scorer.model.init(
-        rng.key_for(config.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
+        rng.key_for(config.seed, "init"),
+        loaded.params,
+        choices=scorer.layout.num_rows,
         placement=placement,
-    )  # fmt: skip
-    # What is frozen of them is in no checkpoint: it is made again in any case.
-    frozen = divide(config, scorer, params)[1]
-    is_made = lambda part: not restored or any(name.startswith(part) for name in frozen)
+    )
+    # A checkpoint has no frozen parameters: these are initialised even if others are restored.
+    frozen = split_params(config, scorer, params)[1]
+
+    def needs_init(prefix: str) -> bool:
+        return not restored or any(name.startswith(prefix) for name in frozen)
+
     fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
-    if not is_made("prompt/"):
+    if not needs_init("prompt/"):
         pass
     elif init := config.prompt.get("init", ""):
-        params["prompt"] = inherit(config, fingerprint, labels, init, params["prompt"])
+        params["prompt"] = inherit_prompt(config, fingerprint, labels, init, params["prompt"])
     else:
         source = _make_source(
-            config, scorer, counts, _read_tables(scorer, params, placement),
-            functools.partial(inherit, config, fingerprint, labels), fingerprint,
-        )  # fmt: skip
+            config,
+            scorer,
+            counts,
+            _vector_tables(scorer, params, placement),
+            functools.partial(inherit_prompt, config, fingerprint, labels),
+            fingerprint,
+        )
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
-    if config.train.init_head and is_made("head/"):
+    if config.train.init_head and needs_init("head/"):
         params["head"] = inherit_head(config, fingerprint, labels, params["head"])
     for head in () if config.train.init_head else params["head"].values():
-        # A head's own pooler starts as that of the checkpoint.
+        # The pooler of a head is initialised from the checkpoint's.
         if "pooler" in head and "pooler" in loaded.params:
             head["pooler"] = loaded.params["pooler"]
-    trainable, frozen = divide(config, scorer, params)
+    trainable, frozen = split_params(config, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
     frozen |= put(prompt, placement.parameters(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
-    # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
-    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Weights(trainable, frozen, loaded.report)
+    # Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
+    cast = jax.jit(_float32_copy, out_shardings=placement.parameters(trainable))
+    return InitialParams(cast(trainable), frozen, loaded.report)
 
 
-def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree.Flat, tree.Flat]:
+def _float32_copy(flat: tree.Flat) -> tree.Flat:
+    return jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+
+
+def split_params(
+    config: RunConfig, scorer: Scorer, params: tree.Params
+) -> tuple[tree.Flat, tree.Flat]:
     """Divides parameters into trainable and frozen ones."""
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
-    if not any(params["head"].values()):  # a verbalizer has no numbers of its own
+    if not any(params["head"].values()):  # a verbalizer has no parameters
         patterns = tuple(p for p in patterns if p != r"head/.*")
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     if codes := next(filter(tree.is_plane, trainable), None):
@@ -105,23 +119,23 @@ def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree
             "which then cannot be trained; use backbone.quantize=none, or exclude it from "
             "config.trainable"
         )
-    # What another export holds never trains, whatever the patterns hit.
+    # The parameters of another export stay frozen, even if a pattern matches them.
     base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
     return trainable, frozen | base
 
 
-# -- rows of the vocabulary, or of a file ---------------------------------------------------------
+# -- vectors of the vocabulary, or of a file ------------------------------------------------------
 
 
-class _Tables(NamedTuple):
-    """What a Source reads of the backbone."""
+class _VectorTables(NamedTuple):
+    """Functions from token ids to vectors of the backbone, see the fields of `Source`."""
 
     embed: Callable[[Sequence[int]], np.ndarray]
     rows: Callable[[Sequence[int]], np.ndarray]
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-def check_start(
+def check_prompt_init(
     config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None
 ) -> None:
     """Raises InputError if a prompt cannot be initialised; needs no weights of the backbone.
@@ -129,79 +143,96 @@ def check_start(
     `shapes` are those of all parameters. prompt.init is checked by `check_init`, and a corpus
     (prompt.start=frequent) is not read.
     """
-    if config.prompt.get("init") or "frequent" in starts_of(config):
+    if config.prompt.get("init") or "frequent" in prompt_starts(config):
         return
     backbone, embed = scorer.model.backbone, scorer.model.backbone.dims.embed
-    blank = lambda shape: np.zeros(shape.shape, np.float32)
-    table = lambda ids: np.zeros((len(ids), embed), np.float32)
+
+    def zeros(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.zeros(shape.shape, np.float32)
+
+    def table(ids: Sequence[int]) -> np.ndarray:
+        return np.zeros((len(ids), embed), np.float32)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        run = functools.partial(text_keys, backbone)
-        return jax.tree.map(blank, jax.eval_shape(run, shapes["backbone"], np.array(ids)))
+        compute_keys = functools.partial(text_keys, backbone)
+        return jax.tree.map(zeros, jax.eval_shape(compute_keys, shapes["backbone"], np.array(ids)))
 
     source = _make_source(
-        config, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
+        config, scorer, counts, _VectorTables(table, table, keys), inherit=lambda _, params: params
     )
-    scorer.model.prompt.begin(jax.tree.map(blank, shapes["prompt"]), source)
+    scorer.model.prompt.begin(jax.tree.map(zeros, shapes["prompt"]), source)
 
 
-def check_all(
-    config: RunConfig, scorer: Scorer, shapes: tree.Params, counts: np.ndarray | None,
-    fingerprint: str, placement: Placement,
-) -> tree.Flat:  # fmt: skip
-    """Raises InputError for everything that `start` would reject with these weights.
+def check_init_params(
+    config: RunConfig,
+    scorer: Scorer,
+    shapes: tree.Params,
+    counts: np.ndarray | None,
+    fingerprint: str,
+    placement: Placement,
+) -> tree.Flat:
+    """Raises InputError for everything that `init_params` would reject with these weights.
 
-    See `check_start`; exports to initialise from are read. Returns the shapes of trainable
+    See `check_prompt_init`; exports to initialise from are read. Returns the shapes of trainable
     parameters.
     """
     check_init(config, scorer.model.backbone.dims)
     if init := config.prompt.get("init", ""):
-        inherit(config, fingerprint, scorer.task.labels, init, shapes["prompt"])
+        inherit_prompt(config, fingerprint, scorer.task.labels, init, shapes["prompt"])
     if config.train.init_head:
         inherit_head(config, fingerprint, scorer.task.labels, shapes["head"])
-    check_start(config, scorer, shapes, counts)
-    trainable, _ = divide(config, scorer, shapes)
+    check_prompt_init(config, scorer, shapes, counts)
+    trainable, _ = split_params(config, scorer, shapes)
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     return trainable
 
 
-def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _Tables:
+def _vector_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _VectorTables:
     backbone = scorer.model.backbone
 
-    def words(params: tree.Params, ids: np.ndarray) -> jax.Array:
+    def word_vectors(params: tree.Params, ids: np.ndarray) -> jax.Array:
         return backbone.bind({"params": params}).words()[ids]
 
-    def answers(params: tree.Params, ids: np.ndarray) -> jax.Array:
+    def answer_vectors(params: tree.Params, ids: np.ndarray) -> jax.Array:
         bound = backbone.bind({"params": params})
-        # Classes that are listed are written into the input, others are scored as words are.
+        # Listed classes are part of the input; others are scored by the output table.
         return (bound.words() if scorer.head.LISTS_CLASSES else bound.lm_table()[0])[ids]
 
-    def pick(rows: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
-        # The table may lie on several hosts: only what is needed of it is brought here.
-        run = jax.jit(within(placement, rows), out_shardings=placement.replicated)
-        return np.asarray(run(params["backbone"], np.array(ids)))
+    def select(vectors: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
+        # The table may be divided over several hosts: only the selected vectors are replicated.
+        compute = jax.jit(within(placement, vectors), out_shardings=placement.replicated)
+        return np.asarray(compute(params["backbone"], np.array(ids)))
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        run = within(placement, functools.partial(text_keys, backbone))
-        found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
-        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
+        compute = jax.jit(
+            within(placement, functools.partial(text_keys, backbone)),
+            out_shardings=placement.replicated,
+        )
+        states = compute(params["backbone"], np.array(ids))
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), states)
 
-    return _Tables(functools.partial(pick, words), functools.partial(pick, answers), keys)
+    return _VectorTables(
+        functools.partial(select, word_vectors), functools.partial(select, answer_vectors), keys
+    )
 
 
 def _make_source(
-    config: RunConfig, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
-    take_over: Callable[[str, tree.Nested], tree.Nested], fingerprint: str = "",
-) -> Source:  # fmt: skip
+    config: RunConfig,
+    scorer: Scorer,
+    counts: np.ndarray | None,
+    tables: _VectorTables,
+    inherit: Callable[[str, tree.Nested], tree.Nested],
+    fingerprint: str = "",
+) -> Source:
     """Returns the sources that a method may initialise from.
 
-    Without `fingerprint`, exports of any backbone are read. `take_over` is `Source.inherit`.
+    Without `fingerprint`, exports of any backbone are read. `inherit` is `Source.inherit`.
     """
 
-    def read(method: Method, path: str) -> np.ndarray:
-        return read_rows(path, method, config.backbone.rescale)
+    def read_file(method: Method, path: str) -> np.ndarray:
+        return read_soft_tokens(path, method, config.backbone.rescale)
 
-    def take(path: str) -> tuple[Method, tree.Nested]:
+    def read_pretrained(path: str) -> tuple[Method, tree.Nested]:
         tensors, metadata = read_export(path)
         backbone = metadata.backbone
         if fingerprint and backbone.fingerprint != fingerprint:
@@ -210,9 +241,9 @@ def _make_source(
                 f"({backbone.id}), but backbone.path has {fingerprint[:12]}; use that backbone, or "
                 "another export"
             )
-        return numbers_of(path, tensors, metadata)
+        return method_and_params(path, tensors, metadata)
 
-    def known_ids(table: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
+    def with_checked_ids(table: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
         def checked(ids: Sequence[int]) -> T:
             check_id(max(ids, default=0), scorer.model.backbone.dims.vocab, scorer.tokenizer)
             return table(ids)
@@ -224,53 +255,58 @@ def _make_source(
         config.seed,
         functools.partial(_label_ids, scorer),
         counts,
-        known_ids(tables.embed),
-        known_ids(tables.rows),
-        read,
-        take_over,
-        take,
-        known_ids(tables.keys),
+        with_checked_ids(tables.embed),
+        with_checked_ids(tables.rows),
+        read_file,
+        inherit,
+        read_pretrained,
+        with_checked_ids(tables.keys),
     )
 
 
 def _label_ids(scorer: Scorer) -> list[list[int]]:
-    """Lists the token ids of each class's words, as the head reads them where it does."""
+    """Lists the token ids of each class's words, encoded as the head does if it uses them."""
     if scorer.verbalizer is not None:
         return [words[words >= 0].tolist() for words in scorer.verbalizer.ids]
     words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    encode = lambda own: encode_texts(scorer.tokenizer, [f" {word.strip()}" for word in own])
-    return [sum(encode(own), []) for own in words]
+
+    def encode(class_words: Sequence[str]) -> list[list[int]]:
+        return encode_texts(scorer.tokenizer, [f" {word.strip()}" for word in class_words])
+
+    return [sum(encode(class_words), []) for class_words in words]
 
 
-def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
+def load_soft_tokens(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
     """Reads saved soft tokens: float32 [S, E = `width` if given], and the divisor they have."""
     if path.endswith(".npy"):
         return artifact.import_npy(path, width), 1.0
     if os.path.exists(user_path(path) / "adapter_config.json"):
-        rows = peft.read_peft(path).soft
-        if rows is None:
+        vectors = peft.read_peft(path).soft
+        if vectors is None:
             raise InputError(f"{path} contains a prefix; use an adapter with soft tokens")
-        return rows, 1.0
+        return vectors, 1.0
     tensors, metadata = read_export(path)
-    rows = soft_tokens(tensors)
-    if rows is None:
+    vectors = soft_tokens(tensors)
+    if vectors is None:
         raise InputError(
             f"{path} contains a prompt of method {metadata.method}; use one of soft tokens"
         )
-    return rows, metadata.backbone.rescale
+    return vectors, metadata.backbone.rescale
 
 
-def read_rows(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
+def read_soft_tokens(path: str, prompt: Method, rescale: float = 1.0) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. float32 [S, E]
 
     They are divided by `rescale`, like the embeddings; those of an export may already be divided.
     The decoder's are last.
     """
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
-    rows, divided = rows_of_file(path, shape[1])
-    if rows.shape != shape:
-        raise InputError(f"{path} has shape {list(rows.shape)}, but the prompt needs {list(shape)}")
-    return rescaled(rows, divided, rescale)
+    vectors, divisor = load_soft_tokens(path, shape[1])
+    if vectors.shape != shape:
+        raise InputError(
+            f"{path} has shape {list(vectors.shape)}, but the prompt needs {list(shape)}"
+        )
+    return rescale_vectors(vectors, divisor, rescale)
 
 
 def count_tokens(
@@ -281,7 +317,7 @@ def count_tokens(
     The text is the training examples (task) or a corpus (frequent), which is read only then.
     Returns None if the prompt is not initialised from text.
     """
-    starts = starts_of(config)
+    starts = prompt_starts(config)
     if "task" in starts:
         if train is None:
             raise ValueError("prompt.start=task counts training examples, but there are none")

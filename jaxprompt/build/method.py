@@ -12,51 +12,53 @@ from jaxprompt.heads import Kind, make_head
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
 
-# Stands for a backbone that is not opened yet: it limits nothing.
+# A backbone without limits, for checks before the backbone is opened.
 _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
-def method_of(config: RunConfig, dims: Dims = _ANY) -> Method:
+def get_method(config: RunConfig, dims: Dims = _ANY) -> Method:
     """Returns the method of a config, cached; without `dims`, for an unrestricted backbone.
 
     Raises:
       InputError: if a field is set that prompt.start does not use; in a grid over starts, one that
         none of them uses.
     """
-    method = make_method(config.prompt, dims)
+    method = cached_method(config.prompt, dims)
     if config.runs.prompt_starts:
         return method
-    for own in (method, *(part.method for part in method.components())):
-        for field in _unread(own):
+    for part in (method, *(part.method for part in method.components())):
+        for field in _ignored_fields(part):
             raise InputError(
-                f"prompt.{field}={brief(getattr(own, field))} is only used with prompt.start="
-                f"{field}, but prompt.start={own.start}; set that, or leave it out"
+                f"prompt.{field}={brief(getattr(part, field))} is only used with prompt.start="
+                f"{field}, but prompt.start={part.start}; set that, or leave it out"
             )
     return method
 
 
-def drop_unread(config: RunConfig) -> RunConfig:
+def drop_ignored_fields(config: RunConfig) -> RunConfig:
     """Returns a config without the fields that prompt.start does not use."""
-    unread = _unread(make_method(config.prompt, _ANY))
+    unread = _ignored_fields(cached_method(config.prompt, _ANY))
     return config.replace({f"prompt.{field}": "" for field in unread})
 
 
-def _unread(method: Method) -> list[str]:
-    return [x for x in method.READ_BY_START if getattr(method, x) and method.start != x]
+def _ignored_fields(method: Method) -> list[str]:
+    return [
+        field for field in method.READ_BY_START if getattr(method, field) and method.start != field
+    ]
 
 
-def starts_of(config: RunConfig) -> list[str]:
+def prompt_starts(config: RunConfig) -> list[str]:
     """Lists the initialisations, as in `prompt.start`; [] if it is initialised from an export."""
-    return [] if config.prompt.get("init") else method_of(config).starts()
+    return [] if config.prompt.get("init") else get_method(config).starts()
 
 
-def start_files(config: RunConfig) -> list[str]:
+def prompt_files(config: RunConfig) -> list[str]:
     """Lists the files of soft tokens that a prompt is initialised from (prompt.start=file)."""
     if config.prompt.get("init"):
         return []
-    method = method_of(config)
-    parts = [part.method for part in method.components() if not part.init] or [method]
-    return sorted({part.file for part in parts if part.starts() == ["file"]})
+    method = get_method(config)
+    methods = [part.method for part in method.components() if not part.init] or [method]
+    return sorted({part.file for part in methods if part.starts() == ["file"]})
 
 
 def list_paths(init: str) -> list[str]:
@@ -66,13 +68,13 @@ def list_paths(init: str) -> list[str]:
     return [path for part in init.split(",") if (path := part.strip())]
 
 
-def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
+def inherited_exports(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     """Lists the exports that a prompt is initialised from, each with the method that uses it.
 
     Raises:
       InputError: if several are given and the method uses one.
     """
-    method = method_of(config, dims)
+    method = get_method(config, dims)
     init = config.prompt.get("init", "")
     sources = [(init, method)] if init else method.inherits()
     pairs: list[tuple[str, Method]] = []
@@ -87,33 +89,33 @@ def inherited(config: RunConfig, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     return pairs
 
 
-def head_of(config: RunConfig) -> Kind:
+def get_head(config: RunConfig) -> Kind:
     """Returns the head of a config, cached."""
-    return make_kind(config.head)
+    return cached_head(config.head)
 
 
-def make_method(prompt: OpenBlock, dims: Dims) -> Method:
+def cached_method(prompt: OpenBlock, dims: Dims) -> Method:
     """Returns the method that a block names, cached; its fields are checked."""
-    return _cached_method(prompt, _types(prompt), dims)
+    return _make_method(prompt, _value_types(prompt), dims)
 
 
-def make_kind(head: OpenBlock) -> Kind:
+def cached_head(head: OpenBlock) -> Kind:
     """Returns the head that a block names, cached; its fields are checked."""
-    return _cached_kind(head, _types(head))
+    return _make_head(head, _value_types(head))
 
 
-def _types(block: OpenBlock) -> tuple[type, ...]:
-    """Returns the types of a block's values: 1 and True are equal, and one of them is refused."""
+def _value_types(block: OpenBlock) -> tuple[type, ...]:
+    """Returns the types of the values of a block; as a cache key, because 1 == True."""
     return tuple(map(type, block.fields.values()))
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
-    fields: dict[str, Any] = prompt.to_dict()  # of types that `make_prompt` checks
+def _make_method(prompt: OpenBlock, types: tuple[type, ...], dims: Dims) -> Method:
+    fields: dict[str, Any] = prompt.to_dict()  # `make_prompt` checks the types
     return make_prompt(**fields, dims=dims)
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_kind(head: OpenBlock, types: tuple[type, ...]) -> Kind:
-    fields: dict[str, Any] = head.to_dict()  # of types that `make_head` checks
+def _make_head(head: OpenBlock, types: tuple[type, ...]) -> Kind:
+    fields: dict[str, Any] = head.to_dict()  # `make_head` checks the types
     return make_head(**fields)

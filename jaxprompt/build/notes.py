@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.demonstrations import has_demos
+from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import DataConfig, RunConfig
 from jaxprompt.data.tasks.task import Example, Task
@@ -13,17 +13,17 @@ from jaxprompt.heads import Kind
 from jaxprompt.prompts import Method, idle_fields
 
 
-def fields_read(config: RunConfig) -> dict[str, Value]:
+def effective_fields(config: RunConfig) -> dict[str, Value]:
     """Returns the fields of a run by dotted name, without those that it did not read."""
     unread = {"task.name"} if config.shared.tasks else set()
     return {name: value for name, value in config.leaves().items() if name not in unread}
 
 
-def tell_unread(config: RunConfig) -> list[str]:
+def ineffective_field_notes(config: RunConfig) -> list[str]:
     """Lists the fields of a config that have no effect: of method, head, words and protocol."""
-    default, data, head = DataConfig(), config.data, head_of(config)
-    lines = _tell_idle(config, head)
-    if config.task.words and not (head.READS_WORDS or "labels" in starts_of(config)):
+    default, data, head = DataConfig(), config.data, get_head(config)
+    lines = _idle_field_notes(config, head)
+    if config.task.words and not (head.READS_WORDS or "labels" in prompt_starts(config)):
         lines.append(
             f"task.words={brief(','.join(config.task.words))} has no effect: "
             f"head.name is {config.head.name}; use head.name=verbalizer to score label words"
@@ -32,44 +32,48 @@ def tell_unread(config: RunConfig) -> list[str]:
         lines.append(
             f"data.test_split={data.test_split} has no effect: data.files names each split"
         )
-    if data.seed != default.seed and not data.protocol.name and not shows_demos(config):
+    if data.seed != default.seed and not data.protocol.name and not has_demos(config):
         lines.append(f"data.seed={data.seed} has no effect: data.protocol is empty")
     return lines
 
 
-def _tell_idle(config: RunConfig, head: Kind) -> list[str]:
+def _idle_field_notes(config: RunConfig, head: Kind) -> list[str]:
     """Lists fields of the method, its parts and the head that another field makes ineffective.
 
     A field that another method of a grid of starts uses is not listed.
     """
-    method = method_of(config)
+    method = get_method(config)
     parts = [part.method for part in method.components()] or [method]
     idle: list[tuple[str, Method | Kind, str, str]] = [
-        ("prompt", own, *names)
-        for own in parts
-        for names in idle_fields(own)
+        ("prompt", owner, *names)
+        for owner in parts
+        for names in idle_fields(owner)
         if not (config.runs.prompt_starts and names[-1] == "start")
     ]
     idle += [("head", head, *names) for names in idle_fields(head)]
-    shown = lambda value: "empty" if value == "" else value
     return [
-        f"{block}.{name}={brief(getattr(own, name))} has no effect: {block}.{other} is "
-        f"{shown(getattr(own, other))}"
-        for block, own, name, other in idle
+        f"{block}.{name}={brief(getattr(owner, name))} has no effect: {block}.{other} is "
+        f"{'empty' if getattr(owner, other) == '' else getattr(owner, other)}"
+        for block, owner, name, other in idle
     ]
 
 
-def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
+def odd_example_notes(splits: Mapping[str, Sequence[Example]]) -> list[str]:
     """Returns log lines: how many examples have no text, and which splits are equal."""
-    is_empty = lambda example: not any(map(str.strip, example.fields.values()))
-    counts = {name: sum(map(is_empty, part)) for name, part in splits.items()}
-    shown = ", ".join(f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n)
+    counts = {
+        name: sum(not any(map(str.strip, example.fields.values())) for example in examples)
+        for name, examples in splits.items()
+    }
+    empty_counts = ", ".join(
+        f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n
+    )
     pairs = itertools.combinations(splits, 2)
-    same = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
-    return [f"examples with empty texts: {shown}"] * bool(shown) + same
+    duplicates = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
+    empty = [f"examples with empty texts: {empty_counts}"] if empty_counts else []
+    return empty + duplicates
 
 
-def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
+def minus_one_notes(task: Task, examples: Sequence[Example]) -> list[str]:
     """Warns that -1 was read as a class, although it may mean a missing label.
 
     Where the only other label is 1, -1 is a class.
@@ -84,21 +88,23 @@ def tell_minus_one(task: Task, examples: Sequence[Example]) -> list[str]:
     ]
 
 
-def tell_moved(examples: Sequence[Example]) -> list[str]:
-    """Says how many questions of train have an answer that is not at its answer_start."""
-    count = sum(own.is_moved for own in examples)
+def moved_answer_notes(examples: Sequence[Example]) -> list[str]:
+    """Returns a log line: how many training answers are not at their answer_start."""
+    count = sum(example.is_moved for example in examples)
     line = (
         f"train: {count} of {len(examples)} questions have an answer that is not at its "
         "answer_start; the nearest occurrence in the text is used"
     )
-    return [line] * (count > 0)
+    return [line] if count else []
 
 
-def tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:
-    """Says how many questions have an answer that is not at its answer_start."""
-    count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
+def misplaced_answer_notes(split: str, examples: Sequence[Example]) -> list[str]:
+    """Returns a log line: how many answers of a split are not at their answer_start."""
+    count = sum(
+        len(example.spans) < len(list(filter(None, example.references))) for example in examples
+    )
     line = (
         f"{split}: {count} of {len(examples)} questions have an answer that is not at its "
         "answer_start; only its words are compared"
     )
-    return [line] * (count > 0)
+    return [line] if count else []

@@ -20,18 +20,20 @@ def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = No
     placement = make_placement(
         mesh.data, mesh.model, fsdp=mesh.fsdp, slices=mesh.slices, devices=devices
     )
-    size = placement.mesh.shape["data"]
-    share = config.data.batch // config.optim.accumulate
-    if share % size:
-        cut = f" / optim.accumulate={config.optim.accumulate}" * (config.optim.accumulate > 1)
+    data_axis = placement.mesh.shape["data"]
+    micro_batch = config.data.batch // config.optim.accumulate
+    if micro_batch % data_axis:
+        accumulate = config.optim.accumulate
+        accumulation = f" / optim.accumulate={accumulate}" if accumulate > 1 else ""
         raise InputError(
-            f"data.batch={config.data.batch}{cut} is not divisible by mesh.data={size}; use a "
-            f"multiple of {size * config.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
+            f"data.batch={config.data.batch}{accumulation} is not divisible by "
+            f"mesh.data={data_axis}; use a multiple of {data_axis * accumulate}, or "
+            f"mesh.data={math.gcd(micro_batch, data_axis)}"
         )
-    if config.data.eval_batch % size:
+    if config.data.eval_batch % data_axis:
         raise InputError(
-            f"data.eval_batch={config.data.eval_batch} is not divisible by mesh.data={size}; use "
-            f"a multiple of {size}"
+            f"data.eval_batch={config.data.eval_batch} is not divisible by mesh.data={data_axis}; "
+            f"use a multiple of {data_axis}"
         )
     return placement
 
@@ -40,19 +42,19 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
     """Raises InputError if the parameters of a backbone cannot be divided over the mesh."""
     if placement.mesh.size > 1:
         module = backbone.module
-        rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
-        shapes = backbone_shapes(module.clone(cfg=rows), backbone.config.quantize)
+        cfg = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        shapes = backbone_shapes(module.clone(cfg=cfg), backbone.config.quantize)
         check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
-def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
+def kernel_notes(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
     """Returns a log line where dropout disables the device's attention kernel in training."""
     module = backbone.module
-    rate = module.cfg.attention_dropout
-    given = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
-    if not rate or not kernels.has_own(*given, drops=False):
+    dropout = module.cfg.attention_dropout
+    attention = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
+    if not dropout or not kernels.has_own(*attention, drops=False):
         return []
     return [
-        f"attention dropout {rate} disables the device's attention kernel in training; "
+        f"attention dropout {dropout} disables the device's attention kernel in training; "
         "--config.backbone.dropout=0 enables it"
     ]

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +11,14 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
-from jaxprompt.build.demonstrations import demos_from_metadata, demos_metadata, with_encoder
-from jaxprompt.build.method import make_kind, make_method
-from jaxprompt.build.scorer import build_scorer, layout_of
-from jaxprompt.build.tuned_backbone import without_delta
+from jaxprompt.build.demonstrations import (
+    demos_from_metadata,
+    demos_metadata,
+    replace_sentence_encoder,
+)
+from jaxprompt.build.method import cached_head, cached_method
+from jaxprompt.build.scorer import build_scorer, example_layout
+from jaxprompt.build.tuned_backbone import from_delta
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig, RunConfig
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
@@ -35,10 +39,10 @@ from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
-_ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
+_SOFT_TOKENS = ("slots", "decoder_slots")  # arrays of soft tokens
 
 
-class Exported(NamedTuple):
+class LoadedPrompt(NamedTuple):
     """A prompt ready to score."""
 
     scorer: Scorer
@@ -46,21 +50,27 @@ class Exported(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack(
-    scorer: Scorer, trainable: tree.Flat, frozen: tree.Flat, *, backbone: BackboneConfig,
-    fingerprint: str, config: RunConfig, metrics: Metrics,
-) -> tuple[dict[str, np.ndarray], PromptMetadata]:  # fmt: skip
+def pack_prompt(
+    scorer: Scorer,
+    trainable: tree.Flat,
+    frozen: tree.Flat,
+    *,
+    backbone: BackboneConfig,
+    fingerprint: str,
+    config: RunConfig,
+    metrics: Metrics,
+) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     """Folds the prompt and returns its tensors by flat name, and its metadata.
 
     Trained weights of the backbone are included. Arguments as in `make_metadata`.
     """
     params = tree.merge(trainable, frozen)
-    # Any example will do: what is folded depends on no text.
+    # Folding does not depend on the text of the example.
     batch = scorer.one_batch(encode_text(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
-    own = tree.flatten({"prompt": prompt.exported(arrays)})
-    # What another export holds is not exported once more, unless it was trained on.
-    tensors = {n: x for n, x in own.items() if n in trainable or not BASE.fullmatch(n)}
+    folded = tree.flatten({"prompt": prompt.exported(arrays)})
+    # The parameters of another export are only included if they were trained further.
+    tensors = {n: x for n, x in folded.items() if n in trainable or not BASE.fullmatch(n)}
     tensors |= {
         name: np.asarray(leaf, np.float32)
         for name, leaf in tree.flatten(params).items()
@@ -73,9 +83,14 @@ def pack(
 
 
 def make_metadata(
-    scorer: Scorer, prompt: Method, *, backbone: BackboneConfig, fingerprint: str,
-    config: RunConfig, metrics: Metrics,
-) -> PromptMetadata:  # fmt: skip
+    scorer: Scorer,
+    prompt: Method,
+    *,
+    backbone: BackboneConfig,
+    fingerprint: str,
+    config: RunConfig,
+    metrics: Metrics,
+) -> PromptMetadata:
     """Returns the metadata of a prompt that was not initialised from another export.
 
     Args:
@@ -106,7 +121,7 @@ def make_metadata(
         task=scorer.task,
         template=scorer.template,
         label_words=scorer.verbalizer.words if scorer.verbalizer else None,
-        layout=layout_of(config, scorer.layout.num_rows),
+        layout=example_layout(config, scorer.layout.num_rows),
         generate=config.generate,
         metrics=metrics,
         seed=config.seed,
@@ -126,9 +141,9 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], PromptMetadata]:
     tensors, metadata = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
     check_plugins(path, metadata.plugins or {})
     try:
-        make_kind(metadata.head)
-        _method_of(metadata)
-    except (InputError, TypeError) as error:  # the second for a field that is an argument too
+        cached_head(metadata.head)
+        _metadata_method(metadata)
+    except (InputError, TypeError) as error:  # TypeError: a field has the name of an argument
         raise InputError(f"{path}: {error}; export the prompt again") from error
     return tensors, metadata
 
@@ -158,14 +173,20 @@ def check_plugins(path: str, plugins: Mapping[str, str]) -> None:
             )
 
 
-def _method_of(metadata: PromptMetadata) -> Method:
-    return make_method(metadata.prompt, metadata.backbone.dims)
+def _metadata_method(metadata: PromptMetadata) -> Method:
+    return cached_method(metadata.prompt, metadata.backbone.dims)
 
 
-def unpack(
-    path: str, *, backbone: BackboneConfig, batch: int, placement: Placement,
-    force: bool = False, sentence_encoder: str = "", pretrained: str = "",
-) -> Exported:  # fmt: skip
+def load_prompt_export(
+    path: str,
+    *,
+    backbone: BackboneConfig,
+    batch: int,
+    placement: Placement,
+    force: bool = False,
+    sentence_encoder: str = "",
+    pretrained: str = "",
+) -> LoadedPrompt:
     """Loads an exported prompt and its backbone.
 
     Args:
@@ -181,14 +202,14 @@ def unpack(
       InputError: if the prompt was trained on other weights, unless `force`.
     """
     tensors, metadata = read_export(path)
-    metadata = with_encoder(metadata, sentence_encoder)
-    opened = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
-    scorer = scorer_from_metadata(opened, metadata, batch, force=force)
-    whole = LoadedBackbone(*load_weights(opened, placement), placement)
-    check_fingerprint(metadata.backbone, whole.loaded.report.fingerprint, force=force)
-    tensors = with_base(path, tensors, metadata.init, scorer, pretrained)
-    scorer = scorer.with_backbone(whole.backbone)
-    return Exported(scorer, join(path, tensors, scorer, whole), metadata)
+    metadata = replace_sentence_encoder(metadata, sentence_encoder)
+    backbone_module = open_backbone(backbone_from_metadata(metadata.backbone, backbone))
+    scorer = scorer_from_metadata(backbone_module, metadata, batch, force=force)
+    loaded_backbone = LoadedBackbone(*load_weights(backbone_module, placement), placement)
+    check_fingerprint(metadata.backbone, loaded_backbone.loaded.report.fingerprint, force=force)
+    tensors = with_base_params(path, tensors, metadata.init, scorer, pretrained)
+    scorer = scorer.with_backbone(loaded_backbone.backbone)
+    return LoadedPrompt(scorer, join_params(path, tensors, scorer, loaded_backbone), metadata)
 
 
 def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -> BackboneConfig:
@@ -202,7 +223,7 @@ def backbone_from_metadata(metadata: BackboneMetadata, config: BackboneConfig) -
 
 
 def scorer_from_metadata(
-    opened: Backbone, metadata: PromptMetadata, batch: int, *, force: bool = False
+    backbone: Backbone, metadata: PromptMetadata, batch: int, *, force: bool = False
 ) -> Scorer:
     """Builds the scorer that the metadata of an export describe.
 
@@ -210,26 +231,32 @@ def scorer_from_metadata(
       InputError: if the backbone has another family, or, unless `force`, another tokenizer or
         other layers than in training.
     """
-    backbone = metadata.backbone
-    if opened.family != backbone.family:  # no prompt means anything there
+    trained_on = metadata.backbone
+    if backbone.family != trained_on.family:
         raise InputError(
-            f"the prompt was trained on {backbone.family} ({backbone.id}), but the backbone is "
-            f"{opened.family}; load a {backbone.family} backbone"
+            f"the prompt was trained on {trained_on.family} ({trained_on.id}), but the backbone is "
+            f"{backbone.family}; load a {trained_on.family} backbone"
         )
     task = metadata.task
     scorer = build_scorer(
-        opened, task, metadata.layout, prompt=metadata.prompt, head=metadata.head,
-        template=metadata.template, batch=batch, demos=demos_from_metadata(metadata.demos, task),
-    )  # fmt: skip
+        backbone,
+        task,
+        metadata.layout,
+        prompt=metadata.prompt,
+        head=metadata.head,
+        template=metadata.template,
+        batch=batch,
+        demos=demos_from_metadata(metadata.demos, task),
+    )
     if not force:
-        cure = "load that backbone, or pass --force (force=True)"
+        advice = "load that backbone, or pass --force (force=True)"
         check_fingerprints(
-            backbone.identity(), scorer_fingerprints(scorer), "the prompt was trained with", cure
+            trained_on.identity(), scorer_fingerprints(scorer), "the prompt was trained with", advice
         )
     return scorer
 
 
-def numbers_of(
+def method_and_params(
     path: str, tensors: Mapping[str, np.ndarray], metadata: PromptMetadata
 ) -> tuple[Method, tree.Nested]:
     """Returns the method of an export and its nested parameters, to initialise others from.
@@ -237,44 +264,46 @@ def numbers_of(
     Raises:
       InputError: if the export that it depends on has changed.
     """
-    method = _method_of(metadata)
-    own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
-    numbers = tree.unflatten(own).get("prompt", {})
-    return method, method.with_base(numbers, _base_reader(path, metadata.init))
+    method = _metadata_method(metadata)
+    prompt_tensors = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
+    params = tree.unflatten(prompt_tensors).get("prompt", {})
+    return method, method.with_base(params, _base_reader(path, metadata.init))
 
 
-def _base_reader(path: str, init: OriginMetadata | None, moved: str = "") -> Take:
-    """Returns a reader of the exports that a prompt depends on; `moved` is a new path of one."""
+def _base_reader(path: str, init: OriginMetadata | None, new_path: str = "") -> Take:
+    """Returns a reader of the exports that a prompt depends on; `new_path` replaces their path."""
     digests = {origin.path: origin.sha256 for origin in (init, *(init.more or ()))} if init else {}
 
-    def take(named: str) -> tuple[Method, tree.Nested]:
-        # Its digest is compared below, wherever it was moved to.
-        where = moved or named
-        if named not in digests:
+    def read_base(recorded_path: str) -> tuple[Method, tree.Nested]:
+        path_now = new_path or recorded_path
+        if recorded_path not in digests:
             raise InputError(
-                f"{path} depends on {named}, but does not record which export that was; "
+                f"{path} depends on {recorded_path}, but does not record which export that was; "
                 "export the prompt again"
             )
         try:
-            tensors, metadata = read_export(where)
+            tensors, metadata = read_export(path_now)
         except InputError as error:
             raise InputError(
-                f"{path} depends on {where}: {error}; give its path as pretrained"
+                f"{path} depends on {path_now}: {error}; give its path as pretrained"
             ) from error
-        if digests[named] != metadata.sha256:
+        if digests[recorded_path] != metadata.sha256:
             raise InputError(
-                f"{path} depends on {where}, which contains another export now; restore it, or "
+                f"{path} depends on {path_now}, which contains another export now; restore it, or "
                 "give its new path as pretrained"
             )
-        return numbers_of(where, tensors, metadata)
+        return method_and_params(path_now, tensors, metadata)
 
-    return take
+    return read_base
 
 
-def with_base(
-    path: str, tensors: Mapping[str, np.ndarray], init: OriginMetadata | None, scorer: Scorer,
-    moved: str = "",
-) -> dict[str, np.ndarray]:  # fmt: skip
+def with_base_params(
+    path: str,
+    tensors: Mapping[str, np.ndarray],
+    init: OriginMetadata | None,
+    scorer: Scorer,
+    new_path: str = "",
+) -> dict[str, np.ndarray]:
     """Adds the parameters of the export that this one depends on.
 
     Args:
@@ -282,23 +311,23 @@ def with_base(
       tensors: the tensors of the export.
       init: the export that it depends on.
       scorer: the scorer of the export.
-      moved: the new path of the export that it depends on, if it has moved.
+      new_path: the new path of the export that it depends on, if it has moved.
 
     Raises:
       InputError: if that export is missing or differs from the one in training, or if there is
-        none and `moved` is given.
+        none and `new_path` is given.
     """
     method = scorer.model.prompt
-    if moved and not method.inherits():
-        raise InputError(f"{path} depends on no other export; leave out pretrained={moved!r}")
-    own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
-    prompt = tree.unflatten(own).get("prompt", {})
-    whole = method.with_base(prompt, _base_reader(path, init, moved))
-    return {**tensors, **tree.flatten({"prompt": whole})}
+    if new_path and not method.inherits():
+        raise InputError(f"{path} depends on no other export; leave out pretrained={new_path!r}")
+    prompt_tensors = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
+    params = tree.unflatten(prompt_tensors).get("prompt", {})
+    params = method.with_base(params, _base_reader(path, init, new_path))
+    return {**tensors, **tree.flatten({"prompt": params})}
 
 
-def join(
-    path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, whole: LoadedBackbone
+def join_params(
+    path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, loaded_backbone: LoadedBackbone
 ) -> tree.Nested:
     """Combines the tensors of a prompt with the backbone's parameters.
 
@@ -307,33 +336,36 @@ def join(
     Raises:
       InputError: if a tensor is missing, unknown or has another shape.
     """
-    scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
-    flat = tree.flatten({"backbone": loaded.params})
-    tensors = without_delta(path, tensors, flat, scorer.model.backbone.dims.vocab)
+    scorer = scorer.with_backbone(loaded_backbone.backbone)
+    backbone_params = loaded_backbone.loaded.params
+    flat = tree.flatten({"backbone": backbone_params})
+    tensors = from_delta(path, tensors, flat, scorer.model.backbone.dims.vocab)
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
-    # Shapes alone: nothing is drawn that the tensors would replace.
-    shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
-    wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
+    shapes = jax.eval_shape(init, jax.random.key(0), backbone_params)
+    expected = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
         name: leaf for name, leaf in flat.items() if name in tensors
     }
-    lost = wanted.keys() - tensors.keys()
-    if any(x.startswith("head/") for x in lost) and not any(x.startswith("head/") for x in tensors):
+    missing = expected.keys() - tensors.keys()
+    if _has_head(missing) and not _has_head(tensors):
         raise InputError(
             f"{path} has no parameters of a head, but head {scorer.head.name} must be trained; "
             "use head=jp.verbalizer(), which uses label words, or train a prompt"
         )
-    for name in sorted(wanted.keys() ^ tensors.keys()):
-        state = "lacks" if name in wanted else "has the unknown"
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        state = "lacks" if name in expected else "has the unknown"
         raise InputError(f"{path} {state} tensor {name!r}; export the prompt again")
-    for name, leaf in wanted.items():
+    for name, leaf in expected.items():
         if leaf.shape != tensors[name].shape:
             shape = list(tensors[name].shape)
             raise InputError(
                 f"{path}: {name} is {shape}, but the backbone needs {list(leaf.shape)}; use the "
                 "backbone that it was trained on, or another prompt"
             )
-    own = put(tensors, placement.parameters(tensors))
-    return tree.unflatten(flat | own)
+    return tree.unflatten(flat | put(tensors, loaded_backbone.placement.parameters(tensors)))
+
+
+def _has_head(names: Iterable[str]) -> bool:
+    return any(name.startswith("head/") for name in names)
 
 
 def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -341,14 +373,16 @@ def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
     They are on the scale of embeddings divided by `backbone.rescale`.
     """
-    rows = {name: tensors[f"prompt/{name}"] for name in _ROWS if f"prompt/{name}" in tensors}
-    return unfold(rows)["table"] if rows else None
+    arrays = {
+        name: tensors[f"prompt/{name}"] for name in _SOFT_TOKENS if f"prompt/{name}" in tensors
+    }
+    return unfold(arrays)["table"] if arrays else None
 
 
-def plain_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
+def unscaled_soft_tokens(tensors: Mapping[str, np.ndarray], rescale: float) -> np.ndarray | None:
     """Returns soft tokens on the scale of the unmodified backbone: times `backbone.rescale`."""
-    rows = soft_tokens(tensors)
-    return None if rows is None else rows * np.float32(rescale)
+    vectors = soft_tokens(tensors)
+    return None if vectors is None else vectors * np.float32(rescale)
 
 
 def encode_text(scorer: Scorer, text: str) -> list[list[Encoded]]:

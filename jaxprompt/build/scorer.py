@@ -1,7 +1,9 @@
 """Combines backbone, method, head and template: those of a config, or of an export."""
 
-from jaxprompt.build.backbone import ends_of, facts_of
-from jaxprompt.build.method import make_kind, make_method
+import dataclasses
+
+from jaxprompt.build.backbone import backbone_facts, end_token_ids
+from jaxprompt.build.method import cached_head, cached_method
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
@@ -31,42 +33,46 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
 
     A task in the form of a pre-training task already has its template.
     """
-    own = head.layout_of(task, style, form)
-    text = template or own if form in ("cloze", "text") else own
-    if not text:
+    default = head.layout_of(task, style, form)
+    chosen = template or default if form in ("cloze", "text") else default
+    if not chosen:
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
             f"task {task.name} has no template for a {head.name} head on a {style} backbone; "
             f"set task.template, e.g. '{fields} [mask]'"
         )
-    return text
+    return chosen
 
 
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
     """Parses a template and checks it against the task, the head and the number of slots."""
-    parsed = parse(text)
+    template = parse(text)
     validate_template(
-        parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
+        template,
+        fields=task.texts,
+        num_slots=slots,
+        needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
-        entities=task.marked, lists_classes=head.LISTS_CLASSES,
-    )  # fmt: skip
+        entities=task.marked,
+        lists_classes=head.LISTS_CLASSES,
+    )
     read_option(task.option or OPTION)
-    head.check_template(parsed)
-    if task.predicate and task.markers and not any(part.mark for part in parsed.parts):
+    head.check_template(template)
+    if task.predicate and task.markers and not any(part.mark for part in template.parts):
         field = task.fields[0]
         raise InputError(
             f"task.markers={','.join(task.markers)} mark the predicate, but template {text!r} "
             f"does not say where; write {{{field}|marked}}, or leave task.markers empty"
         )
-    return parsed
+    return template
 
 
-def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
+def task_info(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
     """Returns what a method needs to know of a task."""
     words = tuple(
-        tuple(tuple(ids[ids >= 0].tolist()) for ids in own if (ids >= 0).any())
-        for own in (verbalizer.ids if verbalizer else ())
+        tuple(tuple(ids[ids >= 0].tolist()) for ids in class_words if (ids >= 0).any())
+        for class_words in (verbalizer.ids if verbalizer else ())
     )
     masked = specials.style == "masked" and specials.masks
     return Asks(len(task.labels) or choices, words, specials.masks[0] if masked else -1)
@@ -76,25 +82,25 @@ def check_fit(
     backbone: Backbone, *, prompt: OpenBlock, head: OpenBlock, max_len: int
 ) -> tuple[Method, Kind]:
     """Builds the method and the head, and checks that they and the length fit the backbone."""
-    kind = make_kind(head)
-    dims = module_for(backbone, kind).dims
-    method = make_method(prompt, dims)
+    head_kind = cached_head(head)
+    dims = module_for(backbone, head_kind).dims
+    method = cached_method(prompt, dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
-        own = "" if shift >= dims.max_len else f"data.max_len to {dims.max_len - shift} or "
+        option = "" if shift >= dims.max_len else f"data.max_len to {dims.max_len - shift} or "
         raise InputError(
             f"data.max_len={max_len} + {shift} positions of the prompt exceed the model's "
-            f"{dims.max_len}; lower {own}the prompt's length"
+            f"{dims.max_len}; lower {option}the prompt's length"
         )
     if hasattr(backbone.module, "check_shift"):
         backbone.module.check_shift(shift)
-    kind.check_backbone(facts_of(backbone))
-    kind.check_length(max_len)
-    kind.check_method(prompt.name, () if method.components() else method.reads)
-    return method, kind
+    head_kind.check_backbone(backbone_facts(backbone))
+    head_kind.check_length(max_len)
+    head_kind.check_method(prompt.name, () if method.components() else method.reads)
+    return method, head_kind
 
 
-def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
+def example_layout(config: RunConfig, choices: int = 1) -> ExampleLayout:
     """Returns how a config formats examples, where an example has at most `choices` choices."""
     data, task = config.data, config.task
     return ExampleLayout(
@@ -110,10 +116,18 @@ def layout_of(config: RunConfig, choices: int = 1) -> ExampleLayout:
 
 
 def build_scorer(
-    backbone: Backbone, task: Task, layout: ExampleLayout, *, prompt: OpenBlock, head: OpenBlock,
-    template: str, batch: int, share: tuple[int, int] = (0, 1),
-    demos: Demonstrations | None = None, chat: bool = False,
-) -> Scorer:  # fmt: skip
+    backbone: Backbone,
+    task: Task,
+    layout: ExampleLayout,
+    *,
+    prompt: OpenBlock,
+    head: OpenBlock,
+    template: str,
+    batch: int,
+    host_share: tuple[int, int] = (0, 1),
+    demos: Demonstrations | None = None,
+    chat: bool = False,
+) -> Scorer:
     """Combines backbone, method, head and template and checks that they fit.
 
     Args:
@@ -124,55 +138,110 @@ def build_scorer(
       head: the block of the head.
       template: the template, "" = the task's.
       batch: the batch size.
-      share: which part of a batch this process has, and of how many parts.
+      host_share: which part of a batch this process has, and of how many parts.
       demos: demonstrations, if any.
       chat: applies the tokenizer's chat template.
     """
-    method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=layout.max_len)
+    method, head_kind = check_fit(backbone, prompt=prompt, head=head, max_len=layout.max_len)
     form, choices = layout.form, layout.choices
-    facts, slots = facts_of(backbone), method.num_slots()
-    kind.check_task(task)
-    kind.check_form(form, facts.style)
+    facts, slots = backbone_facts(backbone), method.num_slots()
+    head_kind.check_task(task)
+    head_kind.check_form(form, facts.style)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     if chat:
         check_chat(facts, form, demos)
         template = in_chat(tokenizer, template)
-    parsed = check_template(task, template, kind, form, slots)
-    check_computed(method, prompt.name, parsed, facts.style, demos)
+    parsed_template = check_template(task, template, head_kind, form, slots)
+    check_instance_prompt(method, prompt.name, parsed_template, facts.style, demos)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
-    setup = TaskSetup(task, parsed, form, layout.answer, layout.eos, layout.max_target)
-    laid = kind.lay_out(facts, setup, tokenizer)
-    if laid.verbalizer is not None:
-        check_id(int(laid.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
-    follows = laid.answer
+    setup = TaskSetup(task, parsed_template, form, layout.answer, layout.eos, layout.max_target)
+    head_layout = head_kind.lay_out(facts, setup, tokenizer)
+    if head_layout.verbalizer is not None:
+        check_id(int(head_layout.verbalizer.ids.max()), backbone.module.dims.vocab, tokenizer)
     if facts.style in FED:
-        # What is fed apart from the input begins with a token of the tokenizer or the backbone.
-        stem = (answer_start(laid.specials, facts.start), *follows.stem)
-        follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
-    encoder = ExampleEncoder(
-        tokenizer, parsed, laid.specials, num_slots=slots, max_len=layout.max_len,
-        num_masks=laid.masks, needs_mask=kind.needs_mask(form),
-        num_types=num_segments(tokenizer, facts.types), answer=follows, option=task.option,
-        entities=task.marked, markers=task.markers, lists=laid.lists,
-        names=task.widest if task.options else laid.names,
-        demo_layout=None if demos is None else how_beside(demos, laid, tokenizer),
-    )  # fmt: skip
-    batches = Layout(
-        batch=batch, max_len=layout.max_len, pad_id=laid.specials.pad, side=layout.padding_side,
-        multiple=layout.multiple, ends=ends_of(backbone, laid.specials),
-        shift=method.position_shift(), decoder_shift=method.decoder_shift(),
-        # Choices that the template lists stand in one row.
-        num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
-        branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
-    )  # fmt: skip
-    method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
-    kind.check_rows(prompt.name, method.num_rows())
+        # Decoder inputs begin with the start token of the tokenizer or the backbone.
+        stem = (answer_start(head_layout.specials, facts.start), *head_layout.answer.stem)
+        answer = head_layout.answer._replace(stem=stem, slots=method.num_decoder_slots())
+        head_layout = head_layout._replace(answer=answer)
+    encoder = _example_encoder(
+        tokenizer, setup, head_kind, head_layout, facts, layout.max_len, slots, demos
+    )
+    batch_layout = dataclasses.replace(
+        _batch_layout(backbone, layout, method, head_layout, parsed_template, batch),
+        host=host_share[0],
+        hosts=host_share[1],
+    )
+    info = task_info(task, choices, head_layout.verbalizer, head_layout.specials)
+    method = with_task(method, info)
+    head_kind.check_rows(prompt.name, method.num_rows())
     last_layer = backbone.config.last_layer
-    heads = method.modules() | laid.modules
-    model = Model(module_for(backbone, kind), method, heads, last_layer=last_layer)
+    heads = method.modules() | head_layout.modules
+    model = Model(module_for(backbone, head_kind), method, heads, last_layer=last_layer)
     return Scorer(
-        task, laid.head, template, laid.verbalizer, encoder, batches, model, tokenizer, demos
+        task,
+        head_layout.head,
+        template,
+        head_layout.verbalizer,
+        encoder,
+        batch_layout,
+        model,
+        tokenizer,
+        demos,
+    )
+
+
+def _batch_layout(
+    backbone: Backbone,
+    layout: ExampleLayout,
+    method: Method,
+    head_layout: HeadLayout,
+    template: Template,
+    batch: int,
+) -> Layout:
+    plan = head_layout.answer.plan
+    return Layout(
+        batch=batch,
+        max_len=layout.max_len,
+        pad_id=head_layout.specials.pad,
+        side=layout.padding_side,
+        multiple=layout.multiple,
+        ends=end_token_ids(backbone, head_layout.specials),
+        shift=method.position_shift(),
+        decoder_shift=method.decoder_shift(),
+        # If the template lists the choices, they are one sequence.
+        num_rows=layout.choices if template.uses_choice else 1,
+        branches=backbone.module.STYLE == "causal" and plan is not None and len(plan.fed) > 0,
+    )
+
+
+def _example_encoder(
+    tokenizer: Tokenizer,
+    setup: TaskSetup,
+    kind: Kind,
+    head_layout: HeadLayout,
+    facts: BackboneFacts,
+    max_len: int,
+    slots: int,
+    demos: Demonstrations | None,
+) -> ExampleEncoder:
+    task = setup.task
+    return ExampleEncoder(
+        tokenizer,
+        setup.template,
+        head_layout.specials,
+        num_slots=slots,
+        max_len=max_len,
+        num_masks=head_layout.masks,
+        needs_mask=kind.needs_mask(setup.form),
+        num_types=segments(tokenizer, facts.types),
+        answer=head_layout.answer,
+        option=task.option,
+        entities=task.marked,
+        markers=task.markers,
+        lists=head_layout.lists,
+        names=task.widest if task.options else head_layout.names,
+        beside=None if demos is None else demo_format(demos, head_layout, tokenizer),
     )
 
 
@@ -192,7 +261,7 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
         )
 
 
-def check_computed(
+def check_instance_prompt(
     method: Method, name: str, template: Template, style: str, demos: Demonstrations | None
 ) -> None:
     """Raises InputError if a prompt that is computed from the input does not fit the template.
@@ -206,8 +275,8 @@ def check_computed(
             f"{demos.settings.field} adds other texts to the input, but prompt.name={name} "
             "computes its prompt from the input; set it to 0, or use another method"
         )
-    before = [part.kind for part in template.parts if part.kind != "mask"]
-    if style == "causal" and method.num_slots() and before[-1:] == ["soft"]:
+    input_parts = [part.kind for part in template.parts if part.kind != "mask"]
+    if style == "causal" and method.num_slots() and input_parts[-1:] == ["soft"]:
         raise InputError(
             f"task.template={template.source!r} ends in [soft], where this backbone predicts; with "
             f"prompt.name={name} a short text has fewer soft tokens: put [soft] before the text, "
@@ -215,26 +284,26 @@ def check_computed(
         )
 
 
-def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Tokenizer) -> DemoLayout:
+def demo_format(demos: Demonstrations, head_layout: HeadLayout, tokenizer: Tokenizer) -> DemoLayout:
     """Returns how demonstrations are formatted, each with the first word of its class.
 
     For a left-to-right model they precede the example, and each ends with a line break. For a
     masked model each ends with the token that ends an input; T5's follow a space.
     """
-    specials, settings = laid.specials, demos.settings
-    if laid.verbalizer is None:
+    specials, settings = head_layout.specials, demos.settings
+    if head_layout.verbalizer is None:
         raise InputError(
-            f"{settings.field} shows label words, which head.name={laid.head.name} does not use; "
-            "use head.name=verbalizer, or set it to 0"
+            f"{settings.field} shows label words, which head.name={head_layout.head.name} does "
+            "not use; use head.name=verbalizer, or set it to 0"
         )
-    words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
-    between = [*specials.end] if specials.style == "masked" else []
+    words = [ids[0][ids[0] >= 0].tolist() for ids in head_layout.verbalizer.ids]
+    separator = [*specials.end] if specials.style == "masked" else []
     if specials.style == "causal":
-        between = encode_exact(tokenizer, "\n")
+        separator = encode_exact(tokenizer, "\n")
     role = Role.SPECIAL if specials.style == "masked" else Role.HARD
     return DemoLayout(
         words,
-        (TokenRun(between, role, 0),) if between else (),
+        (TokenRun(separator, role, 0),) if separator else (),
         demos_first=settings.per_class == 0 or specials.style == "causal",
         drop_unfit=settings.total > 0,
         never_cut=settings.exact > 0,

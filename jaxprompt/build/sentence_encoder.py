@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt.build.backbone import facts_of, load_weights, open_backbone
+from jaxprompt.build.backbone import backbone_facts, load_weights, open_backbone
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.tasks.task import Example
@@ -17,7 +17,7 @@ from jaxprompt.data.text.template import parse
 from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.types import Batch, Injection
 
 _BATCH = 64  # texts at once
@@ -44,8 +44,8 @@ class SentenceEncoder:
 
     @functools.cached_property
     def _loaded(self) -> tuple[str, Callable[[Batch], jax.Array]]:
-        """Reads the weights. -> their fingerprint, the compiled embedding of a batch"""
-        # On one device of each process: they embed the same texts.
+        """Loads the weights; returns their fingerprint and the compiled embedding of a batch."""
+        # Every process embeds the same texts, on one of its devices.
         placement = make_placement(1, 1, devices=jax.local_devices()[:1])
         backbone, loaded = load_weights(self._opened, placement)
         module = backbone.module
@@ -54,7 +54,7 @@ class SentenceEncoder:
         def embed(params, batch: Batch) -> jax.Array:
             hidden = module.apply({"params": params}, batch, Injection(), deterministic=True)
             real = batch.encoder.mask[..., None]  # [B, T, 1]
-            # The mean over all real tokens, [CLS] and [SEP] included, as Sentence-BERT has it.
+            # The mean over all real tokens, [CLS] and [SEP] included, as in Sentence-BERT.
             total = jnp.where(real, hidden.astype(jnp.float32), 0.0).sum(1)
             return total / jnp.maximum(real.sum(1), 1)
 
@@ -62,21 +62,26 @@ class SentenceEncoder:
 
     @functools.cached_property
     def _tokens(self) -> tuple[ExampleEncoder, int]:
-        """Reads the tokenizer. -> the encoder of texts, and the id that pads them"""
+        """Loads the tokenizer; returns the encoder of texts and the padding id."""
         tokenizer = load_tokenizer(self._opened.folder)
         specials = read_specials(tokenizer, "masked", eos=True, sentinel="", num_masks=0)
         encoder = ExampleEncoder(
-            tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
-            max_len=self._max_len, needs_mask=False,
-            num_types=facts_of(self._opened).types,
-        )  # fmt: skip
+            tokenizer,
+            parse("{text}"),
+            specials,
+            num_slots=0,
+            num_masks=0,
+            max_len=self._max_len,
+            needs_mask=False,
+            num_types=backbone_facts(self._opened).types,
+        )
         return encoder, specials.pad
 
     @property
     def _max_len(self) -> int:
-        # A DeBERTa reads texts of any length, and was trained on none that are longer.
-        trained = self._opened.hf.get("max_position_embeddings", 512)
-        return min(self._opened.module.dims.max_len, trained)
+        # DeBERTa's relative positions accept any length, but it was trained up to this one.
+        positions = self._opened.hf.get("max_position_embeddings", 512)
+        return min(self._opened.module.dims.max_len, positions)
 
     @property
     def fingerprint(self) -> str:
@@ -87,20 +92,20 @@ class SentenceEncoder:
         """Embeds texts, each cut to the model's maximum length. float32 [texts, H]"""
         dims, (encoder, pad) = self._opened.module.dims, self._tokens
         rows = encoder.encode_all([Example({"text": text}) for text in texts])
-        # In steps of 32 tokens: few programs, for texts that are embedded once.
+        # Lengths are multiples of 32, for few compiled programs.
         layout = Layout(batch=_BATCH, max_len=self._max_len, pad_id=pad, multiple=32)
         batches = EvalBatches(rows, [-1] * len(rows), layout)
         _, embed = self._loaded
-        found = np.zeros((len(texts), dims.width), np.float32)
-        for index, values in ahead((batch.index, embed(batch)) for batch in batches):
-            found[index[index >= 0]] = np.asarray(values)[index >= 0]
-        return found
+        embeddings = np.zeros((len(texts), dims.width), np.float32)
+        for index, values in dispatch_ahead((batch.index, embed(batch)) for batch in batches):
+            embeddings[index[index >= 0]] = np.asarray(values)[index >= 0]
+        return embeddings
 
 
-def cosine(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+def cosine(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Returns cosine similarities. float [B, H], [N, H] -> float64 [B, N]"""
-    unit, others = (
+    queries, keys = (
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-        for x in (rows.astype(np.float64), others.astype(np.float64))
+        for x in (queries.astype(np.float64), keys.astype(np.float64))
     )
-    return unit @ others.T
+    return queries @ keys.T

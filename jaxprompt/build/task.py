@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxprompt.build.backbone import open_backbone
-from jaxprompt.build.demonstrations import demos_of, fingerprint_of
+from jaxprompt.build.demonstrations import encoder_fingerprint, make_demos
 from jaxprompt.build.examples import Examples, read_examples
 from jaxprompt.build.inheritance import check_init
-from jaxprompt.build.method import head_of
+from jaxprompt.build.method import get_head
 from jaxprompt.build.placement import check_mesh
-from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, layout_of
+from jaxprompt.build.scorer import build_scorer, check_fit, choose_template, example_layout
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.batches.batching import EvalBatches, TrainBatches
 from jaxprompt.data.rows import Rows
@@ -26,11 +26,11 @@ from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
 
 
-def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
+def check_generation_length(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -> None:
     """Raises InputError if generated texts do not fit after the longest inputs."""
     if not scorer.head.WRITES:
         return
-    layout = scorer.layout.single_host()  # every process finds the same
+    layout = scorer.layout.single_host()  # the same result on every process
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, layout)))
         check_writing(
@@ -42,10 +42,13 @@ def check_room(config: RunConfig, scorer: Scorer, splits: Mapping[str, Split]) -
         )
 
 
-def open_fitting(config: RunConfig, placement: Placement, *, restored: bool = False) -> Backbone:
+def open_checked_backbone(
+    config: RunConfig, placement: Placement, *, restored: bool = False
+) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it.
 
-    So must the prompt that it is initialised from, unless it is `restored` from a checkpoint.
+    The export that its prompt is initialised from must fit too, unless it is `restored` from a
+    checkpoint.
     """
     backbone = open_backbone(config.backbone)
     check_fit(
@@ -64,20 +67,20 @@ def scorer_from_config(
     config: RunConfig, backbone: Backbone, examples: Examples, placement: Placement
 ) -> Scorer:
     """Builds the scorer of a config."""
-    head = head_of(config)
+    head = get_head(config)
     task = head.fit_task(examples.task, examples.choices)
     style, form = backbone.module.STYLE, config.task.form
     return build_scorer(
         backbone,
         task,
-        layout_of(config, examples.choices),
+        example_layout(config, examples.choices),
         prompt=config.prompt,
         head=config.head,
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
-        share=placement.share(),
-        demos=demos_of(config, task, examples.splits),
+        host_share=placement.share(),
+        demos=make_demos(config, task, examples.splits),
     )
 
 
@@ -87,8 +90,8 @@ def make_task_data(examples: Examples, scorer: Scorer) -> TaskData:
     return TaskData(
         task=examples.task,
         choices=examples.choices,
-        splits={name: summarize(part, labels) for name, part in examples.splits.items()},
-        sentence_encoder=fingerprint_of(scorer.demos),
+        splits={name: summarize(split, labels) for name, split in examples.splits.items()},
+        sentence_encoder=encoder_fingerprint(scorer.demos),
         seen=scorer.model.prompt.seen,
         identity=scorer_fingerprints(scorer),
         template=scorer.template,
@@ -110,11 +113,13 @@ def train_batches(config: RunConfig, scorer: Scorer, split: Split) -> TrainBatch
 
 def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     """Encodes every split; train with the target texts."""
-    parts = examples.splits.items()
-    return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+    return {
+        name: scorer.encode(split, targets=name == "train")
+        for name, split in examples.splits.items()
+    }
 
 
-def tell_examples(
+def example_notes(
     scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
 ) -> list[str]:
     """Describes the labels and their counts, truncated texts, and entities that are not marked.
@@ -122,17 +127,17 @@ def tell_examples(
     `notes` are those from reading the examples.
     """
     rows = {name: part.by_example() for name, part in splits.items()}
-    single = {name: part.without_samples() for name, part in splits.items()}
+    unsampled = {name: part.without_samples() for name, part in splits.items()}
     words = scorer.verbalizer.words if scorer.verbalizer else ()
-    lines = [
+    text_notes = [
         *label_word_messages(scorer.task.labels, words),
         truncation_message(scorer.layout.max_len, rows),
     ]
-    lines += [] if scorer.demos is None else [scorer.demos.summary()]
+    text_notes += [] if scorer.demos is None else [scorer.demos.summary()]
     unmarked = {n: (p.metric_data.unmarked, p.size) for n, p in splits.items() if p.metric_data}
-    own = scorer.head.tell(scorer.task, scorer.classes, single)
-    positive = [scorer.task.positive_message] if scorer.task.positive_message else []
-    return [*notes, *own, *positive, *lines, *unmarked_messages(unmarked)]
+    head_notes = scorer.head.tell(scorer.task, scorer.classes, unsampled)
+    positive_notes = [scorer.task.positive_message] if scorer.task.positive_message else []
+    return [*notes, *head_notes, *positive_notes, *text_notes, *unmarked_messages(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
@@ -142,17 +147,15 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 
 def build_objectives(config: RunConfig, model: Model) -> list[Objective]:
     """Returns the terms of the loss: the head's, and the method's."""
-    return head_of(config).objectives(config.optim.label_smoothing) + model.prompt.objectives()
+    return get_head(config).objectives(config.optim.label_smoothing) + model.prompt.objectives()
 
 
-def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
+def cache_shared_prefix(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
-    # Cached states are of whole rows.
-    return (
-        with_front(scorer)
-        if config.backbone.cache_shared_prefix and not config.cache.location
-        else scorer
-    )
+    # Cached features are those of whole sequences.
+    if config.backbone.cache_shared_prefix and not config.cache.location:
+        return with_front(scorer)
+    return scorer
 
 
 class EncodedTask(NamedTuple):
@@ -176,8 +179,8 @@ def prepare_task(
     Raises:
       InputError: if the data are invalid or do not fit.
     """
-    examples = read_examples(config, given=rows)
+    examples = read_examples(config, in_memory=rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
-    check_room(config, scorer, splits)
+    check_generation_length(config, scorer, splits)
     return EncodedTask(examples, scorer, splits)

@@ -22,31 +22,31 @@ class WordList(NamedTuple):
 
     labels: tuple[str, ...]  # the first word of each token
     values: tuple[str, ...]  # all words of each, "|" between them; () = one each
-    words: int  # of the list
-    several: int  # of them that are not one token
+    words: int  # in the list
+    rejected: int  # of them, because they are not one token
 
-    def tell(self) -> str:
-        """Says how many words are classes."""
-        same = self.words - self.several - len(self.labels)
+    def message(self) -> str:
+        """Returns a log line: how many words are classes."""
+        repeated = self.words - self.rejected - len(self.labels)
         return (
-            f"task.vocabulary: {len(self.labels)} classes of {self.words} words; {self.several} "
-            f"are not one token and left out, {same} are the token of an earlier word"
+            f"task.vocabulary: {len(self.labels)} classes of {self.words} words; {self.rejected} "
+            f"are not one token and left out, {repeated} are the token of an earlier word"
         )
 
 
 def read_words(path: str | Path) -> list[str]:
     """Reads the distinct words of a text file, one per line. Raises InputError if it has none."""
     path = user_path(path, "task.vocabulary")
-    cure = "use a text file with one word per line"
+    advice = "use a text file with one word per line"
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:
-        raise InputError(f"task.vocabulary={path}: {error.strerror}; {cure}") from error
+        raise InputError(f"task.vocabulary={path}: {error.strerror}; {advice}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"task.vocabulary={path} is not UTF-8; {cure}") from error
+        raise InputError(f"task.vocabulary={path} is not UTF-8; {advice}") from error
     words = [*dict.fromkeys(word for line in lines if (word := line.strip()))]
     if not words:
-        raise InputError(f"task.vocabulary={path} is empty; {cure}")
+        raise InputError(f"task.vocabulary={path} is empty; {advice}")
     return words
 
 
@@ -60,32 +60,32 @@ def choose_classes(
     Raises:
       InputError: if fewer than two words are one token.
     """
-    found: dict[int, list[str]] = {}
-    several = 0
-    encoded = encode_texts(tokenizer, [" " * spaced + word for word in words])
+    words_by_token: dict[int, list[str]] = {}
+    rejected = 0
+    encoded = encode_texts(tokenizer, [f" {word}" if spaced else word for word in words])
     for word, ids in zip(words, encoded, strict=True):
         # Raw labels of one class are written with | between them.
         if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or "|" in word:
-            several += 1
+            rejected += 1
         else:
-            found.setdefault(ids[0], []).append(word)
-    if len(found) < 2:
+            words_by_token.setdefault(ids[0], []).append(word)
+    if len(words_by_token) < 2:
         raise InputError(
-            f"task.vocabulary={path}: {len(found)} of {len(words)} words, e.g. {words[0]!r:.40}, "
-            f"are a single token of {tokenizer.name_or_path!r}; a task needs at least 2: use "
-            "another list"
+            f"task.vocabulary={path}: {len(words_by_token)} of {len(words)} words, e.g. "
+            f"{words[0]!r:.40}, are a single token of {tokenizer.name_or_path!r}; a task needs at "
+            "least 2: use another list"
         )
-    labels = tuple(own[0] for own in found.values())
-    values = tuple("|".join(own) for own in found.values())
-    return WordList(labels, () if values == labels else values, len(words), several)
+    labels = tuple(synonyms[0] for synonyms in words_by_token.values())
+    values = tuple("|".join(synonyms) for synonyms in words_by_token.values())
+    return WordList(labels, () if values == labels else values, len(words), rejected)
 
 
-def with_words(task: Task, known: WordList) -> Task:
+def use_word_list(task: Task, word_list: WordList) -> Task:
     """Uses the words of a list as the classes of a task."""
-    return check_task(replace(task, labels=known.labels, values=known.values))
+    return check_task(replace(task, labels=word_list.labels, values=word_list.values))
 
 
-def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
+def drop_unlisted(task: Task, rows: Rows) -> tuple[Rows, str]:
     """Removes the rows whose label is not in the list; returns the others, and "N of M" removed.
 
     Invalid labels stay, and reading the examples rejects them.
@@ -93,17 +93,17 @@ def keep_known(task: Task, rows: Rows) -> tuple[Rows, str]:
     Raises:
       InputError: if no row is left.
     """
-    known = {*task.labels, *(word for value in task.values for word in value.split("|"))}
+    listed = {*task.labels, *(word for value in task.values for word in value.split("|"))}
 
-    def is_known(row: Mapping[str, object]) -> bool:
+    def is_listed(row: Mapping[str, object]) -> bool:
         value = row.get(task.label)
-        return describe_non_text(value) != "" or is_blank(value) or spelling(value) in known
+        return describe_non_text(value) != "" or is_blank(value) or spelling(value) in listed
 
-    kept = [number for number, row in enumerate(rows) if is_known(row)]
-    if not kept:
+    indices = [number for number, row in enumerate(rows) if is_listed(row)]
+    if not indices:
         raise InputError(
             f"{rows.path}: {task.label} is not in task.vocabulary in any of {len(rows)} "
             f"examples, e.g. {spelling(rows[0][task.label])!r:.40}; use a list that contains them "
             "as single tokens, or set task.label to another column"
         )
-    return rows.select(kept), f"{len(rows) - len(kept)} of {len(rows)}"
+    return rows.select(indices), f"{len(rows) - len(indices)} of {len(rows)}"

@@ -9,14 +9,14 @@ from jaxprompt.registry import BACKBONES
 
 def main(argv: Sequence[str]) -> int:
     """Prints all families, one family, or one published checkpoint."""
-    from jaxprompt.planning.published import published
+    from jaxprompt.planning.published import published_checkpoints
 
     families = BACKBONES.names()
     name = read_name(__doc__, argv, "backbone")
     if name is None:
         print(columns((family, registered_line(BACKBONES, family)) for family in families))
         return 0
-    checkpoints = published()
+    checkpoints = published_checkpoints()
     choose_name("backbone", name, [*families, *checkpoints])
     if name in checkpoints:
         path = {"path": f"--config.backbone.path={name}"}

@@ -81,17 +81,17 @@ def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
     Args:
       args: the flags.
       path: the export.
-      **dependencies: other paths of what the export depends on, see `unpack`.
+      **dependencies: other paths of what the export depends on, see `load_prompt_export`.
 
     Returns:
-      The result of `unpack`, and the placement.
+      The result of `load_prompt_export`, and the placement.
     """
-    from jaxprompt.build.prompt_artifact import unpack
+    from jaxprompt.build.prompt_artifact import load_prompt_export
     from jaxprompt.parallel.compilation import keep_programs
 
     keep_programs()
     placement = make_mesh(args.mesh, args.batch)
-    exported = unpack(
+    exported = load_prompt_export(
         path, backbone=backbone_config(args), batch=args.batch, placement=placement,
         force=args.force, **dependencies,
     )  # fmt: skip

@@ -61,9 +61,9 @@ def evaluate(
     Raises:
       InputError: if the split is unknown or missing.
     """
-    from jaxprompt.build.evaluation import build_judge
+    from jaxprompt.build.evaluation import make_evaluate_fn
     from jaxprompt.build.examples import data_files
-    from jaxprompt.build.task import share_front
+    from jaxprompt.build.task import cache_shared_prefix
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
@@ -82,10 +82,10 @@ def evaluate(
     # Only a message, and the split is scored: the files may have been fixed since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
-    scorer, examples = share_front(config, trained.scorer), trained.splits[split]
+    scorer, examples = cache_shared_prefix(config, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read_records(config, scorer, split, prefix) if output else []
-    judge = build_judge(config, scorer, trained.placement)
+    judge = make_evaluate_fn(config, scorer, trained.placement)
     metrics, scores = judge(examples, trained.weights.trainable, trained.weights.frozen)
     if path:
         _write_records(path, scorer, records, examples, scores, prefix)
@@ -194,10 +194,10 @@ def _check_split(split: str) -> None:
 
 def _read_records(config: RunConfig, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows for --output; none may have a column with the name of a new column."""
-    from jaxprompt.build.examples import read_rows
+    from jaxprompt.build.examples import read_split_rows
     from jaxprompt.data.sources.records import Record, check_columns
 
-    rows = read_rows(config, scorer.task, split)
+    rows = read_split_rows(config, scorer.task, split)
     records = [Record(origin, row, example=example) for origin, row, example in rows]
     check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records

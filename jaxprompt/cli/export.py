@@ -101,9 +101,9 @@ def _check_paths(args: Any, folder: str | Path) -> None:
 
 def _soft_tokens(prompt: "Prompt") -> "np.ndarray":
     """Returns the soft tokens for --npy, [P, E]. Raises InputError if there are none."""
-    from jaxprompt.build.prompt_artifact import plain_tokens
+    from jaxprompt.build.prompt_artifact import unscaled_soft_tokens
 
-    tokens = plain_tokens(prompt.tensors, prompt.metadata.backbone.rescale)
+    tokens = unscaled_soft_tokens(prompt.tensors, prompt.metadata.backbone.rescale)
     if tokens is None:
         raise InputError(
             f"--npy: {with_article(prompt.metadata.method)} prompt has no soft tokens; export it "
@@ -154,9 +154,9 @@ def _write_tuned_backbone(folder: str, prompt: "Prompt") -> "Prompt":
 def _with_differences(prompt: "Prompt") -> "Prompt":
     """Returns the prompt with float16 differences instead of tuned weights, for --delta."""
     from jaxprompt.api.prompts import Prompt
-    from jaxprompt.build.tuned_backbone import as_delta
+    from jaxprompt.build.tuned_backbone import to_delta
 
-    delta = as_delta(prompt.tensors, _load_backbone(prompt), "--delta")
+    delta = to_delta(prompt.tensors, _load_backbone(prompt), "--delta")
     message = (
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,} bytes; maximum "
         f"error of a weight {delta.error:.1e}"

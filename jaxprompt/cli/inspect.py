@@ -44,15 +44,15 @@ def main(argv: Sequence[str]) -> int:
     require_flags(args, "workdir")
     config = load_run(args, overrides)
 
-    from jaxprompt.inspection.findings import InspectOptions, inspect
+    from jaxprompt.inspection.findings import InspectOptions, inspect_run
     from jaxprompt.inspection.report import list_instances, list_words, write_report
-    from jaxprompt.training.pictures import need_matplotlib
+    from jaxprompt.training.pictures import require_matplotlib
 
-    need_matplotlib("inspect")
+    require_matplotlib("inspect")
     options = InspectOptions(
         args.split, _read_steps(args.steps), args.top, args.examples, args.instances
     )
-    findings = inspect(config, args.workdir, options, _log)
+    findings = inspect_run(config, args.workdir, options, _log)
     for remark in findings.remarks:
         _log(remark)
     paths = write_report(findings, args.workdir, f"Run {Path(args.workdir).resolve().name}")
@@ -70,13 +70,13 @@ def main(argv: Sequence[str]) -> int:
 def _compare(args: argparse.Namespace) -> int:
     if args.workdir or args.config:
         raise InputError("--exports compares a folder of exports; remove --workdir and --config")
-    from jaxprompt.training.pictures import need_matplotlib
+    from jaxprompt.training.pictures import require_matplotlib
 
-    need_matplotlib("inspect --exports")
-    from jaxprompt.inspection.similarity import compare_exports, table_of, write_similarity
+    require_matplotlib("inspect --exports")
+    from jaxprompt.inspection.similarity import compare_exports, format_pairs, write_similarity
 
     similarity = compare_exports(args.exports)
-    print(escape(table_of(similarity)), end="")
+    print(escape(format_pairs(similarity)), end="")
     for path in write_similarity(similarity, args.exports):
         _log(str(path))
     return 0

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if args.compiler and device is not None:
         from jaxprompt.planning import compilers
 
-        compilers.check(args.compiler, device)
+        compilers.check_compiler(args.compiler, device)
     # An axis of the mesh without a size counts as one device.
     devices = count or max(config.mesh.data, 1) * max(config.mesh.model, 1)
     arguments = config, devices, device, args.limit, args.compiler
@@ -59,9 +59,9 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(plans, indent=2))
         return 0
-    from jaxprompt.planning.report import show
+    from jaxprompt.planning.report import format_plans
 
-    print(show(plans))
+    print(format_plans(plans))
     return 0
 
 
@@ -77,8 +77,8 @@ def find_plans(
 
     # Imported here: what they import may start JAX, and then its number of devices is fixed.
     from jaxprompt.planning.abstract_run import open_run
-    from jaxprompt.planning.report import describe
-    from jaxprompt.planning.search import Plan, compiled, fastest, plan_as_configured, smallest
+    from jaxprompt.planning.report import plans_to_json
+    from jaxprompt.planning.search import Plan, compile_plan, fastest, plan_as_configured, smallest
 
     run = open_run(config, device)
     plans: dict[str, Plan | None] = {"as configured": plan_as_configured(run, device, count)}
@@ -88,9 +88,9 @@ def find_plans(
         plans["smallest"] = smallest(run, device, limit, {count: best})
     if compiler:
         by_mesh = {plan.mesh: plan for plan in plans.values() if plan is not None}
-        by_mesh = {mesh: compiled(run, plan) for mesh, plan in by_mesh.items()}
+        by_mesh = {mesh: compile_plan(run, plan) for mesh, plan in by_mesh.items()}
         plans = {name: plan and by_mesh[plan.mesh] for name, plan in plans.items()}
-    return describe(run, plans, limit)
+    return plans_to_json(run, plans, limit)
 
 
 def in_child_process(compiler: str, function: Callable[..., _T], *arguments: Any) -> _T:

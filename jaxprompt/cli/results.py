@@ -88,7 +88,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     Raises:
       InputError: if there is no finished run.
     """
-    from jaxprompt.build.notes import fields_read
+    from jaxprompt.build.notes import effective_fields
     from jaxprompt.config.load import load_config
     from jaxprompt.config.run import FREE
     from jaxprompt.training.run_folder import read_result
@@ -101,7 +101,7 @@ def read_folder(folder: str) -> list[SweepRun]:
         raise InputError(
             f"{folder} contains no finished run (no {_RESULT}); give a folder of workdirs"
         )
-    leaves = [fields_read(load_config(str(path / _CONFIG))) for path in workdirs]
+    leaves = [effective_fields(load_config(str(path / _CONFIG))) for path in workdirs]
     # The path of the backbone may change within a workdir, but distinguishes runs in a table.
     free = tuple(name for name in FREE if name != "backbone.path")
     fields = dict.fromkeys(
@@ -169,20 +169,20 @@ def print_table(
     Raises:
       InputError: if runs failed.
     """
-    from jaxprompt.inspection.tables import table
-    from jaxprompt.training.pictures import draw_table
+    from jaxprompt.inspection.tables import format_table
+    from jaxprompt.training.pictures import draw_chart
 
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
         few = [f"{row} ({len(runs)})" for row, runs in rows.items() if len(runs) <= best]
         rows = add_best(rows, best) if best else rows
-        print(table(rows))
+        print(format_table(rows))
         if few:
             note = f"--best={best} has no effect on rows with at most {best} runs: {', '.join(few)}"
             print(escape(note), file=sys.stderr)
         if plot:
-            draw_table(
+            draw_chart(
                 {row: [run.result for run in row_runs] for row, row_runs in rows.items()}, plot
             )
     if failed:

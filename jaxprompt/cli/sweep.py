@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     at_least("--best", args.best, 0)
     if args.plot:
-        from jaxprompt.training.pictures import need_matplotlib
+        from jaxprompt.training.pictures import require_matplotlib
 
-        need_matplotlib("--plot")
+        require_matplotlib("--plot")
     if args.table:
         unused = [f"--{name}" for name in ("run", "config", "workdir") if getattr(args, name)]
         if unused := unused + [f"--config.{field}" for field, _ in overrides]:
@@ -93,7 +93,7 @@ def execute(
     """
     from jaxprompt.build.check import check_config
     from jaxprompt.config.run import FREE
-    from jaxprompt.inspection.tables import failures
+    from jaxprompt.inspection.tables import list_failures
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
@@ -141,7 +141,7 @@ def execute(
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    for line in failures(failed):
+    for line in list_failures(failed):
         print(escape(f"jaxprompt sweep: {line}"), file=sys.stderr)
     return failed
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
-from jaxprompt.build.evaluation import build_judge
+from jaxprompt.build.evaluation import make_evaluate_fn
 from jaxprompt.build.examples import SPLITS
-from jaxprompt.build.method import starts_of
+from jaxprompt.build.method import prompt_starts
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.tasks.task import KINDS
@@ -20,7 +20,13 @@ from jaxprompt.data.text.encoded import Split
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.files import dumps
 from jaxprompt.inspection.instances import Instances, find_instances
-from jaxprompt.inspection.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
+from jaxprompt.inspection.learned_rows import (
+    LABEL,
+    LearnedRow,
+    Word,
+    find_rows,
+    recompute_init_params,
+)
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.prompts import Method
@@ -28,10 +34,10 @@ from jaxprompt.runs.restore import Trained, restore
 from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch
 
-PICTURED = 4  # number of steps whose states are plotted by default
+PLOTTED_STEPS = 4  # number of steps whose states are plotted by default
 START = 0  # the initialisation
 
 
@@ -61,7 +67,7 @@ class Confusion(NamedTuple):
     counts: np.ndarray  # int64 [C, C + 1], the last column: no class
 
 
-class Attended(NamedTuple):
+class AttentionShare(NamedTuple):
     """Mean share of the attention weights that the prompt receives, in one kind of attention."""
 
     tokens: np.ndarray  # float32 [L, N], see models.prompt_attention
@@ -78,7 +84,7 @@ class Findings:
     rows: list[LearnedRow] = dataclasses.field(default_factory=list)
     states: States | None = None
     confusion: Confusion | None = None
-    attention: dict[str, Attended] = dataclasses.field(default_factory=dict)
+    attention: dict[str, AttentionShare] = dataclasses.field(default_factory=dict)
     instances: Instances | None = None  # for methods with soft tokens, or that read the text
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
     remarks: list[str] = dataclasses.field(default_factory=list)  # about the results
@@ -92,7 +98,7 @@ class Findings:
         """Returns everything except the vectors as JSON."""
         states = self.states
         values: dict[str, Any] = {"about": self.about, "step": self.step}
-        values["rows"] = [_row_json(row) for row in self.rows]
+        values["rows"] = [_row_to_json(row) for row in self.rows]
         values["separation"] = [
             {"step": step, "intra": x.intra, "inter": x.inter, "ratio": x.ratio}
             for step, x in (states.separations if states else {}).items()
@@ -105,8 +111,8 @@ class Findings:
         return dumps(values | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
 
 
-def inspect(
-    config: RunConfig, workdir: str, options: InspectOptions, tell: Callable[[str], None]
+def inspect_run(
+    config: RunConfig, workdir: str, options: InspectOptions, report: Callable[[str], None]
 ) -> Findings:
     """Inspects the best parameters of a run, and its hidden states during training.
 
@@ -114,7 +120,7 @@ def inspect(
       config: config of the run.
       workdir: its run directory.
       options: what to inspect.
-      tell: is called with progress messages.
+      report: is called with progress messages.
 
     Raises:
       InputError: for a workdir without a run or a checkpoint, and for unavailable options.
@@ -125,52 +131,56 @@ def inspect(
     at_least("--instances", options.instances, 0)
     trained = _restore(config, workdir, options.split)
     scorer, split = trained.scorer, trained.splits[options.split]
-    first, unknown = starting_numbers(config, trained)
+    init_params, reason = recompute_init_params(config, trained)
     best = START if trained.best is None else trained.best.step
-    steps = [] if first is None else [START]
+    steps = [] if init_params is None else [START]
     if trained.weights.trainable:
         steps += Checkpoints(workdir).steps()
-    pictured = _choose_steps(options.steps, steps, best, workdir)
-    findings = Findings(_about(config, trained, options.split), best)
+    plotted = _choose_steps(options.steps, steps, best, workdir)
+    findings = Findings(_run_summary(config, trained, options.split), best)
     findings.remarks += trained.others
-    if first is None:
-        findings.remarks.append(f"the initial parameters are not known: {unknown}")
+    if init_params is None:
+        findings.remarks.append(f"the initial parameters are not known: {reason}")
 
     frozen = trained.weights.frozen
-    whole = tree.merge(trained.weights.trainable, frozen)
-    begun = None if first is None else tree.merge(first, frozen)
+    params = tree.merge(trained.weights.trainable, frozen)
+    initial = None if init_params is None else tree.merge(init_params, frozen)
     batch = scorer.one_batch(split.rows[:1])
-    findings.rows = find_rows(scorer, whole, begun, batch, options.top)
-    _note_rows(findings, scorer)
+    findings.rows = find_rows(scorer, params, initial, batch, options.top)
+    _add_row_notes(findings, scorer)
 
-    single = split.without_samples()
-    part = _some(single, options.examples)
+    unsampled = split.without_samples()
+    sample = _sample_rows(unsampled, options.examples)
     if split.samples > 1:
         findings.remarks.append(
             "hidden states and attention are those with the first demonstrations of each example"
         )
-    if len(part.rows) < len(single.rows):
+    if len(sample.rows) < len(unsampled.rows):
         findings.remarks.append(
-            f"hidden states and attention are those of {len(part.rows)} of the "
-            f"{len(single.rows)} inputs of {options.split}, sampled at random"
+            f"hidden states and attention are those of {len(sample.rows)} of the "
+            f"{len(unsampled.rows)} inputs of {options.split}, sampled at random"
         )
-    _find_states(findings, trained, workdir, part, steps, pictured, first, tell)
+    _add_states(findings, trained, workdir, sample, steps, plotted, init_params, report)
     prompt = scorer.model.prompt
     if "encoder" in prompt.reads and prompt.components():
         findings.remarks.append(
             "the method combines several prompts, so prompts of texts are not shown separately"
         )
     elif findings.states is not None and ("encoder" in prompt.reads or _has_soft_tokens(prompt)):
-        tell("prompts of texts")
-        names, labels, there = _classes_of_rows(scorer, part)
+        report("prompts of texts")
+        names, labels, is_known = _row_classes(scorer, sample)
         findings.instances = find_instances(
-            trained, part, np.where(there, labels, -1), names,
-            shown=options.instances, top=options.top,
-        )  # fmt: skip
-    tell(f"predictions for {single.size} examples of {options.split}")
-    _find_confusion(findings, config, trained, split)
-    tell("attention on the prompt")
-    _find_attention(findings, trained, part, whole)
+            trained,
+            sample,
+            np.where(is_known, labels, -1),
+            names,
+            shown=options.instances,
+            top=options.top,
+        )
+    report(f"predictions for {unsampled.size} examples of {options.split}")
+    _add_confusion(findings, config, trained, split)
+    report("attention on the prompt")
+    _add_attention(findings, trained, sample, params)
     return findings
 
 
@@ -181,7 +191,7 @@ def _has_soft_tokens(prompt: Method) -> bool:
 def _restore(config: RunConfig, workdir: str, split: str) -> Trained:
     """Restores a run; with the training examples if its prompt was initialised from them."""
     trained = None
-    if "task" in starts_of(config):
+    if "task" in prompt_starts(config):
         with contextlib.suppress(InputError):  # they may not exist any more
             trained = restore(config, workdir, [split, "train"])
     trained = trained or restore(config, workdir, [split])
@@ -198,22 +208,22 @@ def _choose_steps(
     """Returns the steps whose states are plotted: the requested ones, or a few with the best."""
     for step in requested:
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
+            available = ", ".join(map(str, steps)) or "none"
             raise InputError(
-                f"--steps={step}: {workdir} has no checkpoint of this step, only of steps {there} "
-                "(0 = initialisation); raise train.keep to keep more"
+                f"--steps={step}: {workdir} has no checkpoint of this step, only of steps "
+                f"{available} (0 = initialisation); raise train.keep to keep more"
             )
     if requested:
         return tuple(sorted(set(requested)))
-    # Evenly over the run; then the nearest of them is replaced by the best step.
-    places = np.linspace(0, len(steps) - 1, min(PICTURED, len(steps))).round().astype(int)
-    chosen = [steps[place] for place in dict.fromkeys(places.tolist())]
+    # Evenly spaced; the nearest of them is replaced by the best step.
+    positions = np.linspace(0, len(steps) - 1, min(PLOTTED_STEPS, len(steps))).round().astype(int)
+    chosen = [steps[place] for place in dict.fromkeys(positions.tolist())]
     if best in steps and best not in chosen:
         chosen[min(range(len(chosen)), key=lambda i: (abs(chosen[i] - best), i))] = best
     return tuple(sorted(chosen))
 
 
-def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
+def _run_summary(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
     task, trainable = trained.scorer.task, trained.weights.trainable
     rows = {
         "task": f"{task.name} ({KINDS[task.kind].name})",
@@ -226,12 +236,12 @@ def _about(config: RunConfig, trained: Trained, split: str) -> dict[str, str]:
     }
     if trained.best:
         scores = trained.best.dev.items()
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores)
-        rows["best step"] = f"{trained.best.step} (dev {shown})"
+        score_text = ", ".join(f"{name} {value:.4f}" for name, value in scores)
+        rows["best step"] = f"{trained.best.step} (dev {score_text})"
     return rows
 
 
-def _note_rows(findings: Findings, scorer: Scorer) -> None:
+def _add_row_notes(findings: Findings, scorer: Scorer) -> None:
     """Adds notes if there are no rows, and a remark if the rows depend on the text."""
     if not findings.rows:
         findings.notes["rows"] = (
@@ -246,23 +256,29 @@ def _note_rows(findings: Findings, scorer: Scorer) -> None:
         findings.notes["labels"] = "This run trains no label rows, so there is no figure of them."
 
 
-def _some(split: Split, limit: int) -> Split:
+def _sample_rows(split: Split, limit: int) -> Split:
     """Samples units of a split, the same ones each time, in their order."""
     if len(split.rows) <= limit:
         return split
-    # A fixed seed, so that a second inspection of a run shows the same examples.
-    numbers = np.sort(np.random.default_rng(0).permutation(len(split.rows))[:limit])
-    rows = [split.rows[number] for number in numbers]
-    return split._replace(rows=rows, labels=split.labels[numbers], counts=split.counts[numbers])
+    # A fixed seed, so that every inspection of a run shows the same examples.
+    indices = np.sort(np.random.default_rng(0).permutation(len(split.rows))[:limit])
+    rows = [split.rows[number] for number in indices]
+    return split._replace(rows=rows, labels=split.labels[indices], counts=split.counts[indices])
 
 
 # -- states ---------------------------------------------------------------------------------------
 
 
-def _find_states(
-    findings: Findings, trained: Trained, workdir: str, part: Split, steps: Sequence[int],
-    pictured: Sequence[int], first: tree.Flat | None, tell: Callable[[str], None],
-) -> None:  # fmt: skip
+def _add_states(
+    findings: Findings,
+    trained: Trained,
+    workdir: str,
+    sample: Split,
+    steps: Sequence[int],
+    plotted: Sequence[int],
+    init_params: tree.Flat | None,
+    report: Callable[[str], None],
+) -> None:
     scorer = trained.scorer
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -271,14 +287,14 @@ def _find_states(
             "no class; R_D and the projections are only for classification."
         )
         return
-    if part.labels.ndim > 1:
+    if sample.labels.ndim > 1:
         findings.notes["states"] = (
             "An example is read in several inputs, each with a list of classes, so there is no "
             "single state per example."
         )
         return
-    names, labels, there = _classes_of_rows(scorer, part)
-    if len(np.unique(labels[there])) < 2:
+    names, labels, is_known = _row_classes(scorer, sample)
+    if len(np.unique(labels[is_known])) < 2:
         findings.notes["states"] = "The examples have fewer than two known classes."
         return
     choices = scorer.layout.num_rows
@@ -289,27 +305,29 @@ def _find_states(
         read = module.state(hidden, batch).astype(jnp.float32)  # [B*K, H]
         return read.reshape(-1, choices, read.shape[-1])
 
-    step_of = place_step(trained.placement, state)
+    compute_states = compile_step(trained.placement, state)
     separations: dict[int, Separation] = {}
-    kept: dict[int, np.ndarray] = {}
+    plotted_states: dict[int, np.ndarray] = {}
     for step in steps:
-        tell(f"hidden states at step {step}")
-        at_start = first if step == START else None
-        numbers = _numbers(trained, workdir, step) if at_start is None else at_start
-        if numbers is None:
+        report(f"hidden states at step {step}")
+        initial = init_params if step == START else None
+        trainable = _step_params(trained, workdir, step) if initial is None else initial
+        if trainable is None:
             continue
-        batches = eval_batches(scorer, part)
-        states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
-        states = states.reshape(-1, states.shape[-1])[there]
-        # In the full width: distances between projections would differ.
-        if (separation := separate(states, labels[there])) is not None:
+        batches = eval_batches(scorer, sample)
+        states = predict_scores(
+            compute_states, trainable, trained.weights.frozen, batches, len(sample.rows)
+        )
+        states = states.reshape(-1, states.shape[-1])[is_known]
+        # In the full width, because projections change distances.
+        if (separation := separate(states, labels[is_known])) is not None:
             separations[step] = separation
-        if step in pictured:
-            kept[step] = states
-    findings.states = States(names, labels[there], separations, kept)
+        if step in plotted:
+            plotted_states[step] = states
+    findings.states = States(names, labels[is_known], separations, plotted_states)
 
 
-def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
+def _step_params(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
     """Returns the trained parameters of a step; the best ones are loaded already.
 
     Returns None if a run that is still training has removed the step.
@@ -325,7 +343,7 @@ def _numbers(trained: Trained, workdir: str, step: int) -> tree.Flat | None:
         return None
 
 
-def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+def _row_classes(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Returns the class names, the labels [rows], and whether each row exists and is known [rows].
 
     With one row per choice, the two classes of rows are the right choice and other choices.
@@ -334,16 +352,16 @@ def _classes_of_rows(scorer: Scorer, part: Split) -> tuple[tuple[str, ...], np.n
     if choices == 1:
         names = scorer.task.labels or tuple(f"choice {n + 1}" for n in range(scorer.classes))
         return names, part.labels, part.labels >= 0
-    number = np.arange(choices)
-    labels = (part.labels[:, None] == number).astype(np.int32)
-    there = (number < part.counts[:, None]) & (part.labels[:, None] >= 0)
-    return ("other choice", "right choice"), labels.reshape(-1), there.reshape(-1)
+    choice_index = np.arange(choices)
+    labels = (part.labels[:, None] == choice_index).astype(np.int32)
+    is_known = (choice_index < part.counts[:, None]) & (part.labels[:, None] >= 0)
+    return ("other choice", "right choice"), labels.reshape(-1), is_known.reshape(-1)
 
 
 # -- answers --------------------------------------------------------------------------------------
 
 
-def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
+def _add_confusion(findings: Findings, config: RunConfig, trained: Trained, split: Split) -> None:
     scorer, names = trained.scorer, trained.scorer.task.labels
     if scorer.head.OF != "classes":
         kind = KINDS[scorer.head.OF].name
@@ -356,34 +374,34 @@ def _find_confusion(findings: Findings, config: RunConfig, trained: Trained, spl
             "Each example has its own choices, so the classes have no names."
         )
         return
-    judge = build_judge(config, scorer, trained.placement)
+    evaluate = make_evaluate_fn(config, scorer, trained.placement)
     weights = trained.weights
     try:
-        measured, scores = judge(split, weights.trainable, weights.frozen)
+        metrics, scores = evaluate(split, weights.trainable, weights.frozen)
     except InputError as error:  # the lists of a hierarchy are those of the right classes in train
         findings.notes["confusion"] = f"There is no confusion matrix: {error}."
         return
     scores, split = split.average(scores), split.without_samples()
-    answered = scorer.head.classes_of(split, scores, scorer.classes)
-    if answered is None:
+    predicted = scorer.head.classes_of(split, scores, scorer.classes)
+    if predicted is None:
         raise TypeError(f"{type(scorer.head).__module__} answers by classes and gives none")
-    right = right_classes(scorer.head.labels_of(split), answered, split.metric_data)
-    counts = count_confusion(right, answered, len(names))
+    true_labels = right_classes(scorer.head.labels_of(split), predicted, split.metric_data)
+    counts = count_confusion(true_labels, predicted, len(names))
     findings.confusion = Confusion(tuple(names), counts)
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-    findings.about["scores"] = shown
+    score_text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    findings.about["scores"] = score_text
 
 
 # -- attention ------------------------------------------------------------------------------------
 
 
-def _find_attention(
-    findings: Findings, trained: Trained, part: Split, whole: Mapping[str, Any]
+def _add_attention(
+    findings: Findings, trained: Trained, sample: Split, params: Mapping[str, Any]
 ) -> None:
     scorer = trained.scorer
     model, choices = scorer.model, scorer.layout.num_rows
-    batches = list(eval_batches(scorer, part))
-    shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), whole, batches[0])
+    batches = list(eval_batches(scorer, sample))
+    shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), params, batches[0])
     if not shapes:
         findings.notes["attention"] = (
             "This method adds nothing that the model can attend to, so there is no attention on it."
@@ -391,35 +409,43 @@ def _find_attention(
         return
     streams = [name for name in STREAMS if name in shapes]
 
-    def weigh(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
-        own = attend_prompt(model, tree.merge(trainable, frozen), batch)
+    def mean_attention(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
+        attention = attend_prompt(model, tree.merge(trainable, frozen), batch)
         parts = [
             jnp.stack([x.tokens, x.read, jnp.broadcast_to(x.even[:, None, None], x.read.shape)], -1)
-            for x in (own[name] for name in streams)
+            for x in (attention[name] for name in streams)
         ]
         stacked = jnp.concatenate(parts, 1)  # [B*K, layers of all streams, N, 3]
-        there = batch.read.mask.any(-1)[:, None, None, None]  # an example may have fewer choices
-        split = lambda x: x.reshape(-1, choices, *x.shape[1:])
-        return split(jnp.where(there, stacked, 0)).sum(1) / jnp.maximum(split(there).sum(1), 1)
+        is_real = batch.read.mask.any(-1)[:, None, None, None]  # an example may have fewer choices
 
-    # Layers whose weights are gathered are rematerialised, and give no values but their output.
+        def by_example(x: jax.Array) -> jax.Array:
+            return x.reshape(-1, choices, *x.shape[1:])
+
+        return by_example(jnp.where(is_real, stacked, 0)).sum(1) / jnp.maximum(
+            by_example(is_real).sum(1), 1
+        )
+
+    # Layers with gathered weights are rematerialised, which hides their intermediate values.
     placement = dataclasses.replace(trained.placement, fsdp=False)
-    step, (trainable, frozen, _) = place_step(placement, weigh), trained.weights
-    values = predict_scores(step, trainable, frozen, batches, len(part.rows)).mean(0)
-    at = 0
+    step, (trainable, frozen, _) = compile_step(placement, mean_attention), trained.weights
+    values = predict_scores(step, trainable, frozen, batches, len(sample.rows)).mean(0)
+    offset = 0
     for name in streams:
         layers = shapes[name].tokens.shape[1]
-        tokens, read, even = np.moveaxis(values[at : at + layers], -1, 0)
-        findings.attention[name] = Attended(tokens, read, float(even[0, 0]))
-        at += layers
+        tokens, read, even = np.moveaxis(values[offset : offset + layers], -1, 0)
+        findings.attention[name] = AttentionShare(tokens, read, float(even[0, 0]))
+        offset += layers
 
 
-def _row_json(row: LearnedRow) -> dict[str, Any]:
-    word = lambda w: {"token": w.token, "id": w.id, "cosine": round(w.cosine, 4)}
+def _row_to_json(row: LearnedRow) -> dict[str, Any]:
+
+    def word_json(word: Word) -> dict[str, Any]:
+        return {"token": word.token, "id": word.id, "cosine": round(word.cosine, 4)}
+
     return {
         "kind": row.kind,
         "name": row.name,
-        "nearest": [word(w) for w in row.nearest],
-        "start": word(row.start_nearest) if row.start_nearest else None,
+        "nearest": [word_json(w) for w in row.nearest],
+        "start": word_json(row.start_nearest) if row.start_nearest else None,
         "cosine_with_start": None if row.cosine is None else round(row.cosine, 4),
     }

@@ -10,11 +10,11 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
-from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
+from jaxprompt.inspection.learned_rows import normalize_rows, readable_tokens
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs.restore import Trained
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Batch, Injection, Role
 
 
@@ -27,7 +27,7 @@ class Instance(NamedTuple):
     label: str  # its class, "" = not known
 
 
-class Places(NamedTuple):
+class TextMeans(NamedTuple):
     """Texts as the mean of their word embeddings, and as the mean of their prompts."""
 
     names: tuple[str, ...]  # of the classes
@@ -40,7 +40,7 @@ class Instances(NamedTuple):
     """A few texts with marked words, and all texts as mean embeddings."""
 
     shown: list[Instance]  # a few texts; [] if the prompt consists of keys and values
-    places: Places | None  # None if the prompt is the same for every text
+    places: TextMeans | None  # None if the prompt is the same for every text
 
 
 def find_instances(
@@ -56,7 +56,7 @@ def find_instances(
     if trained.scorer.model.prompt.num_slots():
         marked = _mark_words(trained, part, labels, names, shown=shown, top=top)
     reads = "encoder" in trained.scorer.model.prompt.reads
-    return Instances(marked, _find_places(trained, part, labels, names) if reads else None)
+    return Instances(marked, _text_means(trained, part, labels, names) if reads else None)
 
 
 def _mark_words(
@@ -68,52 +68,64 @@ def _mark_words(
     for i, text in enumerate(part.rows[:shown]):
         class_index = int(labels[i * scorer.layout.num_rows])
         label = names[class_index] if class_index >= 0 else ""
-        instances.append(_look_at(scorer, inject, params, scorer.one_batch([text]), top, label))
+        instances.append(
+            _compare_text(scorer, inject, params, scorer.one_batch([text]), top, label)
+        )
     return instances
 
 
-def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str]) -> Places:
+def _text_means(
+    trained: Trained, part: Split, labels: np.ndarray, names: Sequence[str]
+) -> TextMeans:
     scorer, (trainable, frozen, _) = trained.scorer, trained.weights
     choices = scorer.layout.num_rows
 
-    def means(own: tree.Flat, others: tree.Flat, batch: Batch):
-        params = tree.merge(own, others)
+    def compute_means(trainable_params: tree.Flat, frozen_params: tree.Flat, batch: Batch):
+        params = tree.merge(trainable_params, frozen_params)
         prompts = mean_vectors(scorer.model.inject(params, batch))
-        both = jnp.concatenate([_mean_word(scorer, params, batch), prompts], -1)
-        return both.reshape(-1, choices, both.shape[-1])
+        vectors = jnp.concatenate([_mean_embeddings(scorer, params, batch), prompts], -1)
+        return vectors.reshape(-1, choices, vectors.shape[-1])
 
-    step = place_step(trained.placement, means)
+    step = compile_step(trained.placement, compute_means)
     batches = eval_batches(scorer, part)
-    found = predict_scores(step, trainable, frozen, batches, len(part.rows))
-    found = found.reshape(-1, found.shape[-1])
-    width, known = scorer.model.backbone.dims.embed, labels >= 0
-    return Places(tuple(names), labels[known], found[known, :width], found[known, width:])
+    means = predict_scores(step, trainable, frozen, batches, len(part.rows))
+    means = means.reshape(-1, means.shape[-1])
+    width, is_known = scorer.model.backbone.dims.embed, labels >= 0
+    return TextMeans(
+        tuple(names), labels[is_known], means[is_known, :width], means[is_known, width:]
+    )
 
 
-def _mean_word(scorer: Scorer, params: Mapping[str, Any], batch: Batch):
+def _mean_embeddings(scorer: Scorer, params: Mapping[str, Any], batch: Batch):
     """Returns the mean word embedding of each text, float32 [B, E]."""
-    words, tokens = _words(scorer, params), batch.encoder
+    words, tokens = _word_embeddings(scorer, params), batch.encoder
     text = (tokens.mask & (tokens.roles == Role.TEXT))[..., None]  # [B, T, 1]
     total = jnp.where(text, words[tokens.ids].astype(jnp.float32), 0.0).sum(1)
     return total / jnp.maximum(text.sum(1), 1)
 
 
-def _words(scorer: Scorer, params: Mapping[str, Any]):
+def _word_embeddings(scorer: Scorer, params: Mapping[str, Any]):
     return scorer.model.backbone.bind({"params": params["backbone"]}).words()
 
 
-def _look_at(
-    scorer: Scorer, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
-    top: int, label: str,
-) -> Instance:  # fmt: skip
+def _compare_text(
+    scorer: Scorer,
+    inject: Callable[..., Injection],
+    params: Mapping[str, Any],
+    batch: Batch,
+    top: int,
+    label: str,
+) -> Instance:
     """Compares the first text of a batch with its prompt, which `inject` computes."""
     slots, _, mask = jax.device_get(inject(params, batch).encoder)
-    there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
-    vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
+    is_slot = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
+    vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(is_slot, slots.shape[:2])[0]]
     vectors = vectors[: scorer.model.prompt.num_slots()]  # label rows come after them
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
-    embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
-    cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]
+    word_vectors = np.asarray(_word_embeddings(scorer, params)[np.asarray(ids)], np.float32)
+    cosines = (normalize_rows(word_vectors) @ normalize_rows(vectors).T).max(
+        1, initial=-1.0
+    )  # [tokens]
     order = np.argsort(-cosines, kind="stable")[: top if len(vectors) else 0]
-    tokens = tuple(show_tokens(scorer.tokenizer, ids))
+    tokens = tuple(readable_tokens(scorer.tokenizer, ids))
     return Instance(tokens, cosines, tuple(sorted(int(i) for i in order)), label)

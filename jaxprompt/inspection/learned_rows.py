@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights, open_backbone
-from jaxprompt.build.initial_params import count_tokens, start
-from jaxprompt.build.method import starts_of
+from jaxprompt.build.initial_params import count_tokens, init_params
+from jaxprompt.build.method import prompt_starts
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class LearnedRow(NamedTuple):
     cosine: float | None  # with its initial value
 
 
-def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | None, str]:
+def recompute_init_params(config: RunConfig, trained: Trained) -> tuple[tree.Flat | None, str]:
     """Recomputes the initial parameters of a run.
 
     They are randomly initialised from its seed, or read as prompt.init or prompt.start says.
@@ -60,10 +60,10 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
     scorer, weights = trained.scorer, trained.weights
     if not weights.trainable:
         return {}, ""
-    texts = [start for start in starts_of(config) if start in FROM_TEXT]
-    if texts and "train" not in trained.splits:
-        return None, f"prompt.start={texts[0]} needs its text, which is not read here"
-    # Other examples may give other initial words.
+    text_starts = [start for start in prompt_starts(config) if start in FROM_TEXT]
+    if text_starts and "train" not in trained.splits:
+        return None, f"prompt.start={text_starts[0]} needs its text, which is not read here"
+    # Other training examples may have other initial words.
     if any(line.startswith("train:") for line in trained.others):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
@@ -73,7 +73,7 @@ def starting_numbers(config: RunConfig, trained: Trained) -> tuple[tree.Flat | N
         else:
             loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
         counts = count_tokens(config, trained.splits.get("train"), _no_corpus)
-        return start(config, scorer, loaded, counts, trained.placement).trainable, ""
+        return init_params(config, scorer, loaded, counts, trained.placement).trainable, ""
     except InputError as error:  # an export or a file that does not exist any more
         return None, str(error)
 
@@ -83,31 +83,37 @@ def _no_corpus() -> np.ndarray:
 
 
 def find_rows(
-    scorer: Scorer, params: Any, first: Any | None, batch: Batch, top: int
+    scorer: Scorer, params: Any, initial: Any | None, batch: Batch, top: int
 ) -> list[LearnedRow]:
     """Returns the vectors that a method adds, each with the `top` nearest words by cosine.
 
-    `first` are the initial params of the run. Vectors that are computed from a text are those of
+    `initial` are the initial params of the run. Vectors that are computed from a text are those of
     the first text of `batch`.
     """
-    inject, found = jax.jit(scorer.model.inject), []
-    now = _rows(scorer, jax.device_get(inject(params, batch)))
-    then = _rows(scorer, jax.device_get(inject(first, batch))) if first else {}
-    for kind, rows in now.items():
+    inject, learned = jax.jit(scorer.model.inject), []
+    rows_now = _injected_rows(scorer, jax.device_get(inject(params, batch)))
+    rows_at_init: dict[str, np.ndarray] = {}
+    if initial:
+        rows_at_init = _injected_rows(scorer, jax.device_get(inject(initial, batch)))
+    for kind, rows in rows_now.items():
         names = _label_names(scorer, len(rows)) if kind == LABEL else []
         if len(names) != len(rows):
-            names = [str(number) for number in range(1, len(rows) + 1)]
+            names = [str(index) for index in range(1, len(rows) + 1)]
         words = nearest_words(scorer, params, rows, top, kind)
-        begun = then.get(kind)
-        starts = nearest_words(scorer, first, begun, 1, kind) if begun is not None else None
-        for number, (name, row, near) in enumerate(zip(names, rows, words, strict=True)):
-            if starts is None or begun is None:
-                found.append(LearnedRow(kind, name, row, near, None, None, None))
-                continue
-            old = begun[number]
-            cosine = float(unit_rows(row) @ unit_rows(old))
-            found.append(LearnedRow(kind, name, row, near, old, starts[number][0], cosine))
-    return found
+        init_rows = rows_at_init.get(kind)
+        if init_rows is None:
+            learned += [
+                LearnedRow(kind, name, row, nearest, None, None, None)
+                for name, row, nearest in zip(names, rows, words, strict=True)
+            ]
+            continue
+        init_words = nearest_words(scorer, initial, init_rows, 1, kind)
+        for name, row, nearest, start, (word,) in zip(
+            names, rows, words, init_rows, init_words, strict=True
+        ):
+            cosine = float(normalize_rows(row) @ normalize_rows(start))
+            learned.append(LearnedRow(kind, name, row, nearest, start, word, cosine))
+    return learned
 
 
 def _label_names(scorer: Scorer, count: int) -> list[str]:
@@ -116,32 +122,34 @@ def _label_names(scorer: Scorer, count: int) -> list[str]:
     if count == scorer.classes or verbalizer is None:
         return list(labels)
     if scorer.head.LISTS_CLASSES:  # the rows are copies of the subwords in the list
-        parts = [show_tokens(scorer.tokenizer, own[0][own[0] >= 0]) for own in verbalizer.ids]
+        parts = [readable_tokens(scorer.tokenizer, ids[0][ids[0] >= 0]) for ids in verbalizer.ids]
     else:
         parts = [list(words) for words in verbalizer.words]
-    return [f"{label} ({part})" for label, own in zip(labels, parts, strict=True) for part in own]
+    return [
+        f"{label} ({part})" for label, words in zip(labels, parts, strict=True) for part in words
+    ]
 
 
-def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
+def _injected_rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
     """Returns the soft tokens and label rows of an injection by kind, float32 [R, E].
 
     Soft tokens are those of the first text, which may have fewer of them than there are slots.
     """
-    prompt, parts = scorer.model.prompt, {}
+    prompt, rows_by_kind = scorer.model.prompt, {}
     streams = {
         SOFT: (injection.encoder, prompt.num_slots()),
         DECODER: (injection.decoder, prompt.num_decoder_slots()),
     }
     for kind, (stream, count) in streams.items():
         if stream.slots is not None and count:
-            there = slice(None) if stream.slots_mask is None else stream.slots_mask[0, :count]
-            parts[kind] = stream.slots[0, :count][there]
+            is_slot = slice(None) if stream.slots_mask is None else stream.slots_mask[0, :count]
+            rows_by_kind[kind] = stream.slots[0, :count][is_slot]
     if injection.rows is not None:
-        parts[LABEL] = injection.rows
-    return {kind: np.asarray(rows, np.float32) for kind, rows in parts.items()}
+        rows_by_kind[LABEL] = injection.rows
+    return {kind: np.asarray(rows, np.float32) for kind, rows in rows_by_kind.items()}
 
 
-def unit_rows(rows: np.ndarray) -> np.ndarray:
+def normalize_rows(rows: np.ndarray) -> np.ndarray:
     """Normalises rows to length 1; rows of zeros stay zero."""
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
 
@@ -155,21 +163,21 @@ def nearest_words(
     """
     backbone = scorer.model.backbone.bind({"params": params["backbone"]})
     vocab = scorer.model.backbone.dims.vocab
-    scores = kind == LABEL and not scorer.head.LISTS_CLASSES
-    words = backbone.lm_table()[0] if scores else backbone.words()
-    cosines, ids, vectors = jax.device_get(_search(words, unit_rows(rows), vocab, min(top, vocab)))
-    found = []
-    for own in zip(ids, cosines, vectors, strict=True):
-        tokens = show_tokens(scorer.tokenizer, own[0])
-        found.append([
-            Word(token, int(i), float(cosine), vector)
-            for token, i, cosine, vector in zip(tokens, *own, strict=True)
-        ])  # fmt: skip
-    return found
+    scores_classes = kind == LABEL and not scorer.head.LISTS_CLASSES
+    table = backbone.lm_table()[0] if scores_classes else backbone.words()
+    cosines, ids, vectors = jax.device_get(
+        _nearest_ids(table, normalize_rows(rows), vocab, min(top, vocab))
+    )
+    words_by_row = []
+    for row_ids, row_cosines, row_vectors in zip(ids, cosines, vectors, strict=True):
+        tokens = readable_tokens(scorer.tokenizer, row_ids)
+        columns = zip(tokens, row_ids, row_cosines, row_vectors, strict=True)
+        words_by_row.append([Word(t, int(i), float(cosine), v) for t, i, cosine, v in columns])
+    return words_by_row
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _search(words, rows, vocab: int, top: int):
+def _nearest_ids(words, rows, vocab: int, top: int):
     """Ranks the vocabulary by cosine. [V, E], [R, E] -> [R, top], ids [R, top], [R, top, E]"""
     table = words[:vocab].astype(jnp.float32)  # without the padding of a mesh
     norms = jnp.maximum(jnp.linalg.norm(table, axis=-1), 1e-30)
@@ -178,18 +186,18 @@ def _search(words, rows, vocab: int, top: int):
     return cosines, ids, table[ids]
 
 
-def show_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Returns readable tokens: WordPiece subwords keep ##, and marks of spaces are removed.
 
     An id that the tokenizer does not know becomes [id N].
     """
-    shown = []
-    for number in map(int, ids):
-        piece = tokenizer.convert_ids_to_tokens(number) if number < len(tokenizer) else None
-        if piece is None:
-            shown.append(f"[id {number}]")
+    texts = []
+    for token_id in map(int, ids):
+        subword = tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else None
+        if subword is None:
+            texts.append(f"[id {token_id}]")
             continue
-        text = tokenizer.convert_tokens_to_string([piece]).strip()
+        text = tokenizer.convert_tokens_to_string([subword]).strip()
         is_word = text and text.isprintable() and "\ufffd" not in text  # no part of a character
-        shown.append(text if is_word and not piece.startswith("##") else piece)
-    return shown
+        texts.append(text if is_word and not subword.startswith("##") else subword)
+    return texts

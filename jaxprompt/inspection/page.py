@@ -38,14 +38,18 @@ class Page:
         """Starts a section."""
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
 
-    def say(self, text: str) -> None:
+    def paragraph(self, text: str) -> None:
         """Adds a paragraph."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]], *,
-        folded: bool = False, breaks: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence["str | Markup"]],
+        *,
+        folded: bool = False,
+        breaks: bool = False,
+    ) -> None:
         """Adds a table.
 
         Args:
@@ -54,11 +58,11 @@ class Page:
           folded: whether it is collapsed until it is clicked.
           breaks: whether words are broken to fit the screen of a phone.
         """
-        names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-        names = f"<tr>{names}</tr>" * bool(head)
+        header = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        header = f"<tr>{header}</tr>" if head else ""
         lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
-        kind = "table breaks" if breaks else "table"
-        table = f'<div class="{kind}"><table>{names}{"".join(lines)}</table></div>'
+        css_class = "table breaks" if breaks else "table"
+        table = f'<div class="{css_class}"><table>{header}{"".join(lines)}</table></div>'
         if folded:
             table = f"<details><summary>All {len(rows)} rows</summary>{table}</details>"
         self._parts.append(table)
@@ -68,13 +72,13 @@ class Page:
         figures = []
         for path, text in paths:
             data = base64.b64encode(path.read_bytes()).decode()
-            said = html.escape(text, quote=True)
+            caption = html.escape(text, quote=True)
             figures.append(
-                f'<figure><img alt="{said}" src="data:image/png;base64,{data}">'
-                f"<figcaption>{said}</figcaption></figure>"
+                f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+                f"<figcaption>{caption}</figcaption></figure>"
             )
-        kind = "pictures wide" if wide else "pictures"
-        self._parts.append(f'<div class="{kind}">{"".join(figures)}</div>')
+        css_class = "pictures wide" if wide else "pictures"
+        self._parts.append(f'<div class="{css_class}">{"".join(figures)}</div>')
 
     def text(self) -> str:
         """Returns the page as HTML."""
@@ -92,18 +96,16 @@ class Markup(str):
     """Text of a cell that is HTML already."""
 
 
-def with_note(pairs: Sequence[tuple[str, str]]) -> Markup:
+def markup_with_notes(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Returns texts separated by commas, each followed by a small note."""
-    write = lambda text, note: f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>"
-    return Markup(", ".join(write(*pair) for pair in pairs))
+    cells = [f"<bdi>{html.escape(x)}</bdi> <small>{html.escape(note)}</small>" for x, note in pairs]
+    return Markup(", ".join(cells))
 
 
-def with_marks(words: Sequence[str], marked: Sequence[int]) -> Markup:
+def markup_with_marks(words: Sequence[str], marked: Sequence[int]) -> Markup:
     """Returns words separated by spaces, with the words at some positions marked."""
     parts = [html.escape(word) for word in words]
-    return Markup(" ".join(
-        f"<mark>{part}</mark>" if place in marked else part for place, part in enumerate(parts)
-    ))  # fmt: skip
+    return Markup(" ".join(f"<mark>{x}</mark>" if i in marked else x for i, x in enumerate(parts)))
 
 
 def _cell(value: str) -> str:

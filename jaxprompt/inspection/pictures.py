@@ -15,9 +15,9 @@ import numpy as np
 from jaxprompt.training.pictures import COLOURS, save_figure
 
 _MARKERS = "os^DvP*X<>hpd"
-NAMED = 16  # up to so many classes have a legend, and so many words a label in a matrix
+MAX_NAMED_CLASSES = 16  # up to so many classes have a legend, and so many words a label in a matrix
 _SIZE = (4.8, 4.6)  # inches
-_LONGEST = 18  # characters of a name
+_MAX_NAME_LENGTH = 18  # characters of a name
 
 
 # Fonts with characters that matplotlib's default font lacks; used if they are installed.
@@ -28,18 +28,18 @@ _MORE_FONTS = (
 )  # fmt: skip
 
 
-def short(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Shortens a name to fit beside an axis, and escapes formulas of matplotlib."""
-    name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    name = name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
     # matplotlib leaves names that start with an underscore out of a legend.
-    return (" " * name.startswith("_") + name).replace("$", r"\$")
+    return (f" {name}" if name.startswith("_") else name).replace("$", r"\$")
 
 
-def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
-    """Lets a function draw with all fonts that may be needed; missing characters become boxes."""
+def _with_fonts(draw: Callable[..., Path]) -> Callable[..., Path]:
+    """Decorates a plotting function to use fonts for all scripts; missing glyphs become boxes."""
 
     @functools.wraps(draw)
-    def drawn(*args: Any, **kwargs: Any) -> Path:
+    def wrapper(*args: Any, **kwargs: Any) -> Path:
         import matplotlib
         from matplotlib.font_manager import fontManager
 
@@ -49,20 +49,24 @@ def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             return draw(*args, **kwargs)
 
-    return drawn
+    return wrapper
 
 
-def style_of(number: int) -> dict[str, Any]:
+def class_style(index: int) -> dict[str, Any]:
     """Returns the colour and marker of a class; 104 combinations differ."""
-    marker = _MARKERS[(number + number // len(COLOURS)) % len(_MARKERS)]
-    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+    marker = _MARKERS[(index + index // len(COLOURS)) % len(_MARKERS)]
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
 
 
-@_readable
+@_with_fonts
 def draw_states(
-    points: np.ndarray, labels: np.ndarray, names: Sequence[str], title: str, path: Path,
+    points: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    title: str,
+    path: Path,
     limits: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Plots projected states by class.
 
     Args:
@@ -75,26 +79,28 @@ def draw_states(
     """
     from matplotlib.figure import Figure
 
-    shown = len(names) <= NAMED
-    rows = -(-len(names) // 3) if shown else 0
+    has_legend = len(names) <= MAX_NAMED_CLASSES
+    rows = -(-len(names) // 3) if has_legend else 0
     figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.22 * rows), layout="constrained")
     axis = figure.subplots()
-    for number, name in enumerate(names):
-        x, y = points[labels == number].T
+    for index, name in enumerate(names):
+        x, y = points[labels == index].T
         alpha = 0.75 if len(points) < 500 else 0.5
-        axis.scatter(x, y, **style_of(number), s=26, alpha=alpha, linewidths=0, label=short(name))
+        axis.scatter(
+            x, y, **class_style(index), s=26, alpha=alpha, linewidths=0, label=shorten_name(name)
+        )
     axis.set(title=title, xticks=[], yticks=[])
     if limits is not None:
         low, high = limits
-        room = 0.05 * np.maximum(high - low, 1e-9)
-        axis.set(xlim=(low[0] - room[0], high[0] + room[0]))
-        axis.set(ylim=(low[1] - room[1], high[1] + room[1]))
-    if shown:
+        margin = 0.05 * np.maximum(high - low, 1e-9)
+        axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]))
+        axis.set(ylim=(low[1] - margin[1], high[1] + margin[1]))
+    if has_legend:
         figure.legend(loc="outside lower center", ncols=min(3, len(names)), frameon=False)
     return save_figure(figure, path)
 
 
-@_readable
+@_with_fonts
 def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     """Plots R_D over the steps of a run, with the best step marked."""
     from matplotlib.figure import Figure
@@ -106,9 +112,11 @@ def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     if best in ratios:
         axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
         axis.annotate(
-            f"best step {best}: {ratios[best]:.3f}", (0.98, 0.93), ha="right",
+            f"best step {best}: {ratios[best]:.3f}",
+            (0.98, 0.93),
+            ha="right",
             xycoords="axes fraction",
-        )  # fmt: skip
+        )
     axis.set_xlabel("step")
     axis.set_ylabel("$R_D$ = intra / inter")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -117,11 +125,17 @@ def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-@_readable
+@_with_fonts
 def draw_labels(
-    labels: np.ndarray, starts: np.ndarray | None, words: np.ndarray, owners: Sequence[int],
-    names: Sequence[str], tokens: Sequence[str], title: str, path: Path,
-) -> Path:  # fmt: skip
+    labels: np.ndarray,
+    starts: np.ndarray | None,
+    words: np.ndarray,
+    owners: Sequence[int],
+    names: Sequence[str],
+    tokens: Sequence[str],
+    title: str,
+    path: Path,
+) -> Path:
     """Plots label rows [C, 3], their initial values [C, 3] and their words [W, 3].
 
     `owners` are the labels of the words, `tokens` their texts. A line connects each label row with
@@ -131,27 +145,29 @@ def draw_labels(
 
     figure = Figure(figsize=(5.6, 5.2), layout="constrained")
     axis = figure.add_subplot(projection="3d")
-    said = []
-    for number, (name, row) in enumerate(zip(names, labels, strict=True)):
-        colour = style_of(number)["color"]
+    annotations = []
+    for index, (name, row) in enumerate(zip(names, labels, strict=True)):
+        colour = class_style(index)["color"]
         axis.scatter(*row, color=colour, marker="*", s=190, depthshade=False)
-        said.append((row, short(name), {"color": colour, "weight": "bold", "fontsize": 11}))
+        annotations.append(
+            (row, shorten_name(name), {"color": colour, "weight": "bold", "fontsize": 11})
+        )
         if starts is not None:
-            axis.plot(*np.stack([starts[number], row]).T, color=colour, lw=1.2, ls="--")
-            axis.scatter(*starts[number], facecolors="none", edgecolors=colour, s=110)
+            axis.plot(*np.stack([starts[index], row]).T, color=colour, lw=1.2, ls="--")
+            axis.scatter(*starts[index], facecolors="none", edgecolors=colour, s=110)
     for point, owner, token in zip(words, owners, tokens, strict=True):
-        axis.scatter(*point, color=style_of(owner)["color"], marker="o", s=16, depthshade=False)
-        if len(names) <= NAMED:
-            said.append((point, short(token), {"color": "#333333", "fontsize": 9}))
+        axis.scatter(*point, color=class_style(owner)["color"], marker="o", s=16, depthshade=False)
+        if len(names) <= MAX_NAMED_CLASSES:
+            annotations.append((point, shorten_name(token), {"color": "#333333", "fontsize": 9}))
     axis.set_title(title)
-    for one in (axis.xaxis, axis.yaxis, axis.zaxis):
-        one.set_ticklabels([])
-    _write_apart(figure, axis, said)
+    for axis_line in (axis.xaxis, axis.yaxis, axis.zaxis):
+        axis_line.set_ticklabels([])
+    _annotate_points(figure, axis, annotations)
     return save_figure(figure, path)
 
 
-def _write_apart(
-    figure: Any, axis: Any, said: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
+def _annotate_points(
+    figure: Any, axis: Any, annotations: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
 ) -> None:
     """Writes texts next to points of a three-dimensional plot without overlaps.
 
@@ -161,36 +177,41 @@ def _write_apart(
     from mpl_toolkits.mplot3d.proj3d import proj_transform
 
     figure.draw_without_rendering()  # computes the layout of the axes
-    taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
+    used_boxes: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
     scale = 72 / figure.dpi
-    for point, text, style in said:
+    for point, text, style in annotations:
         x, y, _ = proj_transform(*point, axis.get_proj())
-        at = axis.transData.transform((x, y)) * scale
+        anchor = axis.transData.transform((x, y)) * scale
         # Estimates: a character is some 0.62 of the font's size wide, a line 1.15 of it high.
-        wide, high = 0.62 * style["fontsize"] * len(text), 1.15 * style["fontsize"]
-        places = [
-            (at[0] + dx * reach + (dx - 1) / 2 * wide, at[1] + dy * reach - high / 2)
+        width, height = 0.62 * style["fontsize"] * len(text), 1.15 * style["fontsize"]
+        corners = [
+            (anchor[0] + dx * reach + (dx - 1) / 2 * width, anchor[1] + dy * reach - height / 2)
             for reach in (8, 16, 26, 38, 52)
             for dx, dy in ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
         ]
-        boxes = [(left, low, left + wide, low + high) for left, low in places]
-        free = (box for box in boxes if not any(_overlap(box, other) for other in taken))
-        box = next(free, boxes[0])
-        taken.append(box)
-        offset = box[0] - at[0], box[1] - at[1]
-        far = max(map(abs, (offset[0] + wide * (offset[0] < 0), offset[1] + high / 2))) > 14
+        boxes = [(left, bottom, left + width, bottom + height) for left, bottom in corners]
+        free_boxes = (box for box in boxes if not any(_overlap(box, other) for other in used_boxes))
+        box = next(free_boxes, boxes[0])
+        used_boxes.append(box)
+        offset = box[0] - anchor[0], box[1] - anchor[1]
+        is_far = max(map(abs, (offset[0] + width * (offset[0] < 0), offset[1] + height / 2))) > 14
         axis.annotate(
-            text, (x, y), offset, textcoords="offset points", va="bottom", annotation_clip=False,
+            text,
+            (x, y),
+            offset,
+            textcoords="offset points",
+            va="bottom",
+            annotation_clip=False,
             **style,
-            arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if far else None,
-        )  # fmt: skip
+            arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if is_far else None,
+        )
 
 
 def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-@_readable
+@_with_fonts
 def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Draws the confusion matrix, each row as shares of its true label. int [C, C + 1]
 
@@ -198,50 +219,50 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     """
     from matplotlib.figure import Figure
 
-    none = bool(counts[:, -1].any())
-    counts = counts if none else counts[:, :-1]
-    columns = [*map(short, names), "no class"][: counts.shape[1]]
-    written = len(names) <= NAMED
-    side = 1.8 + (0.52 if written else 0.16) * len(names)
+    has_unclassified = bool(counts[:, -1].any())
+    counts = counts if has_unclassified else counts[:, :-1]
+    columns = [*map(shorten_name, names), "no class"][: counts.shape[1]]
+    shows_counts = len(names) <= MAX_NAMED_CLASSES
+    side = 1.8 + (0.52 if shows_counts else 0.16) * len(names)
     figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
     axis = figure.subplots()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    size = 10 if written else 6
+    size = 10 if shows_counts else 6
     axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right", fontsize=size)
-    axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
+    axis.set_yticks(range(len(names)), list(map(shorten_name, names)), fontsize=size)
     axis.set_xlabel("predicted label")
     axis.set_ylabel("true label")
-    for (row, column), count in np.ndenumerate(counts if written else counts[:0]):
+    for (row, column), count in np.ndenumerate(counts if shows_counts else counts[:0]):
         colour = "white" if shares[row, column] > 0.55 else "black"
         axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
     figure.colorbar(image, label="share of the true label", shrink=0.8)
     return save_figure(figure, path)
 
 
-@_readable
+@_with_fonts
 def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Plots the matrix of cosine similarities, float [N, N]."""
     from matplotlib.figure import Figure
 
-    written = len(names) <= NAMED
-    side = 1.8 + (0.52 if written else 0.16) * len(names)
+    shows_values = len(names) <= MAX_NAMED_CLASSES
+    side = 1.8 + (0.52 if shows_values else 0.16) * len(names)
     figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1)
-    size = 10 if written else 6
+    size = 10 if shows_values else 6
     axis.set_xticks(
-        range(len(names)), list(map(short, names)), rotation=45, ha="right", fontsize=size
+        range(len(names)), list(map(shorten_name, names)), rotation=45, ha="right", fontsize=size
     )
-    axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
-    for (row, column), value in np.ndenumerate(cosines if written else cosines[:0]):
+    axis.set_yticks(range(len(names)), list(map(shorten_name, names)), fontsize=size)
+    for (row, column), value in np.ndenumerate(cosines if shows_values else cosines[:0]):
         colour = "white" if abs(value) > 0.6 else "black"
         axis.text(row, column, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
     figure.colorbar(image, label="cosine of the mean tokens", shrink=0.8)
     return save_figure(figure, path)
 
 
-@_readable
+@_with_fonts
 def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, path: Path) -> Path:
     """Plots the attention on a prompt by layer and head, float [L, N], one panel for each part.
 
@@ -254,16 +275,21 @@ def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, pat
     height = 2.1 + min(0.22 * layers + 0.6, 6.0)
     figure = Figure(figsize=(1.2 + 2.9 * len(parts), height), layout="constrained")
     panels = figure.subplots(1, len(parts), squeeze=False, sharey=True)[0]
-    high = max(float(part.max()) for part in parts.values())
+    maximum = max(float(part.max()) for part in parts.values())
     for axis, (name, part) in zip(panels, parts.items(), strict=True):
         image = axis.imshow(
-            part, cmap="viridis", vmin=0, vmax=max(high, 1e-9), aspect="auto", origin="lower",
+            part,
+            cmap="viridis",
+            vmin=0,
+            vmax=max(maximum, 1e-9),
+            aspect="auto",
+            origin="lower",
             extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
-        )  # fmt: skip
+        )
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("head")
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        for axis_line in (axis.xaxis, axis.yaxis):
+            axis_line.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[0].set_ylabel("layer")
     figure.colorbar(image, ax=list(panels), label="share of attention")
     figure.suptitle(f"{title}; uniform attention: {even:.2f}", fontsize=11)

@@ -40,19 +40,19 @@ def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
 
-def kind_of(metadata: PromptMetadata) -> dict[str, str]:
+def comparison_key(metadata: PromptMetadata) -> dict[str, str]:
     """Returns what prompts must have in common to be compared."""
-    found = []
+    layers = []
     prompt: Mapping[str, Any] = metadata.prompt.fields
     for name, value in prompt.items():
-        part, first = name.removesuffix("last"), prompt.get(f"{name.removesuffix('last')}first", 0)
-        if part != name and value > first:  # of a folded prompt, half-open
-            found.append(f"{part}{first + 1}-{value}")
+        stem, first = name.removesuffix("last"), prompt.get(f"{name.removesuffix('last')}first", 0)
+        if stem != name and value > first:  # of a folded prompt, half-open
+            layers.append(f"{stem}{first + 1}-{value}")
         elif name.endswith("layers") and value:
-            found.append(f"{name.removesuffix('layers')}{value}")
+            layers.append(f"{name.removesuffix('layers')}{value}")
     return {
         "backbone": metadata.backbone.fingerprint[:12], "method": metadata.method,
-        "layers": ", ".join(found) or "none",
+        "layers": ", ".join(layers) or "none",
     }  # fmt: skip
 
 
@@ -73,37 +73,37 @@ def compare_exports(folder: str) -> Similarity:
     for path in paths:
         tensors, metadata = read_export(str(path))
         means.append(mean_token(tensors))
-        kinds.append(kind_of(metadata))
+        kinds.append(comparison_key(metadata))
         if not len(means[-1]):
             raise InputError(
                 f"{path} contains a prompt of {metadata.method} without tokens; remove it"
             )
         kinds[-1]["values per token"] = f"{len(means[-1]):,}"
-        for name, own in kinds[-1].items():
-            if own != kinds[0][name]:
+        for name, value in kinds[-1].items():
+            if value != kinds[0][name]:
                 raise InputError(
-                    f"{path} has {name} {own}, {paths[0]} has {kinds[0][name]}; give prompts of "
+                    f"{path} has {name} {value}, {paths[0]} has {kinds[0][name]}; give prompts of "
                     "one method in the same layers of one backbone"
                 )
-    rows = np.stack(means)
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    return Similarity([str(path.relative_to(root)) for path in paths], rows @ rows.T)
+    unit_means = np.stack(means)
+    unit_means /= np.maximum(np.linalg.norm(unit_means, axis=1, keepdims=True), 1e-30)
+    return Similarity([str(path.relative_to(root)) for path in paths], unit_means @ unit_means.T)
 
 
-def write_similarity(found: Similarity, folder: str) -> list[Path]:
+def write_similarity(similarity: Similarity, folder: str) -> list[Path]:
     """Writes the figure and the cosines to the folder. Returns the paths."""
     root = user_path(folder)
-    numbers = {"exports": found.names, "cosines": found.cosines.tolist()}
-    write_atomic(root / "similarity.json", json.dumps(numbers, ensure_ascii=False) + "\n")
-    picture = draw_similarity(found.cosines, found.names, root / "similarity.png")
+    values = {"exports": similarity.names, "cosines": similarity.cosines.tolist()}
+    write_atomic(root / "similarity.json", json.dumps(values, ensure_ascii=False) + "\n")
+    picture = draw_similarity(similarity.cosines, similarity.names, root / "similarity.png")
     return [picture, root / "similarity.json"]
 
 
-def table_of(found: Similarity) -> str:
+def format_pairs(similarity: Similarity) -> str:
     """Lists pairs of prompts, the most similar first."""
     pairs = [
-        (found.cosines[a, b], found.names[a], found.names[b])
-        for a in range(len(found.names))
+        (similarity.cosines[a, b], similarity.names[a], similarity.names[b])
+        for a in range(len(similarity.names))
         for b in range(a)
     ]
     pairs.sort(key=lambda pair: -pair[0])

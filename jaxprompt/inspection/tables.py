@@ -18,32 +18,35 @@ class TableRun(NamedTuple):
     only: str = ""  # data.only
 
 
-def table(rows: Mapping[str, Sequence[TableRun]]) -> str:
+def format_table(rows: Mapping[str, Sequence[TableRun]]) -> str:
     """Returns a Markdown table: mean and population standard deviation over the seeds."""
-    every = [run.result for runs in rows.values() for run in runs]
+    all_results = [run.result for runs in rows.values() for run in runs]
 
-    def first(split: str) -> Callable[[RunResult], float | None]:
+    def first_metric(split: str) -> Callable[[RunResult], float | None]:
         """Returns a function that reads the first metric of a split, None without the split."""
         return lambda result: next(iter((getattr(result, split) or {}).values()), None)
 
-    shown = {split: first(split) for split in ("dev", "test")}
-    metrics = {next(iter(result.dev)) for result in every if result.dev}
-    if any(result.held_out for result in every):
-        held = lambda name: lambda result: (result.held_out or {}).get(name)
-        shown = (shown if metrics else {}) | {name: held(name) for name in ("accuracy", "loss")}
+    def held_out_metric(name: str) -> Callable[[RunResult], float | None]:
+        return lambda result: (result.held_out or {}).get(name)
+
+    columns = {split: first_metric(split) for split in ("dev", "test")}
+    metrics = {next(iter(result.dev)) for result in all_results if result.dev}
+    if any(result.held_out for result in all_results):
+        columns = columns if metrics else {}
+        columns |= {name: held_out_metric(name) for name in ("accuracy", "loss")}
     metric = f" {next(iter(metrics))}" if len(metrics) == 1 else ""
-    titles = [name + metric * (name in ("dev", "test")) for name in shown]
+    titles = [name + metric * (name in ("dev", "test")) for name in columns]
     heads = ["method", "runs", "seeds", "learning rate", "trained", "share", *titles, "seconds"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row, runs in rows.items():
         results = [run.result for run in runs]
-        own = results[0].dev or {}
-        name = f" {next(iter(own))}" if len(metrics) > 1 and own else ""
+        dev = results[0].dev or {}
+        name = f" {next(iter(dev))}" if len(metrics) > 1 and dev else ""
         trained, total = results[0].trained or 0, results[0].total or 1
         seconds = mean_std([result.time["seconds"] for result in results])[0]
-        cells = [row, len(runs), _seeds(runs), _rates(runs)]
+        cells = [row, len(runs), _seeds(runs), _learning_rates(runs)]
         cells += [f"{trained:,}", f"{trained / total:.2%}"]
-        for title, read in shown.items():
+        for title, read in columns.items():
             cells.append(_mean(results, read) + name * (title in ("dev", "test")))
         cells.append(f"{seconds:.0f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -60,23 +63,26 @@ def _mean(results: Sequence[RunResult], read: Callable[[RunResult], float | None
 
 def _seeds(runs: Sequence[TableRun]) -> str:
     """Lists the seeds, with the data seeds after a slash if these differ."""
-    show = lambda seed: "-" if seed is None else seed
-    pairs = [(show(run.result.seed), show(run.data_seed)) for run in runs]
+
+    def format_seed(seed: int | None) -> int | str:
+        return "-" if seed is None else seed
+
+    pairs = [(format_seed(run.result.seed), format_seed(run.data_seed)) for run in runs]
     if all(run.fold is not None or run.only for run in runs):  # several runs per seed
         pairs = list(dict.fromkeys(pairs))
-    both = len({data for _, data in pairs}) > 1
-    return ", ".join(f"{seed}/{data}" if both else str(seed) for seed, data in pairs)
+    has_data_seeds = len({data for _, data in pairs}) > 1
+    return ", ".join(f"{seed}/{data}" if has_data_seeds else str(seed) for seed, data in pairs)
 
 
-def _rates(runs: Sequence[TableRun]) -> str:
+def _learning_rates(runs: Sequence[TableRun]) -> str:
     """Lists the learning rates; if there are several, with the number of runs of each."""
     counts = Counter("-" if run.lr is None else f"{run.lr:g}" for run in runs)
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{rate} ({count})" for rate, count in counts.items())
+    return ", ".join(f"{lr} ({count})" for lr, count in counts.items())
 
 
-def failures(failed: Mapping[str, str]) -> list[str]:
+def list_failures(failed: Mapping[str, str]) -> list[str]:
     """Lists each error once, with the first run that has it and the number of other runs."""
     runs: dict[str, list[str]] = {}
     for name, error in failed.items():

@@ -30,9 +30,14 @@ ENVIRONMENT = {
 }  # fmt: skip
 _MODULES = {"tpu": ("libtpu",), "cuda": ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")}
 # Layouts of the smallest slices that hold 4, 8, ... devices.
-_FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8"}
-_SLICES = {"v5e": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP | {256: "4x8x8"}}
+_SLICES_2D = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_SLICES_3D = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8"}
+_SLICES = {
+    "v5e": _SLICES_2D,
+    "v6e": _SLICES_2D,
+    "v4": _SLICES_3D,
+    "v5p": _SLICES_3D | {256: "4x8x8"},
+}
 _LIMITS = """threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
 threads_per_core_limit: 2048 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
 block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536"""
@@ -48,19 +53,19 @@ _GPUS = {
 }  # fmt: skip
 
 
-def check(compiler: str, device: Device) -> None:
+def check_compiler(compiler: str, device: Device) -> None:
     """Raises InputError if a compiler is not installed, or does not support a device."""
-    known = _GPUS if compiler == "cuda" else _SLICES
-    if device.name not in known:
+    supported = _GPUS if compiler == "cuda" else _SLICES
+    if device.name not in supported:
         raise InputError(
-            f"--compiler={compiler} compiles for {', '.join(known)}, not for {device.name}; "
+            f"--compiler={compiler} compiles for {', '.join(supported)}, not for {device.name}; "
             f"use --compiler={'tpu' if compiler == 'cuda' else 'cuda'}"
         )
-    if not any(map(_is_there, _MODULES[compiler])):
+    if not any(map(_is_importable, _MODULES[compiler])):
         raise InputError(f"--compiler={compiler} is not installed; run {INSTALL[compiler]}")
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # for its parent package
@@ -77,12 +82,14 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
 
     os.environ.update(ENVIRONMENT)
     if device.name in _GPUS:
-        with quiet():
-            found = get_topology_desc(
-                topology_name="", platform="cuda", target_config=_describe(device),
+        with silence_stderr():
+            topology = get_topology_desc(
+                topology_name="",
+                platform="cuda",
+                target_config=_gpu_description(device),
                 topology=f"1x1x{count}",
-            )  # fmt: skip
-        return list(found.devices)
+            )
+        return list(topology.devices)
     slices = _SLICES[device.name]
     size = next((size for size in slices if size >= count), None)
     # Slices come in powers of two.
@@ -92,18 +99,18 @@ def find_devices(device: Device, count: int) -> list[jax.Device]:
         )
     name = f"{device.name}:{slices[size]}"
     # A chip of the v4 has two cores; programs see one.
-    own = {"chip_config_name": "megacore"} if device.name == "v4" else {}
-    with quiet():
-        found = get_topology_desc(platform="tpu", topology_name=name, **own)
-    return list(found.devices)[:count]  # the smallest slice may have more
+    options = {"chip_config_name": "megacore"} if device.name == "v4" else {}
+    with silence_stderr():
+        topology = get_topology_desc(platform="tpu", topology_name=name, **options)
+    return list(topology.devices)[:count]  # the smallest slice may have more
 
 
-def _describe(device: Device) -> str:
+def _gpu_description(device: Device) -> str:
     """Returns the description of a GPU for the CUDA compiler, a GpuTargetConfigProto as text."""
-    cores, units, shared, most, cache, clock, major, memory = _GPUS[device.name]
+    cores, units, shared_per_core, shared_optin, cache, clock, major, memory = _GPUS[device.name]
     return (
         f"gpu_device_info {{ {_LIMITS} core_count: {cores} fpus_per_core: {units} "
-        f"shared_memory_per_core: {shared} shared_memory_per_block_optin: {most} "
+        f"shared_memory_per_core: {shared_per_core} shared_memory_per_block_optin: {shared_optin} "
         f"l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {memory} "
         f"memory_bandwidth: {int(device.bandwidth)} cuda_compute_capability {{ major: {major} }} "
         f'}} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 2 }} '
@@ -112,7 +119,7 @@ def _describe(device: Device) -> str:
 
 
 @contextlib.contextmanager
-def standing_in(target: Target) -> Iterator[None]:
+def trace_without_gpu(target: Target) -> Iterator[None]:
     """Allows to trace cuDNN attention for a target without a GPU or cuDNN.
 
     jax queries the attached GPU and the installed cuDNN, and has no public way to set the answers.
@@ -122,24 +129,24 @@ def standing_in(target: Target) -> Iterator[None]:
         return
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
-    answers = {
-        # cuDNN 9.10.2, as `_describe` says.
+    replacements = {
+        # cuDNN 9.10.2, as `_gpu_description` says.
         "check_cudnn_version": lambda: 91002,
         "check_compute_capability": lambda text: target.capability >= float(text),
         "is_cuda_compute_capability_equal": lambda text: target.capability == float(text),
     }
-    if lost := [name for name in answers if not hasattr(fused, name)]:
+    if missing := [name for name in replacements if not hasattr(fused, name)]:
         raise InputError(
-            f"--compiler does not support jax {jax.__version__} ({lost[0]} is missing); plan "
+            f"--compiler does not support jax {jax.__version__} ({missing[0]} is missing); plan "
             "without --compiler, or with jax 0.10"
         )
-    before = {name: getattr(fused, name) for name in answers}
-    for name, answer in answers.items():
-        setattr(fused, name, answer)
+    originals = {name: getattr(fused, name) for name in replacements}
+    for name, replacement in replacements.items():
+        setattr(fused, name, replacement)
     try:
         yield
     finally:
-        for name, function in before.items():
+        for name, function in originals.items():
             setattr(fused, name, function)
 
 
@@ -153,7 +160,7 @@ class MemoryStats(Protocol):
     peak_memory_in_bytes: int
 
 
-def memory_of(program: jax.stages.Compiled) -> MemoryStats:
+def read_memory(program: jax.stages.Compiled) -> MemoryStats:
     """Returns the memory of a program. Raises RuntimeError if its compiler does not report it."""
     memory = program.memory_analysis()
     if memory is None:
@@ -161,7 +168,7 @@ def memory_of(program: jax.stages.Compiled) -> MemoryStats:
     return memory
 
 
-def text_of(program: jax.stages.Compiled) -> str:
+def hlo_text(program: jax.stages.Compiled) -> str:
     """Returns the HLO of a program. Raises RuntimeError if its compiler does not report it."""
     text = program.as_text()
     if text is None:
@@ -179,34 +186,37 @@ class Compiled(NamedTuple):
     text: str  # HLO
 
 
-def compile_for(placement: Placement, step: Callable, *given: Any, **settings: Any) -> Compiled:
+def compile_for(placement: Placement, step: Callable, *args: Any, **settings: Any) -> Compiled:
     """Compiles a step that runs `within` a placement for its devices, from shapes alone.
 
     Raises:
       InputError: if the compiler fails, e.g. because the program exceeds the device's memory.
     """
-    with quiet(), standing_in(placement.target):
-        lowered = jax.jit(step, **settings).lower(*given)
+    with silence_stderr(), trace_without_gpu(placement.target):
+        lowered = jax.jit(step, **settings).lower(*args)
         try:
             program = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             raise InputError(f"the compiler failed: {str(error).splitlines()[0]}") from error
-    memory, text = memory_of(program), text_of(program)
+    memory, text = read_memory(program), hlo_text(program)
     return Compiled(
-        memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes,
-        read_work(text), text,
-    )  # fmt: skip
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.peak_memory_in_bytes,
+        read_work(text),
+        text,
+    )
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_stderr() -> Iterator[None]:
     """Drops what the compilers' libraries write to stderr: that they find no device."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     # The libraries write to the descriptor itself, past Python's sys.stderr.
-    os.dup2(nothing, 2)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)

@@ -18,21 +18,21 @@ import optax
 from flax import linen as nn
 
 from jaxprompt import rng, tree
-from jaxprompt.build.initial_params import divide
-from jaxprompt.build.optimizer import build_optimizer, plan_of
+from jaxprompt.build.initial_params import split_params
+from jaxprompt.build.optimizer import build_optimizer, config_milestones
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
-from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
-from jaxprompt.training.evaluation import make_writing
+from jaxprompt.planning.compilers import Compiled, compile_for, hlo_text, read_memory
+from jaxprompt.training.evaluation import generation_step
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
 from jaxprompt.types import Batch
 
-_STEPS = 1000  # an epoch: rates depend on it, shapes do not
+_STEPS_PER_EPOCH = 1000  # an epoch: rates depend on it, shapes do not
 # The first is set for training on the CPU too. The others leave out most of LLVM's work, which
 # comes after buffers are assigned and whose code never runs.
 _OPTIONS = {
@@ -42,7 +42,7 @@ _OPTIONS = {
 }
 
 
-class Shapes(NamedTuple):
+class StepShapes(NamedTuple):
     """A step and its arguments, each leaf with its shape, dtype and sharding."""
 
     step: Callable
@@ -51,7 +51,7 @@ class Shapes(NamedTuple):
     batch: Batch
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """Numbers of parameters, and bytes on one device before anything is computed."""
 
     total: int  # parameters
@@ -76,7 +76,7 @@ class Sizes(NamedTuple):
 class Cost(NamedTuple):
     """Memory and work of one step on one device."""
 
-    sizes: Sizes
+    sizes: StepSizes
     activations: int  # bytes, XLA's temporary memory at its peak
     results: int  # bytes of results that do not reuse the buffer of an argument
     work: DeviceWork
@@ -87,10 +87,14 @@ class Cost(NamedTuple):
         return self.sizes.bytes + self.activations + self.results
 
 
-def make_shapes(
-    run: AbstractRun, placement: Placement, remat: str = "", attention: str = "", *,
+def step_shapes(
+    run: AbstractRun,
+    placement: Placement,
+    remat: str = "",
+    attention: str = "",
+    *,
     as_it_runs: bool = False,
-) -> Shapes:  # fmt: skip
+) -> StepShapes:
     """Makes the step of a run on a mesh, and the shapes of its arguments.
 
     Args:
@@ -105,22 +109,24 @@ def make_shapes(
     """
     config, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
-    trainable, frozen, state = _numbers(run, rows, as_it_runs)
+    trainable, frozen, state = _param_shapes(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
-        dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
-        run.objectives, accumulate=config.optim.accumulate,
-    )  # fmt: skip
-    return Shapes(
+        dataclasses.replace(run.model, backbone=module),
+        _optimizer(run, trainable),
+        run.objectives,
+        accumulate=config.optim.accumulate,
+    )
+    return StepShapes(
         within(placement, step),
-        _placed(state, like(placement, state, placement.parameters(trainable))),
-        _placed(frozen, placement.parameters(frozen)),
-        jax.tree.map(lambda x: _place(x, placement.batch), run.batch),
+        _with_shardings(state, like(placement, state, placement.parameters(trainable))),
+        _with_shardings(frozen, placement.parameters(frozen)),
+        jax.tree.map(lambda x: _with_sharding(x, placement.batch), run.batch),
     )
 
 
-class Evaluation(NamedTuple):
-    """The model for evaluation and the shapes of its arguments, as in `Shapes`."""
+class EvalShapes(NamedTuple):
+    """The model for evaluation and the shapes of its arguments, as in `StepShapes`."""
 
     model: Model
     trainable: tree.Flat
@@ -128,38 +134,38 @@ class Evaluation(NamedTuple):
     batch: Batch
 
 
-def make_evaluation(
+def eval_shapes(
     run: AbstractRun, placement: Placement, attention: str = "", *, as_it_runs: bool = False
-) -> Evaluation:
-    """Makes the model for evaluation on a mesh, with arguments as in `make_shapes`."""
+) -> EvalShapes:
+    """Makes the model for evaluation on a mesh, with arguments as in `step_shapes`."""
     rows = placement.padded(run.backbone.module.cfg.vocab)
-    trainable, frozen, _ = _numbers(run, rows, as_it_runs)
+    trainable, frozen, _ = _param_shapes(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
-    return Evaluation(
+    return EvalShapes(
         dataclasses.replace(run.scorer.model, backbone=module),
-        _placed(trainable, placement.parameters(trainable)),
-        _placed(frozen, placement.parameters(frozen)),
-        jax.tree.map(lambda x: _place(x, placement.batch), run.evaluated),
+        _with_shardings(trainable, placement.parameters(trainable)),
+        _with_shardings(frozen, placement.parameters(frozen)),
+        jax.tree.map(lambda x: _with_sharding(x, placement.batch), run.eval_batch),
     )
 
 
 def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> nn.Module:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
-    asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
-    cfg = dataclasses.replace(cfg, attention=asked)
-    if not as_it_runs and cfg.dtype == jnp.bfloat16 and not run.widens:
+    kernel = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
+    cfg = dataclasses.replace(cfg, attention=kernel)
+    if not as_it_runs and cfg.dtype == jnp.bfloat16 and not run.widens_bfloat16:
         cfg = dataclasses.replace(cfg, dtype=jnp.float16)
     return run.backbone.module.clone(cfg=cfg)
 
 
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> optax.GradientTransformation:
-    plan = plan_of(run.config, _STEPS)
-    return build_optimizer(run.config, trainable, plan, _STEPS)
+    milestones = config_milestones(run.config, _STEPS_PER_EPOCH)
+    return build_optimizer(run.config, trainable, milestones, _STEPS_PER_EPOCH)
 
 
 # The meshes of a search need few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
-def _numbers(
+def _param_shapes(
     run: AbstractRun, rows: int, as_it_runs: bool
 ) -> tuple[tree.Flat, tree.Flat, TrainState]:
     """Returns the shapes of the trainable parameters, the frozen ones, and the train state."""
@@ -167,7 +173,7 @@ def _numbers(
     module = _module(run, rows, "none", "", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
-    def draw(key):
+    def init(key):
         shapes = backbone_shapes(module, run.backbone.config.quantize)
         backbone = {
             name: jnp.zeros(leaf.shape, leaf.dtype if tree.is_plane(name) else module.cfg.dtype)
@@ -175,130 +181,140 @@ def _numbers(
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
-        trainable, frozen = divide(run.config, run.scorer, params)
+        trainable, frozen = split_params(run.config, run.scorer, params)
         return tree.cast(trainable, jnp.float32), frozen
 
-    trainable, frozen = jax.eval_shape(draw, jax.random.key(0))
+    trainable, frozen = jax.eval_shape(init, jax.random.key(0))
     key = rng.key_for(run.config.seed, "dropout", run.config.rng)
     tx = _optimizer(run, trainable)
     return trainable, frozen, jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
 
 
-def weigh(shapes: Shapes, placement: Placement) -> Sizes:
+def measure_sizes(shapes: StepShapes, placement: Placement) -> StepSizes:
     """Counts parameters and bytes before anything is computed."""
     trainable, frozen = shapes.state.trainable, shapes.frozen
     # A layer's weights are gathered over the data axis before a matrix product reads them.
-    whole = dataclasses.replace(placement, fsdp=False)
-    joined = _placed(frozen, whole.parameters(frozen))
-    return Sizes(
+    unsharded = dataclasses.replace(placement, fsdp=False)
+    gathered = _with_shardings(frozen, unsharded.parameters(frozen))
+    return StepSizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
-        _local(frozen),
-        _local(trainable),
-        _local(shapes.state) - _local(trainable),
-        _local(shapes.batch),
-        _local(joined),
+        _local_bytes(frozen),
+        _local_bytes(trainable),
+        _local_bytes(shapes.state) - _local_bytes(trainable),
+        _local_bytes(shapes.batch),
+        _local_bytes(gathered),
     )
 
 
 @functools.lru_cache(maxsize=64)
-def cost_of(run: AbstractRun, placement: Placement, remat: str = "", attention: str = "") -> Cost:
+def step_cost(run: AbstractRun, placement: Placement, remat: str = "", attention: str = "") -> Cost:
     """Compiles the step for one device of the mesh. Returns its cost."""
-    return measure(make_shapes(run, placement, remat, attention), placement)
+    return measure_step(step_shapes(run, placement, remat, attention), placement)
 
 
 @functools.lru_cache(maxsize=64)
-def evaluation_of(run: AbstractRun, placement: Placement, attention: str = "") -> int:
+def eval_bytes(run: AbstractRun, placement: Placement, attention: str = "") -> int:
     """Compiles the evaluation of a batch for one device. Returns the peak bytes with the state."""
-    stays = weigh(make_shapes(run, placement), placement).resident_bytes
-    found = make_evaluation(run, placement, attention)
+    resident = measure_sizes(step_shapes(run, placement), placement).resident_bytes
+    shapes = eval_shapes(run, placement, attention)
     if run.scorer.head.WRITES:
-        own = _weigh_writing(run, found, placement)
+        peak = _generation_bytes(run, shapes, placement)
     else:
-        own = sum(_measure(placement, make_eval_step(found.model), found))
-    return stays + _local(found.batch) + own
+        peak = sum(_eval_memory(placement, make_eval_step(shapes.model), shapes))
+    return resident + _local_bytes(shapes.batch) + peak
 
 
-def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) -> int:
+def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement) -> int:
     """Returns the bytes on one device for generating text, besides parameters and batch.
 
     The loop over tokens is not compiled: XLA's CPU compiler would widen all layers before it.
     """
-    model, generation = found.model, run.config.generate
+    model, generation = shapes.model, run.config.generate
 
-    def start(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
+    def read_prompt(trainable: tree.Flat, frozen: tree.Flat, batch: Batch) -> tuple[Any, Any]:
         _, states, cache = read_input(
             model, tree.merge(trainable, frozen), batch, generation.max_new_tokens - 1
         )
         return states[:, -1], cache
 
-    def take_apart(trainable: tree.Flat, frozen: tree.Flat) -> Any:
+    def read_layers(trainable: tree.Flat, frozen: tree.Flat) -> Any:
         backbone = tree.merge(trainable, frozen)["backbone"]
         return model.backbone.bind({"params": backbone}).reading_layers()
 
-    reading, kept = _measure(placement, start, found)
-    state, cache = jax.eval_shape(within(placement, start), *found[1:])
-    layers = jax.eval_shape(take_apart, found.trainable, found.frozen)
+    temporary, cached = _eval_memory(placement, read_prompt, shapes)
+    state, cache = jax.eval_shape(within(placement, read_prompt), *shapes[1:])
+    layers = jax.eval_shape(read_layers, shapes.trainable, shapes.frozen)
     # The copies of the layers are sharded like the layers.
-    copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
+    copies = (
+        run.copies_layers
+        * _global_bytes(layers)
+        * _local_bytes(shapes.frozen)
+        // _global_bytes(shapes.frozen)
+    )
     # Each beam has its cache, and the scores of the whole vocabulary.
-    num_beams = (generation.num_beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
+    beam_bytes = (
+        (generation.num_beams - 1)
+        * cached
+        * _global_bytes(cache.own)
+        // _global_bytes((state, cache))
+    )
     rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
-    return copies + kept + max(reading, num_beams + scores)
+    return copies + cached + max(temporary, beam_bytes + scores)
 
 
-def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
+def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
-    lowered = jax.jit(within(placement, step)).lower(*found[1:])
-    memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))
+    lowered = jax.jit(within(placement, step)).lower(*shapes[1:])
+    memory = read_memory(lowered.compile(compiler_options=known_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
 def compile_run(run: AbstractRun, placement: Placement, remat: str, attention: str) -> Compiled:
     """Compiles the step for the devices of a mesh with their compiler."""
-    shapes = make_shapes(run, placement, remat, attention, as_it_runs=True)
+    shapes = step_shapes(run, placement, remat, attention, as_it_runs=True)
     return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)
 
 
 def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -> Compiled:
     """Compiles the evaluation of a batch for the devices of a mesh with their compiler."""
-    found = make_evaluation(run, placement, attention, as_it_runs=True)
+    shapes = eval_shapes(run, placement, attention, as_it_runs=True)
     step = (
-        make_writing(run.config.generate, found.model, run.scorer.layout)
+        generation_step(run.config.generate, shapes.model, run.scorer.layout)
         if run.scorer.head.WRITES
-        else make_eval_step(found.model)
+        else make_eval_step(shapes.model)
     )
-    compiled = compile_for(placement, within(placement, step), *found[1:])
+    compiled = compile_for(placement, within(placement, step), *shapes[1:])
     # The state of the optimizer is not an argument, but stays in memory.
-    stays = weigh(make_shapes(run, placement), placement).optimizer_bytes
-    return compiled._replace(bytes=compiled.bytes + stays)
+    optimizer_bytes = measure_sizes(step_shapes(run, placement), placement).optimizer_bytes
+    return compiled._replace(bytes=compiled.bytes + optimizer_bytes)
 
 
-def measure(shapes: Shapes, placement: Placement) -> Cost:
+def measure_step(shapes: StepShapes, placement: Placement) -> Cost:
     """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
     compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
-    memory = memory_of(compiled)
+    memory = read_memory(compiled)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = read_work(text_of(compiled))
-    return Cost(weigh(shapes, placement), memory.temp_size_in_bytes, results, work)
+    work = read_work(hlo_text(compiled))
+    return Cost(measure_sizes(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 
-def _place(x, sharding):
+def _with_sharding(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def _placed(leaves, shardings):
-    return jax.tree.map(_place, leaves, shardings)
+def _with_shardings(leaves, shardings):
+    return jax.tree.map(_with_sharding, leaves, shardings)
 
 
-def _whole(leaves: Any) -> int:
+def _global_bytes(leaves: Any) -> int:
     """Counts the bytes of a tree on all devices together, without replicas."""
     return sum(x.dtype.itemsize * math.prod(x.shape) for x in jax.tree.leaves(leaves))
 
 
-def _local(leaves: Any) -> int:
+def _local_bytes(leaves: Any) -> int:
     """Counts the bytes of a tree on one device."""
     return sum(
         x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))

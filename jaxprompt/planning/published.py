@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxprompt.planning.published_llama import list_llamas
 
 
-class Published(NamedTuple):
+class PublishedCheckpoint(NamedTuple):
     """One checkpoint."""
 
     hf: dict[str, Any]
@@ -85,25 +85,27 @@ _GLM = {"2b": (2048, 36, 32), "10b": (4096, 48, 64)}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
-def _encoder(kind: str, shape: tuple[int, int, int], vocab: int, **more: Any) -> dict[str, Any]:
+def _encoder(
+    model_type: str, shape: tuple[int, int, int], vocab: int, **fields: Any
+) -> dict[str, Any]:
     width, layers, heads = shape
     return dict(
-        model_type=kind, vocab_size=vocab, hidden_size=width, num_hidden_layers=layers,
+        model_type=model_type, vocab_size=vocab, hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=512,
         type_vocab_size=2,
-    ) | more  # fmt: skip
+    ) | fields  # fmt: skip
 
 
 @functools.cache
-def published() -> dict[str, Published]:
+def published_checkpoints() -> dict[str, PublishedCheckpoint]:
     """Returns the known checkpoints by hub id, without the owner too if the hub allows it."""
-    found: dict[str, Published] = {}
+    checkpoints: dict[str, PublishedCheckpoint] = {}
 
     def add(owner: str, name: str, hf: dict[str, Any], *heads: str, bare: bool = True) -> None:
-        found[f"{owner}/{name}"] = Published(hf, heads)
+        checkpoints[f"{owner}/{name}"] = PublishedCheckpoint(hf, heads)
         # The hub knows the oldest checkpoints without an owner too.
         if bare:
-            found[name] = found[f"{owner}/{name}"]
+            checkpoints[name] = checkpoints[f"{owner}/{name}"]
 
     for size, hf in _T5.items():
         add("google-t5", f"t5-{size}", hf, "lm")
@@ -150,4 +152,4 @@ def published() -> dict[str, Published]:
     for name, hf in list_llamas().items():
         owner, _, repository = name.partition("/")
         add(owner, repository, hf, "lm", bare=False)
-    return found
+    return checkpoints

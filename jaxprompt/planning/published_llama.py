@@ -10,22 +10,24 @@ _ROPE31, _ROPE32 = ({"rope_parameters": _LLAMA3 | {"factor": factor}} for factor
 _TIED, _UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 
-def _sizes(kind: str, vocab: int, positions: int, theta: float, **more: Any) -> dict[str, Any]:
+def _base(
+    model_type: str, vocab: int, positions: int, theta: float, **fields: Any
+) -> dict[str, Any]:
     return dict(
-        model_type=kind, vocab_size=vocab, max_position_embeddings=positions,
+        model_type=model_type, vocab_size=vocab, max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
-    ) | more  # fmt: skip
+    ) | fields  # fmt: skip
 
 
-_LLAMA2 = _sizes("llama", 32000, 4096, 1e4, rms_norm_eps=1e-5) | _UNTIED
-_LLAMA31 = _sizes("llama", 128256, 131072, 5e5, rms_norm_eps=1e-5)
-_SMOL = _sizes("llama", 49152, 8192, 1e5, rms_norm_eps=1e-5) | _TIED
-_MISTRAL = _sizes("mistral", 32000, 32768, 1e4, rms_norm_eps=1e-5) | _UNTIED
-_QWEN25 = _sizes("qwen2", 151936, 32768, 1e6)
-_QWEN3 = _sizes("qwen3", 151936, 40960, 1e6, head_dim=128)
-_GEMMA = _sizes("gemma", 256000, 8192, 1e4, head_dim=256)
-_GEMMA2 = _sizes("gemma2", 256000, 8192, 1e4, head_dim=256, query_pre_attn_scalar=256)
-_GEMMA3 = _sizes(
+_LLAMA2 = _base("llama", 32000, 4096, 1e4, rms_norm_eps=1e-5) | _UNTIED
+_LLAMA31 = _base("llama", 128256, 131072, 5e5, rms_norm_eps=1e-5)
+_SMOL = _base("llama", 49152, 8192, 1e5, rms_norm_eps=1e-5) | _TIED
+_MISTRAL = _base("mistral", 32000, 32768, 1e4, rms_norm_eps=1e-5) | _UNTIED
+_QWEN25 = _base("qwen2", 151936, 32768, 1e6)
+_QWEN3 = _base("qwen3", 151936, 40960, 1e6, head_dim=128)
+_GEMMA = _base("gemma", 256000, 8192, 1e4, head_dim=256)
+_GEMMA2 = _base("gemma2", 256000, 8192, 1e4, head_dim=256, query_pre_attn_scalar=256)
+_GEMMA3 = _base(
     "gemma3_text", 262144, 32768, 1e6, head_dim=256, query_pre_attn_scalar=256, sliding_window=512
 )
 _GEMMA3["rope_parameters"] = {
@@ -37,7 +39,7 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
     "HuggingFaceTB/SmolLM2-135M": (_SMOL, (576, 30, 9, 3, 1536)),
     "HuggingFaceTB/SmolLM2-360M": (_SMOL, (960, 32, 15, 5, 2560)),
     "HuggingFaceTB/SmolLM2-1.7B": (
-        _sizes("llama", 49152, 8192, 130000.0, rms_norm_eps=1e-5) | _TIED, (2048, 24, 32, 32, 8192),
+        _base("llama", 49152, 8192, 130000.0, rms_norm_eps=1e-5) | _TIED, (2048, 24, 32, 32, 8192),
     ),
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": (
         _LLAMA2 | {"max_position_embeddings": 2048}, (2048, 22, 32, 4, 5632),
@@ -57,7 +59,7 @@ _CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] =
         _MISTRAL | {"sliding_window": 4096}, (4096, 32, 32, 8, 14336),
     ),
     "mistralai/Mistral-7B-v0.3": (
-        _sizes("mistral", 32768, 32768, 1e6, rms_norm_eps=1e-5, sliding_window=None) | _UNTIED,
+        _base("mistral", 32768, 32768, 1e6, rms_norm_eps=1e-5, sliding_window=None) | _UNTIED,
         (4096, 32, 32, 8, 14336),
     ),
     "Qwen/Qwen2.5-0.5B": (_QWEN25 | _TIED, (896, 24, 14, 2, 4864)),

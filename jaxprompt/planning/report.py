@@ -8,7 +8,7 @@ from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 
-def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
+def plans_to_json(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Returns plans as JSON values. One of them must be called "as configured"."""
     configured = plans["as configured"]
     if configured is None:
@@ -25,16 +25,16 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
         "plans": {
-            name: plan and _describe_plan(plan, dtype, rows * length, heads)
+            name: plan and _plan_to_json(plan, dtype, rows * length, heads)
             for name, plan in plans.items()
         },
     }  # fmt: skip
 
 
-def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
+def _plan_to_json(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
     """Returns a plan as JSON values; `key_heads` is 0 if the attention heads share no keys."""
     cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
-    found = {
+    values = {
         "devices": mesh.devices,
         "device": plan.device and plan.device.name,
         "mesh": {"data": mesh.data, "model": mesh.model, "fsdp": mesh.fsdp},
@@ -57,11 +57,11 @@ def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[
         },
     }
     if plan.device is None:
-        return found
+        return values
     if plan.compiled is not None:
-        found |= {"compiled": _describe_compiled(plan.compiled, plan.evaluated)}
+        values |= {"compiled": _compiled_to_json(plan.compiled, plan.evaluated)}
     time = plan.time(dtype)
-    return found | {
+    return values | {
         "room": plan.room,
         "fits": plan.fits,
         "evaluates": plan.evaluates,
@@ -70,9 +70,7 @@ def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[
     }
 
 
-def _describe_compiled(
-    compiled: Compiled | str, evaluated: Compiled | str | None
-) -> dict[str, Any]:
+def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None) -> dict[str, Any]:
     if isinstance(compiled, str):
         return {"refused": compiled}
     if isinstance(evaluated, str):
@@ -98,39 +96,39 @@ def _describe_compiled(
 # -- text -----------------------------------------------------------------------------------------
 
 
-def show(found: dict[str, Any]) -> str:
+def format_plans(report: dict[str, Any]) -> str:
     """Returns plans as a table in text."""
-    plans = {name: plan for name, plan in found["plans"].items() if plan}
-    batch, counts = found["batch"], found["parameters"]
-    share = counts["trained"] / counts["total"]
+    plans = {name: plan for name, plan in report["plans"].items() if plan}
+    batch, parameters = report["batch"], report["parameters"]
+    share = parameters["trained"] / parameters["total"]
     lines = [
-        *found["notes"],
-        f"{counts['total']:,} parameters, {counts['trained']:,} trained ({share:.4%})",
+        *report["notes"],
+        f"{parameters['total']:,} parameters, {parameters['trained']:,} trained ({share:.4%})",
         f"{batch['rows']} examples x {batch['length']} tokens per step, {batch['dtype']}",
         "",
     ]
     lines += _table(plans)
-    if found["source"]:
-        assumed = found["assumed"]
-        lines += ["", *_advice(found), ""]
+    if report["source"]:
+        assumed = report["assumed"]
+        lines += ["", *_advice(report), ""]
         lines += [
             f"room is {1 - assumed['reserve']:.0%} of the memory; times assume matrix products at "
             f"{assumed['utilisation']:.0%} of the peak speed, everything else at full speed",
-            *_sources(found),
-            f"data sheet: {found['source']}",
+            *_sources(report),
+            f"data sheet: {report['source']}",
         ]
     return "\n".join(lines)
 
 
-def _sources(found: dict[str, Any]) -> list[str]:
+def _sources(report: dict[str, Any]) -> list[str]:
     """Returns notes on which compiler the values come from."""
-    plans = [plan for plan in found["plans"].values() if plan]
-    asked = [plan["compiled"] for plan in plans if "compiled" in plan]
-    if not asked:
+    plans = [plan for plan in report["plans"].values() if plan]
+    compiled = [plan["compiled"] for plan in plans if "compiled" in plan]
+    if not compiled:
         return [
             "sent is an upper bound: GPUs and TPUs sum the gradients of an input before sending"
         ]
-    refused = [own["refused"] for own in asked if "refused" in own]
+    refused = [plan["refused"] for plan in compiled if "refused" in plan]
     return [
         "compiled: by the compiler of the devices, which decides what fits; estimated: by that of "
         "the CPU, as are FLOPs and times",
@@ -138,26 +136,26 @@ def _sources(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _advice(found: dict[str, Any]) -> list[str]:
+def _advice(report: dict[str, Any]) -> list[str]:
     """Returns the flags of the plans, and advice if nothing fits."""
-    lines, limit = [], found["assumed"]["limit"]
+    lines, limit = [], report["assumed"]["limit"]
     for name in ("fastest", "smallest"):
-        plan = found["plans"][name]
+        plan = report["plans"][name]
         if plan is not None:
             flags = [f"--config.mesh.{field}={value}" for field, value in plan["mesh"].items()]
             flags.append(f"--config.backbone.remat={plan['remat']}")
             if plan["attention"]:
                 flags.append(f"--config.backbone.attention={plan['attention']}")
             lines.append(f"{name}, {plan['devices']}x {plan['device']}: {' '.join(flags)}")
-    if not found["plans"]["as configured"]["evaluates"]:
-        size = found["batch"]["evaluated"]
+    if not report["plans"]["as configured"]["evaluates"]:
+        size = report["batch"]["evaluated"]
         lines.append(
             f"as configured, the evaluation of {size} examples at once does not fit; lower "
             "data.eval_batch, which does not change the scores, or use more devices"
         )
-    if found["plans"]["smallest"] is None:
-        cure = "lower data.batch, data.eval_batch or data.max_len"
-        lines.append(f"it does not fit on 1, 2, 4, ... up to {limit} such devices; {cure}")
+    if report["plans"]["smallest"] is None:
+        advice = "lower data.batch, data.eval_batch or data.max_len"
+        lines.append(f"it does not fit on 1, 2, 4, ... up to {limit} such devices; {advice}")
     return list(dict.fromkeys(lines))
 
 
@@ -177,62 +175,70 @@ def _table(plans: dict[str, Any]) -> list[str]:
         row("attention", lambda p: p["attention"] or "as configured")
     for part in columns[0]["bytes"]:
         name = {"total": "  in all", "evaluation": "  in evaluation"}.get(part, f"  {part}")
-        rows.append((name, [_bytes(p["bytes"][part]) for p in columns]))
+        rows.append((name, [_format_bytes(p["bytes"][part]) for p in columns]))
     rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes per device", [""] * len(columns)))
     if columns[0]["device"]:
-        row("  room", lambda p: _bytes(p["room"]))
+        row("  room", lambda p: _format_bytes(p["room"]))
         row("fits", lambda p: "yes" if p["fits"] else "NO")
-    told = [p["compiled"] for p in columns if "compiled" in p]
-    if told:
-        where = len(rows) - 1  # before "fits"
-        rows[where:where] = _compiled_rows(columns)
-    row("FLOPs per device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
+    compiled = [p["compiled"] for p in columns if "compiled" in p]
+    if compiled:
+        index = len(rows) - 1  # before "fits"
+        rows[index:index] = _compiled_rows(columns)
+    row(
+        "FLOPs per device",
+        lambda p: _format_scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000),
+    )
     none = ["" if plan["collectives"] else "nothing" for plan in columns]
-    rows.append(("sent per device" + ", estimated" * bool(told), none))
+    suffix = ", estimated" if compiled else ""
+    rows.append((f"sent per device{suffix}", none))
     for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
-        rows.append((f"  {kind}", [_sent(p["collectives"].get(kind)) for p in columns]))
-    if told:
+        rows.append((f"  {kind}", [_format_traffic(p["collectives"].get(kind)) for p in columns]))
+    if compiled:
         rows.append(("sent per device, compiled", [""] * len(columns)))
-        for kind in sorted({kind for own in told for kind in own.get("collectives", ())}):
+        for kind in sorted({kind for plan in compiled for kind in plan.get("collectives", ())}):
             sent = [p["compiled"].get("collectives", {}).get(kind) for p in columns]
-            rows.append((f"  {kind}", [_sent(traffic) for traffic in sent]))
+            rows.append((f"  {kind}", [_format_traffic(traffic) for traffic in sent]))
     if columns[0]["device"]:
         row("one step", lambda p: f"{p['seconds']['step']:.3g} s")
         for part in ("compute", "memory", "network"):
             rows.append((f"  {part}", [f"{p['seconds'][part]:.3g} s" for p in columns]))
         row("tokens per second", lambda p: f"{p['tokens_per_second']:,.0f}")
-    first = max(len(name) for name, _ in rows)
+    name_width = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)
     return [
-        (f"{name:{first}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
+        (f"{name:{name_width}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
         for name, cells in rows
     ]
 
 
 def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Returns the table rows of the memory according to the devices' compiler."""
-    own = [plan["compiled"].get("bytes", {}) for plan in columns]
+    sizes_by_plan = [plan["compiled"].get("bytes", {}) for plan in columns]
     names = {
         "arguments": "  arguments", "temporary": "  temporary", "total": "  peak",
         "evaluation": "  in evaluation",
     }  # fmt: skip
-    show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
-    rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
+    rows = [
+        (text, [_format_bytes(sizes[name]) if sizes else "refused" for sizes in sizes_by_plan])
+        for name, text in names.items()
+    ]
     return [("bytes per device, compiled", [""] * len(columns)), *rows]
 
 
-def _sent(traffic: dict[str, int] | None) -> str:
+def _format_traffic(traffic: dict[str, int] | None) -> str:
     if not traffic:
         return ""
-    beside = f", {traffic['asynchronous']} asynchronous" if traffic.get("asynchronous") else ""
-    return f"{traffic['count']}x {_bytes(traffic['bytes'])}{beside}"
+    asynchronous = (
+        f", {traffic['asynchronous']} asynchronous" if traffic.get("asynchronous") else ""
+    )
+    return f"{traffic['count']}x {_format_bytes(traffic['bytes'])}{asynchronous}"
 
 
-def _bytes(count: float) -> str:
-    return _scaled(count, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+def _format_bytes(count: float) -> str:
+    return _format_scaled(count, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
 
 
-def _scaled(value: float, units: Sequence[str], base: int) -> str:
+def _format_scaled(value: float, units: Sequence[str], base: int) -> str:
     power = 0
     while value >= base and power + 1 < len(units):
         value, power = value / base, power + 1

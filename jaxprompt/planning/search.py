@@ -10,16 +10,16 @@ from jaxprompt.build.placement import build_placement
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
-from jaxprompt.planning.abstract_run import AbstractRun, may_fuse
+from jaxprompt.planning.abstract_run import AbstractRun, can_request_fused
 from jaxprompt.planning.compilers import Compiled, find_devices
 from jaxprompt.planning.cost import (
     Cost,
     compile_evaluation,
     compile_run,
-    cost_of,
-    evaluation_of,
-    make_shapes,
-    weigh,
+    eval_bytes,
+    measure_sizes,
+    step_cost,
+    step_shapes,
 )
 
 UTILISATION = 0.4  # of a device's peak that matrix products reach
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
     @property
     def room(self) -> int:
         """Bytes of a device that are available to a run."""
-        return room(self.hardware)
+        return available_bytes(self.hardware)
 
     @property
     def fits(self) -> bool:
@@ -101,16 +101,16 @@ class Plan(NamedTuple):
         """Estimates the seconds of a step."""
         device, cost = self.hardware, self.cost
         sizes = cost.sizes
-        numbers = sizes.read_bytes + sizes.trained_bytes + sizes.optimizer_bytes
-        moved = 2 * (numbers + cost.activations)
+        param_bytes = sizes.read_bytes + sizes.trained_bytes + sizes.optimizer_bytes
+        bytes_moved = 2 * (param_bytes + cost.activations)
         return Time(
             cost.work.flops / (UTILISATION * device.peak(dtype)),
-            moved / device.bandwidth,
+            bytes_moved / device.bandwidth,
             sum(cost.work.sent.values()) / device.link,
         )
 
 
-def room(device: Device) -> int:
+def available_bytes(device: Device) -> int:
     """Returns the bytes of a device that are available to a run."""
     return int(device.memory * (1 - RESERVE))
 
@@ -122,24 +122,24 @@ def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> P
       InputError: if the batch or the model does not divide over it.
     """
     placement = build_placement(run.config, jax.devices()[:count])
-    return _weigh_evaluation(run, _plan(run, device, placement, run.config.backbone.remat))
+    return _with_eval_bytes(run, _make_plan(run, device, placement, run.config.backbone.remat))
 
 
-def _weigh_evaluation(run: AbstractRun, plan: Plan) -> Plan:
-    place = _lay(plan.mesh, jax.devices())
-    return plan._replace(evaluation=evaluation_of(run, place, plan.mesh.attention))
+def _with_eval_bytes(run: AbstractRun, plan: Plan) -> Plan:
+    placement = _mesh_placement(plan.mesh, jax.devices())
+    return plan._replace(evaluation=eval_bytes(run, placement, plan.mesh.attention))
 
 
-def _lay(mesh: Mesh, devices: Sequence[jax.Device]) -> Placement:
+def _mesh_placement(mesh: Mesh, devices: Sequence[jax.Device]) -> Placement:
     devices = devices[: mesh.devices]
     return make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
 
 
-def compiled(run: AbstractRun, plan: Plan) -> Plan:
+def compile_plan(run: AbstractRun, plan: Plan) -> Plan:
     """Compiles a plan with the device's compiler."""
     mesh = plan.mesh
     try:
-        placement = _lay(mesh, find_devices(plan.hardware, mesh.devices))
+        placement = _mesh_placement(mesh, find_devices(plan.hardware, mesh.devices))
         plan = plan._replace(compiled=compile_run(run, placement, mesh.remat, mesh.attention))
     except InputError as error:
         return plan._replace(compiled=str(error))
@@ -155,47 +155,58 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
     Rematerialisation costs a third of all matrix products: meshes without it are tried first, then
     the device's fused attention kernel, which stores no scores, if it supports texts this short.
     """
-    places = list(_places(run, device, count))
-    kernel = "fused" if may_fuse(run, device) else ""
+    placements = list(_candidate_placements(run, device, count))
+    kernel = "fused" if can_request_fused(run, device) else ""
     with ThreadPoolExecutor(_THREADS) as pool:
 
-        def fitting(
-            remat: str, places: Iterable[Placement], attention: str = ""
+        def fitting_plans(
+            remat: str, placements: Iterable[Placement], attention: str = ""
         ) -> dict[Placement, Plan]:
-            plans = pool.map(lambda place: _plan(run, device, place, remat, attention), places)
-            return {place: plan for place, plan in zip(places, plans, strict=True) if plan.fits}
+            plans = pool.map(
+                lambda placement: _make_plan(run, device, placement, remat, attention), placements
+            )
+            return {
+                placement: plan
+                for placement, plan in zip(placements, plans, strict=True)
+                if plan.fits
+            }
 
-        found = fitting("none", places)
-        if not found and kernel:
-            found = fitting("none", places, kernel)
-        if not found:
+        plans_that_fit = fitting_plans("none", placements)
+        if not plans_that_fit and kernel:
+            plans_that_fit = fitting_plans("none", placements, kernel)
+        if not plans_that_fit:
             # "dots" needs less memory than "none" and more than "full".
-            full = fitting("full", places)
+            full = fitting_plans("full", placements)
             # Tried only where "full" fits.
-            found = fitting("dots", full) or full
-    step = lambda plan: plan.time(run.config.backbone.dtype).step
+            plans_that_fit = fitting_plans("dots", full) or full
+
+    def step_seconds(plan: Plan) -> float:
+        return plan.time(run.config.backbone.dtype).step
+
     # An evaluation usually needs less memory than a step, so only candidates are checked.
-    plans = (_weigh_evaluation(run, plan) for plan in sorted(found.values(), key=step))
+    plans = (
+        _with_eval_bytes(run, plan) for plan in sorted(plans_that_fit.values(), key=step_seconds)
+    )
     return next((plan for plan in plans if plan.fits), None)
 
 
 def smallest(
-    run: AbstractRun, device: Device, limit: int, known: dict[int, Plan | None]
+    run: AbstractRun, device: Device, limit: int, searched: dict[int, Plan | None]
 ) -> Plan | None:
     """Returns the plan with the fewest devices, of 1, 2, 4, ... up to `limit`, that fits.
 
-    `known` contains the plans of device counts that were searched already.
+    `searched` contains the plans of device counts that were searched already.
     """
     count = 1
     while count <= limit:
-        plan = known[count] if count in known else fastest(run, device, count)
+        plan = searched[count] if count in searched else fastest(run, device, count)
         if plan is not None:
             return plan
         count *= 2
     return None
 
 
-def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
+def _mesh_shapes(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
     """Yields the meshes of `count` devices, data x model, that divide the batch."""
     data_block, accumulate = run.config.data, run.config.optim.accumulate
     for model in (m for m in range(1, count + 1) if count % m == 0):
@@ -205,23 +216,23 @@ def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
             yield data, model
 
 
-def _places(run: AbstractRun, device: Device, count: int) -> Iterator[Placement]:
+def _candidate_placements(run: AbstractRun, device: Device, count: int) -> Iterator[Placement]:
     """Yields all placements on `count` devices whose weights alone fit."""
-    for data, model in _ways(run, count):
+    for data, model in _mesh_shapes(run, count):
         # On a data axis of one device FSDP has nothing to shard.
         for fsdp in (False, True)[: min(data, 2)]:
-            place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[:count])
+            placement = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[:count])
             try:
-                sizes = weigh(make_shapes(run, place), place)
+                sizes = measure_sizes(step_shapes(run, placement), placement)
             except InputError:  # heads or widths that do not divide
                 continue
-            if sizes.bytes <= room(device):
-                yield place
+            if sizes.bytes <= available_bytes(device):
+                yield placement
 
 
-def _plan(
+def _make_plan(
     run: AbstractRun, device: Device | None, placement: Placement, remat: str, attention: str = ""
 ) -> Plan:
     shape = placement.mesh.shape
     mesh = Mesh(shape[DATA], shape[MODEL], placement.fsdp, remat, attention)
-    return Plan(mesh, cost_of(run, placement, remat, attention), device)
+    return Plan(mesh, step_cost(run, placement, remat, attention), device)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
-from jaxprompt.build.optimizer import plan_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
@@ -31,7 +31,7 @@ from jaxprompt.runs.running import (
     open_corpus,
 )
 from jaxprompt.training import run_folder
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import AdaptationRecord, BackboneRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -48,7 +48,7 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     work = Adapting(config, workdir)
     work.check()
     keep_programs(config.train.compilation_cache)
-    with run_folder.lock(workdir):
+    with run_folder.lock_workdir(workdir):
         processes.agree(facts(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
@@ -100,7 +100,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             share=share,
         )
         steps_per_epoch = -(-len(rows) // config.data.batch)
-        milestones = plan_of(config, steps_per_epoch, len(rows))
+        milestones = config_milestones(config, steps_per_epoch, len(rows))
         adapted = denoising.load_adaptable(config, backbone, placement)
         record = AdaptationRecord(
             corpus=corpus.fingerprint,
@@ -143,7 +143,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             ),
             measure=self.build_scores(prepared),
             value=denoising.held_out_value,
-            drops=config.backbone.dropout != 0,
+            has_dropout=config.backbone.dropout != 0,
         )
 
     def lines(self, prepared: PreparedBackbone, job: Job, where: str) -> Iterator[str]:
@@ -164,9 +164,9 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         yield from corpus.notes()
         yield tree.overview(adapted.trainable, adapted.frozen)
         yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
-        yield from tell_kernel(config, prepared.placement, adapted.backbone)
+        yield from kernel_notes(config, prepared.placement, adapted.backbone)
 
-    def finish(self, prepared: PreparedBackbone, job: Job, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedBackbone, job: Job, ended: TrainOutcome) -> RunResult:
         """Writes the backbone as a folder that transformers loads."""
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         trained = tree.count(adapted.trainable)
@@ -177,7 +177,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             skipped=progress.skipped, best_step=best.step, held_out=best.dev,
             time=ended.time,
         )  # fmt: skip
-        params = tree.merge(ended.numbers, adapted.frozen)
+        params = tree.merge(ended.trainable, adapted.frozen)
         card = result.to_json() | {
             "corpus": f"{config.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} "
             "tokens",
@@ -200,7 +200,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         if denoising.objective_of(config).examples:
             # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
-                config, prepared.placement, adapted, ended.numbers, prepared.held,
+                config, prepared.placement, adapted, ended.trainable, prepared.held,
                 prepared.tokenizer,
             )  # fmt: skip
             if processes.is_first():

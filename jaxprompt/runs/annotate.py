@@ -16,9 +16,9 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxprompt import signals
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.check import check_config
-from jaxprompt.build.corpus import need_corpus, read_corpus, tell
-from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.examples import check_tunes, read_task
+from jaxprompt.build.corpus import log_to_stderr, read_corpus, require_corpus
+from jaxprompt.build.demonstrations import has_demos
+from jaxprompt.build.examples import check_prompt_tuning, read_task
 from jaxprompt.config.run import FREE, FREE_TRAINED, RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import (
@@ -46,8 +46,8 @@ from jaxprompt.runs.restore import Trained, is_zero_shot, restore
 from jaxprompt.runs.running import facts
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
-from jaxprompt.training.pace import Pace
-from jaxprompt.training.run_folder import check_workdir, lock, read_result
+from jaxprompt.training.pace import ProgressReporter
+from jaxprompt.training.run_folder import check_workdir, lock_workdir, read_result
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
@@ -70,11 +70,11 @@ def check_annotator(config: RunConfig) -> None:
     Reads neither data nor a backbone.
     """
     check_config(config)
-    check_tunes(config)
+    check_prompt_tuning(config)
     if is_grid(config):
         raise InputError("config.runs defines several runs, but annotate takes one; empty it")
-    need_corpus(config)
-    if shows_demos(config):
+    require_corpus(config)
+    if has_demos(config):
         field = next(f"demos.{name}" for name in COUNTS if getattr(config.demos, name))
         raise InputError(f"annotate does not support demonstrations; set {field}=0")
     task = read_task(config.task)
@@ -230,13 +230,13 @@ def run(
     annotator, corpus = prepared
     label = make_labeller(annotator, corpus)
     total, thresholds = corpus.num_units, thresholds_of(config)
-    with lock(output), contextlib.ExitStack() as stack:
+    with lock_workdir(output), contextlib.ExitStack() as stack:
         writer = processes.on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
         )
         if writer:
             stack.callback(writer.close)
-        say = tell if writer else lambda line: None
+        say = log_to_stderr if writer else lambda line: None
         # Only the first process has opened the file: the others learn from it where to go on.
         first = done = int(processes.gather(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
@@ -250,7 +250,7 @@ def run(
             assert writer is not None  # on the first process
             writer.append(part)
 
-        start, pace = time.monotonic(), Pace(say, "labelled", total, "units", done)
+        start, pace = time.monotonic(), ProgressReporter(say, "labelled", total, "units", done)
         for part in label(done):
             processes.on_first(partial(append, part))
             done += len(part)

@@ -12,8 +12,8 @@ import numpy as np
 from jaxprompt import rng, tree
 from jaxprompt.backbones import for_words
 from jaxprompt.build import new_backbone
-from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
-from jaxprompt.build.corpus import need_corpus
+from jaxprompt.build.backbone import backbone_from_config, load_weights, open_backbone
+from jaxprompt.build.corpus import require_corpus
 from jaxprompt.build.placement import check_mesh
 from jaxprompt.config.run import (
     CausalLM,
@@ -43,7 +43,7 @@ from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.replaced_tokens import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.one_run import Feed
 from jaxprompt.training.steps import make_count_step
 from jaxprompt.training.throughput import Meter
@@ -77,7 +77,7 @@ def check_objective(config: RunConfig) -> None:
         raise InputError("adapt takes one run, but config.runs defines a grid; empty it")
     if not config.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
-    need_corpus(config)
+    require_corpus(config)
     idle = {
         "optim.label_smoothing": config.optim.label_smoothing,
         "cache.location": config.cache.location,
@@ -160,7 +160,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
             "trains all weights; set backbone.quantize=none"
         )
     if config.backbone.init:
-        backbone = new_backbone.open_config(config.backbone, (head,))
+        backbone = new_backbone.open_untrained(config.backbone, (head,))
     else:
         backbone = open_backbone(config.backbone)
     if backbone.module.STYLE != style:
@@ -187,14 +187,14 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
     """Loads or randomly initialises the weights, and makes the model that trains them."""
     head = NEEDS[config.objective.name][1]
     if config.backbone.init:
-        backbone, loaded = new_backbone.draw_weights(backbone, placement, config.seed)
+        backbone, loaded = new_backbone.random_backbone(backbone, placement, config.seed)
     else:
         backbone, loaded = load_weights(backbone, placement)
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
         # A checkpoint without a mask decoder gets none.
         own = sorted({head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads})
-        backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, config.seed)
+        backbone, loaded = new_backbone.replace_heads(backbone, loaded, own, placement, config.seed)
     params: dict[str, tree.Params] = {"backbone": loaded.params}
     generator, mark = None, loaded.report.fingerprint
     model: Model | Pair
@@ -227,7 +227,7 @@ def _open_generator(config: RunConfig, backbone: Backbone) -> Backbone:
             backbone.hf, width=objective.generator, layers=objective.generator_layers
         )
         block = dataclasses.replace(block, family="electra")
-        return _in_float32(shape_backbone(block, backbone.folder, hf, ("mlm",)))
+        return _in_float32(backbone_from_config(block, backbone.folder, hf, ("mlm",)))
     opened = open_backbone(
         dataclasses.replace(block, path=objective.generator_path, revision="", family="", init="")
     )
@@ -262,9 +262,9 @@ def _load_generator(
     """Randomly initialises or loads the weights of the generator."""
     opened = _open_generator(config, backbone)
     if not _replaced_tokens(config).generator_path:
-        return new_backbone.draw_weights(opened, placement, config.seed, part="generator")
+        return new_backbone.random_backbone(opened, placement, config.seed, part="generator")
     opened, loaded = load_weights(opened, placement)
-    return new_backbone.with_heads(
+    return new_backbone.replace_heads(
         opened, loaded, ("mlm",), placement, config.seed, part="generator"
     )
 
@@ -321,7 +321,7 @@ def feed_rows(
     """
     visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.share())
     meter = Meter(visits, score, flops, config.backbone.dtype, placement)
-    return Feed(visits, meter.take, meter.describe)
+    return Feed(visits, meter.next_batch, meter.describe)
 
 
 def held_out_value(scores: dict[str, float]) -> float:
@@ -356,7 +356,7 @@ def build_scores(
             )
             for number, batch in enumerate(held)
         )  # fmt: skip
-        for own in ahead(found):
+        for own in dispatch_ahead(found):
             # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
             add = lambda old, new: old + np.float64(new)
             own = jax.device_get(own)

@@ -16,21 +16,21 @@ import optax
 
 from jaxprompt import tree
 from jaxprompt.build import initial_params
-from jaxprompt.build.backbone import NOTHING
+from jaxprompt.build.backbone import NO_INPUTS
 from jaxprompt.build.check import check_config
-from jaxprompt.build.evaluation import build_measure
-from jaxprompt.build.inheritance import tell_init
-from jaxprompt.build.initial_params import Weights, start
-from jaxprompt.build.method import starts_of
-from jaxprompt.build.optimizer import make_plan
+from jaxprompt.build.evaluation import make_metrics_fn
+from jaxprompt.build.inheritance import init_notes
+from jaxprompt.build.initial_params import InitialParams, init_params
+from jaxprompt.build.method import prompt_starts
+from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.prompt_artifact import pack
+from jaxprompt.build.prompt_artifact import pack_prompt
 from jaxprompt.build.task import (
     build_objectives,
+    example_notes,
     make_task_data,
-    open_fitting,
+    open_checked_backbone,
     prepare_task,
-    tell_examples,
     train_batches,
 )
 from jaxprompt.config.load import with_overrides
@@ -50,13 +50,13 @@ from jaxprompt.runs.running import Work, carry_out, make_state
 from jaxprompt.runs.running import facts as facts_of
 from jaxprompt.runs.shared_steps import TaskBatches, TaskMix, make_shared_step, mix_tasks
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
+from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, SharedRecord, SharedTask
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import TrainStep, make_train_step
 from jaxprompt.tree import Flat
 
-Score: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `build_measure`
+Score: TypeAlias = Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
 
 _BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
 
@@ -172,7 +172,7 @@ def read_tasks(config: RunConfig) -> Tasks:
     )
     by_name: dict[str, TaskInputs] = {}
     for name, task_config in configs.items():
-        backbone = open_fitting(task_config, placement)
+        backbone = open_checked_backbone(task_config, placement)
         try:
             build_placement(task_config)  # its batches must divide as well
             examples, scorer, splits = prepare_task(task_config, placement, backbone)
@@ -204,7 +204,7 @@ def read_tasks(config: RunConfig) -> Tasks:
         backbone=backbone,
         by_name=by_name,
         mix=mix,
-        milestones=make_plan(config.train, mix.steps_per_epoch, mix.mean_batch),
+        milestones=make_milestones(config.train, mix.steps_per_epoch, mix.mean_batch),
     )
 
 
@@ -241,7 +241,7 @@ class PreparedTasks(Prepared[SharedRecord]):
 class TasksJob(Job):
     """A job that trains on several tasks."""
 
-    weights: Weights  # before the first step
+    weights: InitialParams  # before the first step
     scores: dict[str, Score]  # by task
 
 
@@ -263,7 +263,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
                 check_config(task_config)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
-        if "labels" in starts_of(config):
+        if "labels" in prompt_starts(config):
             raise InputError(
                 "prompt.start=labels uses the label words of one task; use vocab or text"
             )
@@ -277,7 +277,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         """Loads and encodes the splits of all tasks, and loads the backbone."""
         del saved, started
         tasks = read_tasks(self.config)
-        backbone, loaded = NOTHING.load(tasks.backbone, tasks.placement)
+        backbone, loaded = NO_INPUTS.load(tasks.backbone, tasks.placement)
         tasks = tasks.with_backbone(backbone)
         backbone_record = BackboneRecord(backbone.family, loaded.report.fingerprint)
         records_by_task = {name: task.record for name, task in tasks.by_name.items()}
@@ -300,9 +300,9 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         counts = tasks.count_tokens(
             config, lambda scorer: initial_params.count_corpus(config, scorer, self.workdir)
         )
-        weights = start(config, scorer, prepared.loaded, counts, placement)
+        weights = init_params(config, scorer, prepared.loaded, counts, placement)
         scores = {
-            name: build_measure(task.config, task.scorer, placement)
+            name: make_metrics_fn(task.config, task.scorer, placement)
             for name, task in tasks.by_name.items()
         }
         tx, state = make_state(config, prepared, weights.trainable)
@@ -329,17 +329,17 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             f"backbone {config.backbone.path} ({tasks.backbone.family}), weights "
             f"{report.fingerprint[:12]}"
         )
-        yield from tell_init(config, tasks.joined_scorer().model.backbone.dims)
+        yield from init_notes(config, tasks.joined_scorer().model.backbone.dims)
         for name, task in tasks.by_name.items():
             share = tasks.mix.shares[name]
             yield f"task {name}, template {task.scorer.template!r}, {share:.1%} of the steps"
             yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
-            for line in tell_examples(task.scorer, task.splits, task.notes):
+            for line in example_notes(task.scorer, task.splits, task.notes):
                 yield f"  {line}"
         yield tree.overview(trainable, frozen)
         yield f"{prepared.milestones.total} steps, {where}"
 
-    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTasks, job: TasksJob, ended: TrainOutcome) -> RunResult:
         """Evaluates on test once, and exports the prompt with the head of each task."""
         config, tasks = self.config, prepared.tasks.by_name
         progress, best = ended.progress, ended.best
@@ -348,12 +348,12 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             fitted[name] = task.scorer.fitted(_own(best.dev, name))
             # Another threshold, say, is another program; the one that is compiled serves otherwise.
             same = fitted[name].head == task.scorer.head
-            scores[name] = job.scores[name] if same else build_measure(
+            scores[name] = job.scores[name] if same else make_metrics_fn(
                 task.config, fitted[name], prepared.placement
             )  # fmt: skip
         test: dict[str, float] = {}
         if config.train.test:
-            test = _score("test", tasks, scores, ended.numbers, job.frozen)
+            test = _score("test", tasks, scores, ended.trainable, job.frozen)
         trained = tree.count(job.weights.trainable)
         if processes.is_first():
             self._export(prepared, job, fitted, ended, test)
@@ -365,15 +365,19 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
         )  # fmt: skip
 
     def _export(
-        self, prepared: PreparedTasks, job: TasksJob, scorers: Mapping[str, Scorer], ended: Ended,
+        self,
+        prepared: PreparedTasks,
+        job: TasksJob,
+        scorers: Mapping[str, Scorer],
+        ended: TrainOutcome,
         test: Mapping[str, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         family = prepared.tasks.backbone.family
         for name, scorer in scorers.items():
             config = prepared.tasks.by_name[name].config
             measured = {"dev": _own(ended.best.dev, name), "test": _own(test, name)}
-            tensors, metadata = pack(
-                scorer, _of_task(ended.numbers, name), _of_task(job.frozen, name),
+            tensors, metadata = pack_prompt(
+                scorer, _of_task(ended.trainable, name), _of_task(job.frozen, name),
                 backbone=dataclasses.replace(config.backbone, family=family),
                 fingerprint=prepared.loaded.report.fingerprint, config=config,
                 metrics={part: values for part, values in measured.items() if values},

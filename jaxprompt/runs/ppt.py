@@ -12,13 +12,13 @@ import optax
 from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
-from jaxprompt.build.corpus import need_corpus
-from jaxprompt.build.inheritance import tell_init
-from jaxprompt.build.initial_params import Weights, start
-from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.corpus import require_corpus
+from jaxprompt.build.inheritance import init_notes
+from jaxprompt.build.initial_params import InitialParams, init_params
+from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.scorer import build_scorer, layout_of
-from jaxprompt.build.task import open_fitting
+from jaxprompt.build.scorer import build_scorer, example_layout
+from jaxprompt.build.task import open_checked_backbone
 from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
@@ -90,7 +90,7 @@ def check_ppt(config: RunConfig) -> None:
     """
     if not config.ppt.task:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
-    need_corpus(config)
+    require_corpus(config)
     if not config.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to evaluate on; use a share above 0")
     _check_idle(config)
@@ -131,17 +131,17 @@ def tell_idle(config: RunConfig) -> list[str]:
 
 def check_learner(config: RunConfig) -> None:
     """Raises InputError if `pretrain` cannot train what a config asks for, whatever the text."""
-    if not method_of(config).LEARNS:
+    if not get_method(config).LEARNS:
         raise InputError(
             f"prompt.name={config.prompt.name} has nothing to train; use soft or prefix"
         )
     # A made-up vocabulary tells whether the method would store the words of one.
-    if method_of(config).with_vocabulary(np.zeros(1, int)).seen:
+    if get_method(config).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
             "prompt.rows=seen stores the vectors of words in training examples, which pretrain "
             "does not have; set prompt.rows=all"
         )
-    if "task" in starts_of(config):
+    if "task" in prompt_starts(config):
         raise InputError(
             "prompt.start=task uses words of training examples, which pretrain does not have; use "
             "normal, uniform, vocab, frequent, labels, text or file"
@@ -150,7 +150,7 @@ def check_learner(config: RunConfig) -> None:
         raise InputError(
             "trainable must be empty, because pretrain trains only the prompt; empty it"
         )
-    if not isinstance(head_of(config), verbalizer.Head):
+    if not isinstance(get_head(config), verbalizer.Head):
         raise InputError(
             f"head.name={config.head.name} does not use label words; set head.name=verbalizer"
         )
@@ -190,8 +190,8 @@ def thresholds_of(config: RunConfig) -> tuple[float, ...]:
 
 
 def open_task(config: RunConfig, placement: Placement, *, restored: bool = False) -> PptTask:
-    """Opens the backbone and formats the task; `restored` as in build.task.open_fitting."""
-    backbone = open_fitting(config, placement, restored=restored)
+    """Opens the backbone and formats the task; `restored` as in `open_checked_backbone`."""
+    backbone = open_checked_backbone(config, placement, restored=restored)
     scorer = make_scorer(config, backbone, placement)
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
@@ -234,12 +234,12 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
     return build_scorer(
         backbone,
         task,
-        dataclasses.replace(layout_of(config), form="cloze"),
+        dataclasses.replace(example_layout(config), form="cloze"),
         prompt=config.prompt,
         head=config.head,
         template=template,
         batch=config.data.eval_batch,
-        share=placement.share(),
+        host_share=placement.share(),
     )
 
 
@@ -311,7 +311,7 @@ def _make(
 def tell_corpus(config: RunConfig, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
     """Returns log lines about the backbone and the corpus."""
     lines = [f"backbone {config.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
-    lines += tell_init(config, backbone.module.dims)
+    lines += init_notes(config, backbone.module.dims)
     lines.append(
         f"corpus {config.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens"
     )
@@ -355,8 +355,8 @@ def make_learner(
     config: RunConfig, ppt_task: PptTask, loaded: Loaded, placement: Placement,
     counts: np.ndarray | None = None, *, restored: bool = False,
 ) -> Learner:  # fmt: skip
-    """Initialises the prompt of a task whose backbone is loaded; otherwise as `start`."""
-    trainable, frozen, report = start(
+    """Initialises the prompt of a task whose backbone is loaded; otherwise as `init_params`."""
+    trainable, frozen, report = init_params(
         config, ppt_task.scorer, loaded, counts, placement, restored=restored
     )
     model, objectives = make_objectives(config, ppt_task.scorer.model)
@@ -367,7 +367,7 @@ def make_objectives(config: RunConfig, model: Model) -> tuple[Model, list[Object
     """Makes the losses of downstream tuning with accuracy counts. Returns (model, losses)."""
     method_modules = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in method_modules}
-    kind = head_of(config)
+    kind = get_head(config)
     assert isinstance(kind, verbalizer.Head)  # by `check_learner`
     heads, objective = kind.counted(heads, config.optim.label_smoothing)
     model = dataclasses.replace(model, heads=method_modules | heads)
@@ -408,7 +408,7 @@ def restore(config: RunConfig, workdir: str) -> Trained:
     records.check_backbone(record, learned.report.fingerprint, workdir, {})
     trainable, saved = Checkpoints(workdir).restore_best(learned.trainable, step, or_newer=True)
     best = Evaluation(**saved)
-    weights = Weights(trainable, learned.frozen, learned.report)
+    weights = InitialParams(trainable, learned.frozen, learned.report)
     return Trained(placement, ppt_task.scorer, {}, weights, best, ppt_task.backbone.family, record)
 
 

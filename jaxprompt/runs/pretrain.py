@@ -11,9 +11,9 @@ from jaxprompt import tree
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
 from jaxprompt.build.initial_params import count_tokens
-from jaxprompt.build.method import head_of
-from jaxprompt.build.optimizer import plan_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.method import get_head
+from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
 from jaxprompt.parallel.sharding import Placement
@@ -26,7 +26,7 @@ from jaxprompt.runs.running import (
     make_state,
     open_corpus,
 )
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, PretrainingRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
@@ -41,7 +41,7 @@ def run(config: RunConfig, workdir: str) -> RunResult | None:
 
 def has_topics(config: RunConfig) -> bool:
     """Returns whether a config trains on texts with topics, like on a task."""
-    return not config.ppt.task and head_of(config).PRETRAINS
+    return not config.ppt.task and get_head(config).PRETRAINS
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +68,7 @@ def prepare_run(
     return PreparedPrompt(
         placement=placement,
         steps_per_epoch=steps_per_epoch,
-        milestones=plan_of(config, steps_per_epoch, len(text.rows)),
+        milestones=config_milestones(config, steps_per_epoch, len(text.rows)),
         settings=config.train,
         record=records.make_pretraining_record(config, text.data, backbone),
         ppt_task=ppt_task,
@@ -132,7 +132,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
             measure=score_held,
             value=denoising.held_out_value,
             # None is the dropout of config.json, and so counts as some.
-            drops=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
+            has_dropout=config.backbone.dropout != 0 or config.prompt.get("dropout", 0) != 0,
             learner=learner,
         )
 
@@ -144,9 +144,9 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         yield tree.overview(learner.trainable, learner.frozen)
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {size}, {where}"
-        yield from tell_kernel(config, prepared.placement, backbone)
+        yield from kernel_notes(config, prepared.placement, backbone)
 
-    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedPrompt, job: PromptJob, ended: TrainOutcome) -> RunResult:
         """Makes the result; `export` writes the prompt."""
         config, trained = self.config, tree.count(job.learner.trainable)
         progress, best = ended.progress, ended.best

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxprompt.build.inheritance import read_origin
-from jaxprompt.build.initial_params import rows_of_file
-from jaxprompt.build.method import inherited, start_files, starts_of
+from jaxprompt.build.inheritance import origin_metadata
+from jaxprompt.build.initial_params import load_soft_tokens
+from jaxprompt.build.method import inherited_exports, prompt_files, prompt_starts
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import OriginMetadata
 from jaxprompt.data.text.identity import check_fingerprints
@@ -58,13 +58,13 @@ def make_pretraining_record(
 
 def read_init(config: RunConfig) -> OriginMetadata | None:
     """Returns which exports the trainable parameters are initialised from."""
-    origins = [read_origin(path) for path, _ in inherited(config)]
+    origins = [origin_metadata(path) for path, _ in inherited_exports(config)]
     return dataclasses.replace(origins[0], more=tuple(origins[1:])) if origins else None
 
 
 def hash_start_files(config: RunConfig) -> dict[str, str]:
     """Returns hashes of the soft-token files that a prompt is initialised from, by path."""
-    return {path: _sha256(rows_of_file(path)[0]) for path in start_files(config)}
+    return {path: _sha256(load_soft_tokens(path)[0]) for path in prompt_files(config)}
 
 
 def check_origins(config: RunConfig, record: TaskRecord, workdir: str | os.PathLike) -> None:
@@ -136,7 +136,7 @@ def check_start(
     It is not in the checkpoints, but initialised again from the training split.
     """
     saved, now = record.splits.get("train"), data.splits["train"]
-    if "task" in starts_of(config) and saved is not None and saved.digest != now.digest:
+    if "task" in prompt_starts(config) and saved is not None and saved.digest != now.digest:
         raise InputError(
             f"{workdir} has a frozen prompt that was initialised from its training split "
             f"(prompt.start=task) of {saved.examples} examples, which differ from the "

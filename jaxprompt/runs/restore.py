@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxprompt import rng, tree
-from jaxprompt.build.backbone import NOTHING, Given
+from jaxprompt.build.backbone import NO_INPUTS, InMemoryInputs
 from jaxprompt.build.check import check_config
-from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.examples import check_tunes, read_examples
-from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
-from jaxprompt.build.method import head_of, method_of, starts_of
+from jaxprompt.build.demonstrations import has_demos
+from jaxprompt.build.examples import check_prompt_tuning, read_examples
+from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.method import get_head, get_method, prompt_starts
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import encode_splits, make_task_data, open_fitting, scorer_from_config
+from jaxprompt.build.task import (
+    encode_splits,
+    make_task_data,
+    open_checked_backbone,
+    scorer_from_config,
+)
 from jaxprompt.config.run import FREE, FREE_TRAINED, OF_DATA, RunConfig
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.words import FROM_TEXT
@@ -37,7 +42,7 @@ class Trained(NamedTuple):
     placement: Placement
     scorer: Scorer
     splits: dict[str, Split]
-    weights: Weights
+    weights: InitialParams
     best: Evaluation | None  # None where nothing trains
     family: str
     record: TaskRecord | PretrainingRecord
@@ -46,11 +51,11 @@ class Trained(NamedTuple):
 
 def is_zero_shot(config: RunConfig) -> bool:
     """Returns whether a config has nothing to train."""
-    return not method_of(config).LEARNS and not config.trainable and head_of(config).READS_WORDS
+    return not get_method(config).LEARNS and not config.trainable and get_head(config).READS_WORDS
 
 
 def restore(
-    config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING
+    config: RunConfig, workdir: str, wanted: Sequence[str] = (), given: InMemoryInputs = NO_INPUTS
 ) -> Trained:
     """Restores the best prompt of a workdir and loads the `wanted` splits.
 
@@ -58,19 +63,19 @@ def restore(
     untrained or has a different config, and for a backbone with different weights.
     """
     check_config(config)
-    check_tunes(config)
+    check_prompt_tuning(config)
     # A frozen prompt that started from text has its numbers from that text alone.
-    from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(config))
+    from_text = bool(config.trainable) and not set(FROM_TEXT).isdisjoint(prompt_starts(config))
     record, best_step = None, None
     if not is_zero_shot(config):
-        own = [f"head.{name}" for name in head_of(config).CHANGEABLE]
+        own = [f"head.{name}" for name in get_head(config).CHANGEABLE]
         free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
         record, best_step = read_trained(workdir, config, (*FREE, *free), TaskRecord)
     placement = build_placement(config)
-    backbone = open_fitting(config, placement, restored=True)
+    backbone = open_checked_backbone(config, placement, restored=True)
     if from_text:
         wanted = (*wanted, "train")
-    shown = ("train",) if shows_demos(config) else ()
+    shown = ("train",) if has_demos(config) else ()
     examples = read_examples(config, (*wanted, *shown), record, given.rows)
     scorer = scorer_from_config(config, backbone, examples, placement)
     if record is not None and record.seen:
@@ -87,7 +92,7 @@ def restore(
         params = scorer.model.init(
             rng.key_for(config.seed, "init"), loaded.params, placement=placement
         )
-        weights = Weights({}, tree.flatten(params), loaded.report)
+        weights = InitialParams({}, tree.flatten(params), loaded.report)
         fingerprint = loaded.report.fingerprint
         record = make_record(config, data, BackboneRecord(backbone.family, fingerprint))
         return Trained(placement, scorer, splits, weights, None, backbone.family, record)
@@ -99,7 +104,7 @@ def restore(
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, workdir)
         )
-    weights = start(config, scorer, loaded, counts, placement, restored=True)
+    weights = init_params(config, scorer, loaded, counts, placement, restored=True)
     if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
         check_origins(config, record, workdir)
     checkpoints = Checkpoints(workdir)

@@ -23,7 +23,7 @@ from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.runs import record as records
 from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.one_run import Ended, Job, Prepared
+from jaxprompt.training.one_run import Job, Prepared, TrainOutcome
 from jaxprompt.training.run_folder import Record
 from jaxprompt.training.run_record import RunRecord
 from jaxprompt.training.run_result import RunResult
@@ -71,7 +71,7 @@ class Work(abc.ABC, Generic[Record, P, J]):
         """Returns log lines: what was read and what trains; `where` says from which step."""
 
     @abc.abstractmethod
-    def finish(self, prepared: P, job: J, ended: Ended) -> RunResult:
+    def finish(self, prepared: P, job: J, ended: TrainOutcome) -> RunResult:
         """Makes the result, and writes the other outputs of a run."""
 
 
@@ -107,13 +107,13 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
     work.check()
     run_folder.check_workdir(workdir, config.to_dict(), _FREE)
     keep_programs(config.train.compilation_cache)
-    with run_folder.lock(workdir):
+    with run_folder.lock_workdir(workdir):
         saved, finished = (
             run_folder.read_record(workdir, work.RECORD),
             run_folder.read_result(workdir),
         )
         started = Checkpoints(workdir).latest()
-        signals.note(one_run.saved_at(started))
+        signals.note(one_run.saved_message(started))
         # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(config) | {"result.json": str(bool(finished))})
         prepared = work.prepare(saved, started)
@@ -127,15 +127,15 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         job = work.build(prepared)
         prepared = prepared.without_weights()
         # Only now is the folder written: what is refused above leaves it as it was.
-        run_folder.guard_workdir(workdir, config.to_dict(), _FREE)
+        run_folder.bind_workdir(workdir, config.to_dict(), _FREE)
         run_folder.write_record(workdir, prepared.record)
         where = "starting at step 0" if started is None else f"resumed at step {started}"
-        ended = one_run.drive(prepared, job, workdir, started, work.lines(prepared, job, where))
+        ended = one_run.train_job(prepared, job, workdir, started, work.lines(prepared, job, where))
         if ended is None:
             return None
         result = work.finish(prepared, job, ended)
         run_folder.write_result(workdir, result)
-        if config.train.plot and processes.is_first() and pictures.can_draw():
+        if config.train.plot and processes.is_first() and pictures.has_matplotlib():
             title = f"{work.DONE}: {Path(workdir).resolve().name}"
             try:
                 pictures.draw_curves(workdir, title)

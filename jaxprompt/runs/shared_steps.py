@@ -11,7 +11,7 @@ import optax
 
 from jaxprompt.data.batches.stream import BatchStream
 from jaxprompt.errors import InputError
-from jaxprompt.training.optim import RateState
+from jaxprompt.training.optim import LearningRateState
 from jaxprompt.training.progress import Metrics
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import TrainStep
@@ -42,7 +42,7 @@ def make_shared_step(
     count: with a zero gradient their momentum would still move them. Schedules advance for all. The
     optimizer must have a group for each head.
     """
-    goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | RateState)
+    goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | LearningRateState)
 
     def step(state: TrainState, frozen: Flat, task_batch: TaskBatch):
         new, measured = steps[task_batch.task](state, frozen, task_batch.batch)

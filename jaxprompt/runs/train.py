@@ -8,20 +8,20 @@ from typing import Self
 import jax
 
 from jaxprompt import tree
-from jaxprompt.build.backbone import NOTHING, Given
+from jaxprompt.build.backbone import NO_INPUTS, InMemoryInputs
 from jaxprompt.build.check import check_config
-from jaxprompt.build.evaluation import build_measure
-from jaxprompt.build.inheritance import tell_init
-from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
-from jaxprompt.build.optimizer import plan_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.evaluation import make_metrics_fn
+from jaxprompt.build.inheritance import init_notes
+from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.optimizer import config_milestones
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
+    cache_shared_prefix,
+    example_notes,
     make_task_data,
-    open_fitting,
+    open_checked_backbone,
     prepare_task,
-    share_front,
-    tell_examples,
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
@@ -33,16 +33,16 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.running import Work, carry_out, make_state
-from jaxprompt.training.features.cache import FeatureCache, plan_keeping
+from jaxprompt.training.features.cache import FeatureCache, plan_feature_cache
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.one_run import Ended, Feed, Job, Prepared
+from jaxprompt.training.one_run import Feed, Job, Prepared, TrainOutcome
 from jaxprompt.training.run_record import BackboneRecord, TaskData, TaskRecord
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 
 
-def run(config: RunConfig, workdir: str, given: Given = NOTHING) -> RunResult | None:
+def run(config: RunConfig, workdir: str, given: InMemoryInputs = NO_INPUTS) -> RunResult | None:
     """Runs `train` in a workdir. Returns the result, see `running.carry_out`."""
     return carry_out(Tuning(config, workdir, given))
 
@@ -65,7 +65,7 @@ def read_inputs(
 ) -> TaskInputs:  # fmt: skip
     """Loads and encodes the splits of a config; `rows` by split replace its files."""
     examples, scorer, splits = prepare_task(config, placement, backbone, rows)
-    scorer = share_front(config, scorer).with_vocabulary_of(splits["train"])
+    scorer = cache_shared_prefix(config, scorer).with_vocabulary_of(splits["train"])
     count = len(splits["train"].rows)
     steps_per_epoch = -(-count // config.data.batch)
     return TaskInputs(
@@ -74,7 +74,7 @@ def read_inputs(
         notes=examples.notes,
         data=make_task_data(examples, scorer),
         steps_per_epoch=steps_per_epoch,
-        milestones=plan_of(config, steps_per_epoch, count),
+        milestones=config_milestones(config, steps_per_epoch, count),
     )
 
 
@@ -117,9 +117,9 @@ def prepare_run(
 class TaskJob(Job):
     """A job that trains on a task."""
 
-    weights: Weights  # before the first step
+    weights: InitialParams  # before the first step
     cache: FeatureCache
-    score: Callable[[Split, Flat, Flat], dict[str, float]]  # see `build_measure`
+    score: Callable[[Split, Flat, Flat], dict[str, float]]  # see `make_metrics_fn`
 
 
 class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
@@ -127,7 +127,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
 
     DONE, RECORD = "trained", TaskRecord
 
-    def __init__(self, config: RunConfig, workdir: str, given: Given):
+    def __init__(self, config: RunConfig, workdir: str, given: InMemoryInputs):
         super().__init__(config, workdir)
         self.given = given
 
@@ -141,7 +141,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         del saved, started
         config = self.config
         placement = build_placement(config)
-        backbone = open_fitting(config, placement)
+        backbone = open_checked_backbone(config, placement)
         inputs = read_inputs(config, placement, backbone, self.given.rows)
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
@@ -157,9 +157,9 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         counts = count_tokens(
             config, splits["train"], lambda: count_corpus(config, scorer, self.workdir)
         )
-        weights = start(config, scorer, prepared.loaded, counts, placement)
-        cache, fill = plan_keeping(config, scorer, splits, weights, placement, self.workdir)
-        score = build_measure(config, scorer, placement, cache)
+        weights = init_params(config, scorer, prepared.loaded, counts, placement)
+        cache, fill = plan_feature_cache(config, scorer, splits, weights, placement, self.workdir)
+        score = make_metrics_fn(config, scorer, placement, cache)
         tx, state = make_state(config, prepared, weights.trainable)
         objectives = build_objectives(config, scorer.model)
         return TaskJob(
@@ -169,7 +169,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
             feed=functools.partial(_feed, config, scorer, splits["train"], cache),
             measure=lambda trainable: score(splits["dev"], trainable, weights.frozen),
             value=lambda dev: dev[scorer.task.metric],
-            fill=fill,
+            fill_cache=fill,
             weights=weights,
             cache=cache,
             score=score,
@@ -187,10 +187,10 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         if report.requantized:
             quantize = config.backbone.quantize
             yield f"  {report.requantized} matrices of the file were quantised again, to {quantize}"
-        yield from tell_init(config, scorer.model.backbone.dims)
+        yield from init_notes(config, scorer.model.backbone.dims)
         yield f"task {scorer.task.name}, template {scorer.template!r}"
         yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
-        for line in tell_examples(scorer, prepared.splits, prepared.notes):
+        for line in example_notes(scorer, prepared.splits, prepared.notes):
             yield f"  {line}"
         yield tree.overview(trainable, frozen)
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
@@ -199,9 +199,9 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         elif fresh:
             yield f"randomly initialised: {', '.join(fresh)}"
         yield f"{prepared.milestones.total} steps, {where}"
-        yield from tell_kernel(config, prepared.placement, prepared.backbone)
+        yield from kernel_notes(config, prepared.placement, prepared.backbone)
 
-    def finish(self, prepared: PreparedTask, job: TaskJob, ended: Ended) -> RunResult:
+    def finish(self, prepared: PreparedTask, job: TaskJob, ended: TrainOutcome) -> RunResult:
         """Evaluates on test once, with the best parameters."""
         config, trained = self.config, tree.count(job.weights.trainable)
         progress, best, scorer = ended.progress, ended.best, prepared.scorer
@@ -209,8 +209,8 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         fitted, score = scorer.fitted(best.dev), job.score
         # A head may choose something on dev, as a threshold: then it is another program.
         if fitted.head != scorer.head:
-            score = build_measure(config, fitted, prepared.placement, job.cache)
-        test = score(prepared.splits["test"], ended.numbers, job.frozen) if has_test else None
+            score = make_metrics_fn(config, fitted, prepared.placement, job.cache)
+        test = score(prepared.splits["test"], ended.trainable, job.frozen) if has_test else None
         return RunResult(
             method=config.prompt.name, seed=config.seed, trained=trained,
             total=trained + tree.count(job.frozen), steps=progress.steps,
@@ -221,4 +221,4 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
 def _feed(config: RunConfig, scorer: Scorer, train: Split, cache: FeatureCache) -> Feed:
     """Returns the training batches, with cached states if there are any."""
     batches = train_batches(config, scorer, train)
-    return Feed(batches, lambda: cache.give(train, next(batches)))
+    return Feed(batches, lambda: cache.add_states(train, next(batches)))

@@ -8,14 +8,14 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.build.check import check_config
-from jaxprompt.build.inheritance import tell_init
-from jaxprompt.build.initial_params import check_start, count_tokens, divide
+from jaxprompt.build.inheritance import init_notes
+from jaxprompt.build.initial_params import check_prompt_init, count_tokens, split_params
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.build.placement import build_placement
 from jaxprompt.build.task import (
+    example_notes,
     longest_batch,
-    open_fitting,
-    tell_examples,
+    open_checked_backbone,
 )
 from jaxprompt.config.run import RunConfig
 from jaxprompt.data.text.encoded import Encoded, Split
@@ -42,7 +42,7 @@ def validate(config: RunConfig) -> Iterator[str]:
         config = runs[0].config
     check_config(config)
     placement = build_placement(config)
-    backbone = open_fitting(config, placement)
+    backbone = open_checked_backbone(config, placement)
     inputs = read_inputs(config, placement, backbone)
     scorer, splits, plan = inputs.scorer, inputs.splits, inputs.milestones
     counts = count_tokens(config, splits["train"], lambda: None)
@@ -82,21 +82,21 @@ def _shapes(
     shapes = tree.unflatten(leaves)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     params = jax.eval_shape(init, jax.random.key(0), shapes)
-    check_start(config, scorer, params, counts)
-    return divide(config, scorer, params)
+    check_prompt_init(config, scorer, params, counts)
+    return split_params(config, scorer, params)
 
 
 def _tell_backbone(config: RunConfig, backbone: Backbone) -> Iterator[str]:
     yield f"backbone {config.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
-    yield from tell_init(config, backbone.module.dims)
+    yield from init_notes(config, backbone.module.dims)
 
 
 def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
     yield f"task {scorer.task.name}, template {scorer.template!r}"
     yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
-    for line in tell_examples(scorer, splits, notes):
+    for line in example_notes(scorer, splits, notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
 

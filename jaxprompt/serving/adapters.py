@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxprompt.build.backbone import LoadedBackbone
 from jaxprompt.build.examples import Examples, read_task
-from jaxprompt.build.inheritance import rescaled
-from jaxprompt.build.prompt_artifact import encode_text, make_metadata, plain_tokens
+from jaxprompt.build.inheritance import rescale_vectors
+from jaxprompt.build.prompt_artifact import encode_text, make_metadata, unscaled_soft_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.config.block import OpenBlock
@@ -153,7 +153,7 @@ def metadata_of_adopted(
 def scale_slots(tensors: Mapping[str, np.ndarray], rescale: float) -> dict[str, np.ndarray]:
     """Divides plain soft tokens by the factor that the word embeddings are divided by."""
     return {
-        name: rescaled(x, 1.0, rescale) if name == "prompt/slots" else x
+        name: rescale_vectors(x, 1.0, rescale) if name == "prompt/slots" else x
         for name, x in tensors.items()
     }
 
@@ -211,7 +211,7 @@ def as_peft(
                 f"--peft: PEFT puts soft tokens before the input, and the template "
                 f"{metadata.template!r} has them elsewhere; {_SHIP}"
             )
-        return adapter | {"soft": plain_tokens(tensors, base.rescale)}
+        return adapter | {"soft": unscaled_soft_tokens(tensors, base.rescale)}
     _check_prefix(base, metadata.prompt)
     adapter["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
     if base.family == "bert" and metadata.head.get("pooler") == "checkpoint":

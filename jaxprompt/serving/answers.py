@@ -13,7 +13,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.scorer import Scorer, with_front
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.evaluation import make_answering
+from jaxprompt.training.evaluation import make_answer_fn
 
 
 class Answered(NamedTuple):
@@ -32,7 +32,7 @@ def make_answers(
     """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
     scorer = with_front(scorer)
     head, at = scorer.head, scorer.layout
-    answering = make_answering(head, placement, scorer.model, generation, scorer.tokenizer, at)
+    answering = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, at)
 
     def answer(params: tree.Params, examples: Sequence[Example]) -> Answered:
         split = scorer.encode(examples)

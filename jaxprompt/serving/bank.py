@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import LoadedBackbone
-from jaxprompt.build.prompt_artifact import join, scorer_from_metadata
+from jaxprompt.build.prompt_artifact import join_params, scorer_from_metadata
 from jaxprompt.build.tuned_backbone import tuned_names
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.data.batches.batching import EvalBatches, Layout
@@ -24,7 +24,7 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answered, mark_errors
-from jaxprompt.training.evaluation import Step, ahead, place_step
+from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
 from jaxprompt.types import NO_LIMIT, Batch, Injection
 
 
@@ -44,7 +44,7 @@ class Shelf(NamedTuple):
     added: Injection
     held: list[Held]
     kinds: list[int]  # index of each member's head in the bank
-    step: Step
+    step: StartPass
 
 
 class PromptBank(NamedTuple):
@@ -124,7 +124,7 @@ def make_bank(
             raise InputError(f"prompt {name}: {error}") from error
         _check(name, export, scorer)
         scorers.append(scorer)
-        prompt_params.append(join(export.path, export.tensors, scorer, backbone))
+        prompt_params.append(join_params(export.path, export.tensors, scorer, backbone))
     added = [_added(scorer, params) for scorer, params in zip(scorers, prompt_params, strict=True)]
     apart: dict[Any, list[int]] = {}
     for number, scorer in enumerate(scorers):
@@ -183,14 +183,14 @@ def _make_shelf(
 
 
 @shared
-def bank_step(placement: Placement, bank: Bank) -> Step:
+def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 
     def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
         added, held = given
         return bank.scores(params, added, held, batch)
 
-    return place_step(placement, step)
+    return compile_step(placement, step)
 
 
 def read_requests(
@@ -328,7 +328,7 @@ def _each(
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Runs the batches. Yields the units of the rows of each, and their scores by head."""
     score = step(given, params)
-    for index, scored in ahead(score(_with_prompts(batch, prompts)) for batch in batches):
+    for index, scored in dispatch_ahead(score(_with_prompts(batch, prompts)) for batch in batches):
         yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
 
 

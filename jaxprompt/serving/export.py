@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.build.backbone import NOTHING, Given
-from jaxprompt.build.prompt_artifact import pack
+from jaxprompt.build.backbone import NO_INPUTS, InMemoryInputs
+from jaxprompt.build.prompt_artifact import pack_prompt
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.prompt_metadata import PromptMetadata
 from jaxprompt.errors import InputError
@@ -25,7 +25,7 @@ class Packed(NamedTuple):
     metadata: PromptMetadata
 
 
-def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
+def pack_run(config: RunConfig, workdir: str, given: InMemoryInputs = NO_INPUTS) -> Packed:
     """Reads and folds the best prompt of a run, tuned or pre-trained, and makes its metadata."""
     if config.ppt.task:
         trained = ppt.restore(config, workdir)
@@ -35,7 +35,7 @@ def pack_run(config: RunConfig, workdir: str, given: Given = NOTHING) -> Packed:
     splits = ("dev", "test", "held_out")
     metrics = {name: x for name in splits if (x := getattr(result, name, None)) is not None}
     weights = trained.weights
-    tensors, metadata = pack(
+    tensors, metadata = pack_prompt(
         trained.scorer, weights.trainable, weights.frozen,
         backbone=dataclasses.replace(config.backbone, family=trained.family),
         fingerprint=weights.report.fingerprint, config=config,

@@ -19,13 +19,13 @@ from jaxprompt.training.checkpoint_folders import (
     POSITION,
     STATE,
     agreed_steps,
-    find,
-    folder_of,
+    checkpoint_folder,
+    find_checkpoint,
 )
 
 Tree = Any
 Result = TypeVar("Result")
-MIN_PART = 1 << 20  # bytes that a device writes at least of an array that all devices hold
+MIN_SLICE_BYTES = 1 << 20  # minimum bytes per device when a replicated array is written in slices
 
 
 class Checkpoints:
@@ -37,7 +37,7 @@ class Checkpoints:
 
     def __init__(self, workdir: str | os.PathLike):
         """Opens `<workdir>/checkpoints`, which need not exist."""
-        self.folder = folder_of(workdir)
+        self.folder = checkpoint_folder(workdir)
 
     def latest(self) -> int | None:
         """Returns the newest step with a state, None if there is none."""
@@ -82,11 +82,10 @@ class Checkpoints:
 
         Errors as in `restore`.
         """
-        # A best has no optimizer state, so there is less to check and to read.
+        # Best parameters have no optimizer state, so there is less to verify and read.
         if step in agreed_steps(self.folder, BEST):
             return self.restore_best(template, step)[0]
-        read = lambda path: _restore(path, STATE, template, part="trainable/")
-        return self._read(STATE, step, read)[0]
+        return self._read(STATE, step, lambda p: _restore(p, STATE, template, "trainable/"))[0]
 
     def find_best(self, step: int | None = None, *, state: int | None = None) -> int:
         """Returns the step of the best parameters up to `step`, by default the newest.
@@ -103,9 +102,9 @@ class Checkpoints:
         while True:
             newest = max(agreed_steps(self.folder, item), default=None)
             try:
-                return read(find(self.folder, item, step, state))
+                return read(find_checkpoint(self.folder, item, step, state))
             except (InputError, OSError, ValueError):
-                # Several processes do not know of each other's errors.
+                # With several processes, the others do not know of this error.
                 is_last = newest == max(agreed_steps(self.folder, item), default=None)
                 if step is not None or jax.process_count() > 1 or is_last:
                     raise
@@ -113,27 +112,30 @@ class Checkpoints:
 
 def handlers() -> dict[str, ocp.CheckpointHandler]:
     """Returns orbax handlers for the items of a step."""
-    # Orbax divides replicated arrays among the devices for writing, and each slice is a program to
-    # compile: not worth it for small ones.
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_PART)
+    # Orbax divides replicated arrays among the devices for writing, and compiles a program for each
+    # slice: too slow for small arrays.
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES)
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-    # OCDBT: few files, where plain zarr has two files and a folder an array.
-    make = lambda: ocp.PyTreeCheckpointHandler(
-        use_ocdbt=True, use_zarr3=True, type_handler_registry=registry
-    )
-    return {STATE: make(), BEST: make(), POSITION: ocp.JsonCheckpointHandler()}
+
+    def make_handler() -> ocp.CheckpointHandler:
+        # OCDBT: few files; plain zarr has a folder and two files per array.
+        return ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_zarr3=True, type_handler_registry=registry
+        )
+
+    return {STATE: make_handler(), BEST: make_handler(), POSITION: ocp.JsonCheckpointHandler()}
 
 
-def flat(tree: Tree) -> dict[str, Any]:
+def named_leaves(tree: Tree) -> dict[str, Any]:
     """Returns the leaves of a tree by the names under which they are saved."""
     leaves, _ = tree_flatten_with_path(tree)
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and sharding of an array."""
     sharding = getattr(leaf, "sharding", None)
-    # Without a sharding orbax takes the saved one, of devices that may not be here.
+    # Without a sharding orbax uses the saved one, whose devices may not exist here.
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -144,31 +146,31 @@ def _restore_position(path: Path) -> dict:
         return checkpointer.restore(path / POSITION, args=ocp.args.JsonRestore())
 
 
-def _restore(path: Path, item: str, template: Tree, part: str = "") -> tuple[Tree, dict]:
-    """Restores one item of a step, or the part whose names start with `part`, and the position."""
-    wanted = {part + name: abstract(leaf) for name, leaf in flat(template).items()}
+def _restore(path: Path, item: str, template: Tree, prefix: str = "") -> tuple[Tree, dict]:
+    """Restores the position and one item of a step: the leaves with this prefix, without it."""
+    expected = {prefix + name: abstract_leaf(leaf) for name, leaf in named_leaves(template).items()}
     handler: Any = handlers()[item]
     with ocp.Checkpointer(handler) as checkpointer:
         saved = handler.metadata(path / item).tree
-        _check_same(path, {n: leaf for n, leaf in saved.items() if n.startswith(part)}, wanted)
-        restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+        _check_same(path, {n: leaf for n, leaf in saved.items() if n.startswith(prefix)}, expected)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(expected)
         args = ocp.args.PyTreeRestore(
-            item=wanted, restore_args=restore_args, partial_restore=bool(part)
+            item=expected, restore_args=restore_args, partial_restore=bool(prefix)
         )
         restored = checkpointer.restore(path / item, args=args)
-    leaves = [restored[name] for name in wanted]
+    leaves = [restored[name] for name in expected]
     tree = jax.tree.unflatten(jax.tree.structure(template), leaves)
     return tree, _restore_position(path)
 
 
-def _check_same(path: Path, saved: dict, wanted: dict) -> None:
+def _check_same(path: Path, saved: dict, expected: dict) -> None:
     def show(leaf: Any) -> str:
         return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
     differing = [
-        f"{name} (saved {show(saved.get(name))}, wanted {show(wanted.get(name))})"
-        for name in sorted(saved.keys() | wanted.keys())
-        if show(saved.get(name)) != show(wanted.get(name))
+        f"{name} (saved {show(saved.get(name))}, wanted {show(expected.get(name))})"
+        for name in sorted(saved.keys() | expected.keys())
+        if show(saved.get(name)) != show(expected.get(name))
     ]
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""

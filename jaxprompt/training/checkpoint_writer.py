@@ -2,7 +2,7 @@
 
 orbax's CheckpointManager writes a step to a temporary folder; the checksums of its files are added,
 and the folder is renamed. A save returns once the arrays are copied and the disk has room for them;
-later errors are raised by `settle`, which every save calls first.
+later errors are raised by `wait_for_saves`, which every save calls first.
 
 Several processes call every function together: each writes its part of sharded arrays, process 0
 does the rest. In the background they synchronise only at barriers of JAX's coordinator, because
@@ -30,23 +30,23 @@ import orbax.checkpoint as ocp
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_error
 from jaxprompt.parallel import processes
-from jaxprompt.training.checkpoint import Checkpoints, Tree, flat, handlers
+from jaxprompt.training.checkpoint import Checkpoints, Tree, handlers, named_leaves
 from jaxprompt.training.checkpoint_folders import (
     BEST,
     POSITION,
     STATE,
     agreed_steps,
     check_shared,
-    folder_of,
-    outdated,
-    remove_left_behind,
+    checkpoint_folder,
+    outdated_steps,
+    remove_interrupted,
     rewind,
-    seal,
+    write_checksums,
 )
 
-OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
-FILES = 128  # files and folders of a step at most
-_WRITERS = itertools.count()
+STEP_OVERHEAD, ARRAY_OVERHEAD = 16384, 2048  # maximum bytes for shapes, checksums and the like
+MAX_FILES = 128  # files and folders of a step
+_WRITER_IDS = itertools.count()
 
 
 class CheckpointWriter:
@@ -65,29 +65,29 @@ class CheckpointWriter:
         if keep < 1:
             raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
-        self._folder = folder_of(workdir)
+        self._folder = checkpoint_folder(workdir)
         processes.on_first(lambda: make_folder(self._folder))
         processes.on_first(lambda: rewind(self._folder, step, keep))
         check_shared(self._folder)
-        # The steps that are there or under way.
+        # The steps that are saved or being saved.
         self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
-        self._writing = _Writing()
+        self._background = _BackgroundSave()
         for library in ("absl", "asyncio"):
-            logging.getLogger(library).addFilter(_is_news)
+            logging.getLogger(library).addFilter(_should_log)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item, handler in handlers().items():
             args = ocp.args.JsonSave if item == POSITION else ocp.args.PyTreeSave
-            registry.add(item, args, _GuardedHandler(handler, self._writing))
+            registry.add(item, args, _GuardedHandler(handler, self._background))
         options = ocp.CheckpointManagerOptions(
             create=False,
             save_root_metadata=False,
-            preservation_policy=_Needed(self._steps, keep),
-            temporary_path_class=_sealed_path(self._writing),
+            preservation_policy=_KeepNeeded(self._steps, keep),
+            temporary_path_class=_checksummed_path(self._background),
             multiprocessing_options=ocp.options.MultiprocessingOptions(
-                barrier_sync_key_prefix=self._writing.name
+                barrier_sync_key_prefix=self._background.name
             ),
             async_options=ocp.AsyncOptions(
-                barrier_sync_fn=self._writing.meet, create_directories_asynchronously=False
+                barrier_sync_fn=self._background.barrier, create_directories_asynchronously=False
             ),
         )
         self._manager = _Manager(self._folder, options=options, handler_registry=registry)
@@ -97,25 +97,32 @@ class CheckpointWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Waits for all saves; an error of the block takes precedence."""
         del kind, traceback
         try:
-            self.settle()
+            self.wait_for_saves()
         except Exception as failure:
             if error is None:
                 raise
             error.add_note(f"besides: {failure}")
         finally:
-            with contextlib.suppress(Exception):  # `settle` has raised what was not written
+            with contextlib.suppress(Exception):  # `wait_for_saves` has raised failed writes
                 self._manager.close()
 
     def save(
-        self, step: int, position: Mapping[str, Any], *, state: Tree = None, best: Tree = None,
+        self,
+        step: int,
+        position: Mapping[str, Any],
+        *,
+        state: Tree = None,
+        best: Tree = None,
         on_complete: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Saves trees of arrays and a JSON-able dict as a new step.
 
         Returns once the arrays are copied, so that they may be donated.
@@ -125,58 +132,60 @@ class CheckpointWriter:
           position: position of the run. Its "best" is the dev result of the best parameters.
           state: state to resume from; None to save only the best parameters.
           best: trained parameters, if this step is the best so far.
-          on_complete: called when the step is complete, in another thread or by `settle`.
+          on_complete: called when the step is complete, in another thread or by `wait_for_saves`.
 
         Raises:
           InputError: writing failed, now or in the previous save. Earlier steps are unchanged.
         """
-        # First: two copies of a state might be more than the memory holds.
-        self.settle()
+        # First, because two copies of a state may not fit into memory.
+        self.wait_for_saves()
         trees = {item: tree for item, tree in ((STATE, state), (BEST, best)) if tree is not None}
         path = self._folder / str(step)
-        self._writing.begin(path, on_complete)
-        processes.on_first(lambda: _check_room(path, trees))
-        # Orbax copies arrays to the host before `save` returns. On a CPU that is a view: XLA then
-        # gives the next step, to which the state is donated, other memory.
-        items: dict[str, Any] = {x: ocp.args.PyTreeSave(flat(tree)) for x, tree in trees.items()}
-        # Written in the background too, while the run goes on to change it.
+        self._background.start(path, on_complete)
+        processes.on_first(lambda: _check_disk_space(path, trees))
+        # Orbax copies arrays to the host before `save` returns. On a CPU the copy is a view, and
+        # XLA uses other memory for the next step, although the state is donated to it.
+        items: dict[str, Any] = {
+            x: ocp.args.PyTreeSave(named_leaves(tree)) for x, tree in trees.items()
+        }
+        # Copied, because the run changes it while it is written in the background.
         items[POSITION] = ocp.args.JsonSave(copy.deepcopy(dict(position)))
         for item in trees:
             self._steps[item].add(step)
         self._do(lambda: self._manager.save(step, args=ocp.args.Composite(**items), force=True))
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Waits until all saves are complete.
 
         Raises InputError, once and on every process, if writing failed.
         """
         self._do(self._manager.wait_until_finished)
-        if not processes.is_first():  # process 0 has called it at the time
-            self._writing.on_complete()
-        self._writing.begin(self._folder)
+        if not processes.is_first():  # process 0 has called it when the step was complete
+            self._background.on_complete()
+        self._background.start(self._folder)
 
     def _do(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:
             if processes.is_first():
-                remove_left_behind(self._folder)
-            if (described := _describe(self._writing.path, error)) is error:
+                remove_interrupted(self._folder)
+            if (write_error := _as_write_error(self._background.path, error)) is error:
                 raise
-            raise described from error
+            raise write_error from error
 
 
-class _Writing:
+class _BackgroundSave:
     """The current background save: its path, callback and failure."""
 
     def __init__(self) -> None:
-        self.name = f"checkpoints{next(_WRITERS)}"
+        self.name = f"checkpoints{next(_WRITER_IDS)}"
         self.path = Path()  # of the step
         self.on_complete: Callable[[], None] = lambda: None
-        self.failure = ""  # of this process, of which the others do not know yet
-        self._meetings: collections.Counter[str] = collections.Counter()
+        self.failure = ""  # of this process, not yet sent to the others
+        self._barriers: collections.Counter[str] = collections.Counter()
 
-    def begin(self, path: Path, on_complete: Callable[[], None] = lambda: None) -> None:
+    def start(self, path: Path, on_complete: Callable[[], None] = lambda: None) -> None:
         """Starts the save of another step."""
         self.path, self.on_complete = path, on_complete
 
@@ -188,20 +197,20 @@ class _Writing:
         except Exception as error:
             if jax.process_count() == 1:
                 raise
-            described = _describe(self.path, error)
-            text = str(described) if isinstance(described, InputError) else repr(described)
-            self.failure = self.failure or text
+            write_error = _as_write_error(self.path, error)
+            message = str(write_error) if isinstance(write_error, InputError) else repr(write_error)
+            self.failure = self.failure or message
 
-    def meet(self, *, key: str, timeout_ms: int) -> None:
+    def barrier(self, *, key: str, timeout_ms: int) -> None:
         """Waits for the other processes. If any of them failed to write, all raise InputError.
 
         Otherwise the others would wait for it.
         """
         if jax.process_count() == 1:
             return
-        self._meetings[key] += 1
+        self._barriers[key] += 1
         failure, self.failure = self.failure, ""
-        name = f"{self.name}/{key}/{self._meetings[key]}"
+        name = f"{self.name}/{key}/{self._barriers[key]}"
         if failures := processes.meet(name, timeout_ms / 1000, failure):
             raise InputError(failures[0])
 
@@ -215,7 +224,7 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
-class _Needed(ocp.checkpoint_managers.PreservationPolicy):
+class _KeepNeeded(ocp.checkpoint_managers.PreservationPolicy):
     """Keeps the newest states, and the best parameters up to each of them."""
 
     def __init__(self, steps: Mapping[str, set[int]], keep: int):
@@ -224,32 +233,32 @@ class _Needed(ocp.checkpoint_managers.PreservationPolicy):
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns for each checkpoint whether it is kept."""
         del context
-        old = outdated(self._steps[STATE], self._steps[BEST], self._keep)
+        old = outdated_steps(self._steps[STATE], self._steps[BEST], self._keep)
         return [checkpoint.step not in old for checkpoint in checkpoints]
 
 
 class _GuardedHandler(ocp.AsyncCheckpointHandler):
     """Wraps a handler so that its write errors reach every process."""
 
-    def __init__(self, handler: Any, writing: _Writing):
-        self._handler, self._writing = handler, writing
+    def __init__(self, handler: Any, background: _BackgroundSave):
+        self._handler, self._background = handler, background
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        with self._writing.guard():
+        with self._background.guard():
             self._handler.save(*args, **kwargs)
 
     async def async_save(self, *args: Any, **kwargs: Any) -> list[Any]:
         futures: list[Any] = []
-        with self._writing.guard():
+        with self._background.guard():
             futures += await self._handler.async_save(*args, **kwargs)
-        return [_GuardedFuture(future, self._writing) for future in futures]
+        return [_GuardedFuture(future, self._background) for future in futures]
 
     def restore(self, *args: Any, **kwargs: Any) -> Any:
         return self._handler.restore(*args, **kwargs)
 
     def finalize(self, directory: Any) -> None:
-        if not self._writing.failure:
-            with self._writing.guard():
+        if not self._background.failure:
+            with self._background.guard():
                 self._handler.finalize(directory)
 
     def close(self) -> None:
@@ -259,38 +268,38 @@ class _GuardedHandler(ocp.AsyncCheckpointHandler):
 class _GuardedFuture:
     """A background write of `_GuardedHandler`."""
 
-    def __init__(self, future: Any, writing: _Writing):
-        self._future, self._writing = future, writing
+    def __init__(self, future: Any, background: _BackgroundSave):
+        self._future, self._background = future, background
 
     def result(self, timeout: float | None = None) -> None:
-        with self._writing.guard():
+        with self._background.guard():
             self._future.result(timeout)
 
     def cancel(self) -> None:
         self._future.cancel()
 
 
-def _sealed_path(writing: _Writing) -> type:
+def _checksummed_path(save: _BackgroundSave) -> type:
     """Returns the temporary-path class for steps and their items."""
 
-    class SealedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    class ChecksummedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
         """A temporary path; the checksums of a step are added before it is renamed."""
 
         async def finalize(self) -> None:
-            if writing.failure:
+            if save.failure:
                 return
-            with writing.guard():
-                is_step = Path(self.get_final()) == writing.path
+            with save.guard():
+                is_step = Path(self.get_final()) == save.path
                 if is_step:
-                    await asyncio.to_thread(seal, Path(self.get()))
+                    await asyncio.to_thread(write_checksums, Path(self.get()))
                 await super().finalize()
                 if is_step:
-                    writing.on_complete()
+                    save.on_complete()
 
-    return SealedPath
+    return ChecksummedPath
 
 
-def _describe(path: Path, error: Exception) -> Exception:
+def _as_write_error(path: Path, error: Exception) -> Exception:
     """Returns an InputError for a failed write to `path`, other errors unchanged."""
     # tensorstore reports a failed write as a ValueError that quotes the system's code.
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
@@ -298,21 +307,23 @@ def _describe(path: Path, error: Exception) -> Exception:
     return write_error(path, error) if isinstance(error, OSError) else error
 
 
-def _check_room(path: Path, trees: Mapping[str, Tree]) -> None:
-    # A full disk met inside orbax is reported by each of its threads; here it is one OSError.
-    size = OVERHEAD + sum(leaf.nbytes + OVERHEAD_ARRAY for leaf in jax.tree.leaves(dict(trees)))
+def _check_disk_space(path: Path, trees: Mapping[str, Tree]) -> None:
+    # Inside orbax each thread would report a full disk; here it is one OSError.
+    size = STEP_OVERHEAD + sum(
+        leaf.nbytes + ARRAY_OVERHEAD for leaf in jax.tree.leaves(dict(trees))
+    )
     try:
         with tempfile.TemporaryFile(dir=path.parent) as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, size)
-            disk = os.fstatvfs(file.fileno())
-            if disk.f_files and disk.f_favail < FILES:
-                raise OSError(errno.ENOSPC, f"no room for {FILES} more files")
+            stats = os.fstatvfs(file.fileno())
+            if stats.f_files and stats.f_favail < MAX_FILES:
+                raise OSError(errno.ENOSPC, f"no room for {MAX_FILES} more files")
     except OSError as error:
         raise write_error(path, error) from error
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    # Orbax logs with a traceback what it then raises; `settle` says it in one line. Versions before
-    # 0.12 warn that folders are made before the rest goes on in the background.
+def _should_log(record: logging.LogRecord) -> bool:
+    # Orbax logs errors with a traceback before it raises them; `wait_for_saves` raises them in one
+    # line. Versions before 0.12 warn that they create folders in the main thread.
     return not record.exc_info and "blocking the main thread" not in str(record.msg)

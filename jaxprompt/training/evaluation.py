@@ -23,123 +23,128 @@ from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
-_COMPILERS = 2  # at once; each takes some hundred MiB
-# A field of a config has one type, so the words stand for what `generate` takes.
-_EARLY = {"true": True, "false": False, "never": "never"}
+_COMPILE_THREADS = 2  # each needs some hundred MiB
+# values of the config -> arguments of `generate`
+_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
-class Pass(NamedTuple):
+class EvalPass(NamedTuple):
     """An evaluation step with its parameters, for one pass over a split."""
 
-    run: jax.stages.Wrapped  # -> which example each row is, what was computed of it
-    place: Callable[[Batch], Batch]
-    given: tuple[Any, ...]  # in front of the batch
-    begun: tuple[Any, ...]  # behind it
-    known: set[tuple[int, ...]]  # shapes of tokens that `run` is compiled for
+    step: jax.stages.Wrapped  # (*params, batch, *shared_prefix) -> (example indices, results)
+    put: Callable[[Batch], Batch]  # onto the devices
+    params: tuple[Any, ...]
+    shared_prefix: tuple[Any, ...]
+    compiled_shapes: set[tuple[int, ...]]  # of token ids
 
     def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the example index of each row (-1 = padding), and its result."""
-        self.known.add(batch.encoder.ids.shape)
-        return self.run(*self.given, self.place(batch), *self.begun)
+        self.compiled_shapes.add(batch.encoder.ids.shape)
+        return self.step(*self.params, self.put(batch), *self.shared_prefix)
 
     def compile(self, batch: Batch) -> None:
         """Compiles the step for batches of this shape."""
-        self.run.lower(*self.given, self.place(batch), *self.begun).compile()
+        self.step.lower(*self.params, self.put(batch), *self.shared_prefix).compile()
 
 
-# Begins a pass: (trainable, frozen) -> a function of its batches.
-Step = Callable[[Flat, Flat], Pass]
+# Starts a pass: (trainable, frozen) -> a function of its batches.
+StartPass = Callable[[Flat, Flat], EvalPass]
 
 
-def place_step(
-    placement: Placement, step: Callable[..., jax.Array],
-    begin: Callable[[Flat, Flat], Any] | None = None,
-) -> Step:  # fmt: skip
+def compile_step(
+    placement: Placement,
+    step: Callable[..., jax.Array],
+    prefix_fn: Callable[[Flat, Flat], Any] | None = None,
+) -> StartPass:
     """Compiles a step for batches that are distributed over the processes.
 
-    `step` takes (trainable, frozen, batch) and the result of `begin(trainable, frozen)`, which is
-    computed once for all batches of a pass. Every process gets the results of all rows.
+    `step` takes (trainable, frozen, batch) and the result of `prefix_fn(trainable, frozen)`, which
+    is computed once for all batches of a pass. Every process gets the results of all rows.
     """
 
-    def whole(trainable: Flat, frozen: Flat, batch: Batch, *begun: Any):
-        return batch.index, step(trainable, frozen, batch, *begun)
+    def indexed_step(trainable: Flat, frozen: Flat, batch: Batch, *prefix: Any):
+        return batch.index, step(trainable, frozen, batch, *prefix)
 
-    # On every device, since a process cannot read the parts of another one.
-    compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
-    each, first = compile_(whole), None if begin is None else compile_(begin)
-    known: set[tuple[int, ...]] = set()
+    def compile_replicated(function: Callable[..., Any]) -> jax.stages.Wrapped:
+        # On every device, because a process cannot read the devices of another one.
+        return jax.jit(within(placement, function), out_shardings=placement.replicated)
 
-    def start(trainable: Flat, frozen: Flat) -> Pass:
-        begun = () if first is None else (first(trainable, frozen),)
-        return Pass(each, partial(put_batch, placement), (trainable, frozen), begun, known)
+    compiled_step = compile_replicated(indexed_step)
+    compute_prefix = None if prefix_fn is None else compile_replicated(prefix_fn)
+    compiled_shapes: set[tuple[int, ...]] = set()
 
-    return start
+    def start_pass(trainable: Flat, frozen: Flat) -> EvalPass:
+        prefix = () if compute_prefix is None else (compute_prefix(trainable, frozen),)
+        put = partial(put_batch, placement)
+        return EvalPass(compiled_step, put, (trainable, frozen), prefix, compiled_shapes)
+
+    return start_pass
 
 
 @shared
-def scoring_step(placement: Placement, model: Model) -> Step:
+def scoring_step(placement: Placement, model: Model) -> StartPass:
     """Compiles the class scores, once for all equal models of a process."""
-    return place_step(placement, make_eval_step(model), begin_pass(model))
+    return compile_step(placement, make_eval_step(model), shared_prefix_fn(model))
 
 
-def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
+def shared_prefix_fn(model: Model) -> Callable[[Flat, Flat], Any] | None:
     """Returns a function (trainable, frozen) -> shared prefix of all rows; None without one."""
     if model.front is None:
         return None
     return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
 
 
-def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
+def dispatch_ahead(results: Iterable[_T], count: int = 2) -> Iterator[_T]:
     """Delays results, so that the device computes the next `count` while one is copied."""
-    waiting: deque[_T] = deque()
-    for result in found:
-        waiting.append(result)
-        if len(waiting) > count:
-            yield waiting.popleft()
-    yield from waiting
+    pending: deque[_T] = deque()
+    for result in results:
+        pending.append(result)
+        if len(pending) > count:
+            yield pending.popleft()
+    yield from pending
 
 
 @contextlib.contextmanager
-def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
-    """Compiles the shapes of a pass in parallel while its first batches run. Yields `score`.
+def compile_in_parallel(step: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
+    """Compiles the shapes of a pass in parallel while its first batches run. Yields `step`.
 
     With several processes, whose compilers may wait for each other, and with batches that are not
     EvalBatches, shapes are compiled one after another.
     """
-    firsts = getattr(batches, "one_of_each_shape", None)
-    if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
-        yield score
+    first_batches = getattr(batches, "one_of_each_shape", None)
+    if first_batches is None or not isinstance(step, EvalPass) or jax.process_count() > 1:
+        yield step
         return
     # The first is compiled by the thread that runs it.
-    new = list(firsts(score.known))[1:]
-    pool = ThreadPoolExecutor(_COMPILERS)
-    pending = {batch.encoder.ids.shape: pool.submit(score.compile, batch) for batch in new}
+    uncompiled = list(first_batches(step.compiled_shapes))[1:]
+    executor = ThreadPoolExecutor(_COMPILE_THREADS)
+    pending = {b.encoder.ids.shape: executor.submit(step.compile, b) for b in uncompiled}
 
     def run(batch: Batch) -> tuple[Any, Any]:
         if (compiled := pending.pop(batch.encoder.ids.shape, None)) is not None:
             compiled.result()  # else it would be compiled twice
-        return score(batch)
+        return step(batch)
 
     try:
         yield run
     finally:
-        pool.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
 
 
 def predict_scores(
-    step: Step,
+    step: StartPass,
     trainable: Flat,
     frozen: Flat,
     batches: Iterable[Batch],
     size: int,
 ) -> np.ndarray:
     """Returns the scores of a split, float32 [size, C] or [size, M, C], row i = unit i."""
-    scores, score = None, step(trainable, frozen)
-    with compiling(score, batches) as run:
-        for index, value in ahead(map(run, batches)):
+    scores, score_batch = None, step(trainable, frozen)
+    with compile_in_parallel(score_batch, batches) as run:
+        for index, value in dispatch_ahead(map(run, batches)):
             index, value = np.asarray(index), np.asarray(value, np.float32)
             if scores is None:
-                # NaN, so that a unit which no batch holds cannot pass for one with a score.
+                # NaN marks an example that no batch contains.
                 scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
             scores[index[index >= 0]] = value[index >= 0]
     if scores is None:
@@ -147,32 +152,38 @@ def predict_scores(
     return scores
 
 
-def make_answering(
-    head: Kind, placement: Placement, model: Model, generation: GenerateConfig,
-    tokenizer: Tokenizer, layout: Layout,
-) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
+def make_answer_fn(
+    head: Kind,
+    placement: Placement,
+    model: Model,
+    generation: GenerateConfig,
+    tokenizer: Tokenizer,
+    layout: Layout,
+) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
     """Returns (trainable, frozen, batches, units) -> scores or texts, compiled once per shape."""
     if head.WRITES:
-        step = make_writer(placement, generation, model, layout)
-        fits = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
-        return partial(write_texts, step, tokenizer, layout.ends, check=fits)
+        step = compile_generation(placement, generation, model, layout)
+        check = partial(check_room, model, max_new_tokens=generation.max_new_tokens)
+        return partial(write_texts, step, tokenizer, layout.ends, check=check)
     return partial(predict_scores, scoring_step(placement, model))
 
 
-def make_writer(
+def compile_generation(
     placement: Placement, generation: GenerateConfig, model: Model, layout: Layout
-) -> Step:
+) -> StartPass:
     """Compiles text generation, ids [B, max_new_tokens]."""
-    return place_step(placement, make_writing(generation, model, layout), begin_pass(model))
+    return compile_step(
+        placement, generation_step(generation, model, layout), shared_prefix_fn(model)
+    )
 
 
-def make_writing(
+def generation_step(
     generation: GenerateConfig, model: Model, layout: Layout
 ) -> Callable[..., jax.Array]:
-    """Returns the generation step that `make_writer` compiles."""
+    """Returns the generation step that `compile_generation` compiles."""
     settings = {
         **generation.to_dict(),
-        "early_stopping": _EARLY[generation.early_stopping],
+        "early_stopping": _EARLY_STOPPING[generation.early_stopping],
         "eos": layout.ends,
         "pad": layout.pad_id,
     }
@@ -180,26 +191,33 @@ def make_writing(
 
 
 def write_texts(
-    step, tokenizer, ends, trainable, frozen, batches, size: int, *,
+    step,
+    tokenizer,
+    ends,
+    trainable,
+    frozen,
+    batches,
+    size: int,
+    *,
     check: Callable[[Batch], None] = lambda batch: None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Generates a text for every example of a split. Returns [size], without end tokens.
 
     `check` raises InputError for a batch without room for generated tokens.
     """
-    texts, write = [""] * size, step(trainable, frozen)
-    with compiling(write, batches) as run:
+    texts, generate_batch = [""] * size, step(trainable, frozen)
+    with compile_in_parallel(generate_batch, batches) as run:
 
-        def fitting(batch: Batch) -> tuple[Any, Any]:
+        def checked(batch: Batch) -> tuple[Any, Any]:
             check(batch)
             return run(batch)
 
-        for found in ahead(map(fitting, batches), 1):
-            index, ids = (np.asarray(part) for part in found)
-            rows = [i for i, row in enumerate(index) if row >= 0]
-            # An end need not be a special token of the tokenizer.
-            plain = [own[~np.isin(own, ends)] for own in ids[rows]]
-            written = tokenizer.batch_decode(plain, skip_special_tokens=True)
-            for i, text in zip(index[rows], written, strict=True):
+        for result in dispatch_ahead(map(checked, batches), 1):
+            index, ids = (np.asarray(part) for part in result)
+            real = [i for i, row in enumerate(index) if row >= 0]
+            # End tokens are not always special tokens of the tokenizer.
+            without_ends = [row_ids[~np.isin(row_ids, ends)] for row_ids in ids[real]]
+            decoded = tokenizer.batch_decode(without_ends, skip_special_tokens=True)
+            for i, text in zip(index[real], decoded, strict=True):
                 texts[i] = text.strip()
     return texts

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import dumps, make_folder, parse_json, plain, write_atomic, write_error
-from jaxprompt.training.pace import clock
+from jaxprompt.training.pace import format_seconds
 from jaxprompt.training.trackers import open_tracker
 
 
@@ -52,17 +52,17 @@ class RunLog:
         self._enabled = enabled
         self._terminal = _is_terminal() if terminal is None else terminal
         self._total, self._every = total, every
-        self._first = 0  # step that the rate counts from
-        self._started: float | None = None  # and the time
-        self._newest = 0  # step that is done
-        self._ended: float | None = None  # when the last one was
+        self._first_step = 0  # the speed is measured from this step
+        self._start_time: float | None = None  # and this time
+        self._newest_step = 0  # newest finished step
+        self._end_time: float | None = None  # of the last step
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
-        # Tells the newest step that the device has ended, None = none yet. Without it a step is
-        # done when it is noted.
-        self.done: Callable[[], int | None] | None = None
+        # Returns the newest step that the device has finished, None if there is none. By default
+        # every step passed to `progress` is finished.
+        self.finished_step: Callable[[], int | None] | None = None
         self._bar: Any = None  # tqdm's
-        self._beat: threading.Thread | None = None
-        self._opened = self._told = time.monotonic()  # when the newest line was printed
+        self._reporter: threading.Thread | None = None
+        self._open_time = self._last_line = time.monotonic()  # when the newest line was printed
         self._closed = threading.Event()
         self._tracker = open_tracker(tracker, folder, enabled=enabled)
 
@@ -74,18 +74,18 @@ class RunLog:
         self._tracker.resume(step)
         if not self._enabled or not self._path.exists():
             return
-        *lines, _torn = self._path.read_bytes().split(b"\n")
-        kept = []
+        *lines, _incomplete = self._path.read_bytes().split(b"\n")
+        records = []
         for number, line in enumerate(lines, 1):
             try:
                 if parse_json(line)["step"] <= step:
-                    kept.append(line + b"\n")
+                    records.append(line + b"\n")
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
                     f"{self._path}:{number} is not a valid log record ({error}); "
                     "fix or delete the file, or use another workdir"
                 ) from error
-        write_atomic(self._path, b"".join(kept))
+        write_atomic(self._path, b"".join(records))
 
     def write(self, step: int, **values: Any) -> None:
         """Appends one record: numbers, strings, and dicts and lists of them; "time" is a dict."""
@@ -94,7 +94,7 @@ class RunLog:
         record = {"step": int(step), **{name: plain(value) for name, value in values.items()}}
         try:
             with open(self._path, "ab") as file:
-                # A whole line at once, so that a kill tears the last line at most.
+                # The whole line at once, so that a kill can cut off only the last line.
                 file.write(dumps(record).encode() + b"\n")
         except OSError as error:
             raise write_error(self._path, error) from error
@@ -107,34 +107,34 @@ class RunLog:
         """Updates the values that the progress shows; prints a line for a new dev score."""
         for name, value in values.items():
             if isinstance(value, dict) and name == "lr":
-                value = " ".join(f"{part} {rate:.4g}" for part, rate in value.items())
-            elif isinstance(value, dict):  # of metrics the first, the task's own, is shown
+                value = " ".join(f"{part} {lr:.4g}" for part, lr in value.items())
+            elif isinstance(value, dict):  # the first metric is that of the task
                 value = next(iter(value.values()))
             self._shown[name] = value
-        if "dev" in values and self._started is not None and not self._terminal:
-            self._tell()
+        if "dev" in values and self._start_time is not None and not self._terminal:
+            self._print_status()
 
     def progress(self, step: int) -> None:
         """Updates the progress: newest finished step, speed, time left and values.
 
         A step before the newest one belongs to another run, which restarts the measured speed.
         """
-        done = step if self.done is None else self.done()
-        if done is None or not self._enabled:
+        finished = step if self.finished_step is None else self.finished_step()
+        if finished is None or not self._enabled:
             return
-        step = done
-        if self._started is None or step < self._newest:
-            # The first step compiles; the rate counts from its end.
-            self._started, self._first = time.monotonic(), step
-            if self._bar is not None:  # of another start, which its rate counts from
+        step = finished
+        if self._start_time is None or step < self._newest_step:
+            # The first step compiles; the speed is measured from its end.
+            self._start_time, self._first_step = time.monotonic(), step
+            if self._bar is not None:  # it measures the speed of another run
                 self._bar.close()
                 self._bar = None
-        self._newest = step
-        self._ended = time.monotonic() if step == self._total else None
+        self._newest_step = step
+        self._end_time = time.monotonic() if step == self._total else None
         if self._terminal:
             self._update_bar(step)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Prints a line to stderr, above the progress bar if there is one."""
         if not self._enabled:
             return
@@ -146,8 +146,8 @@ class RunLog:
     def close(self) -> None:
         """Closes the tracker and the progress bar. Raises InputError on a full disk."""
         self._closed.set()
-        if self._beat is not None:
-            self._beat.join()
+        if self._reporter is not None:
+            self._reporter.join()
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
@@ -156,8 +156,8 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         """Returns itself; the log closes when the block ends."""
         if self._total and self._enabled and not self._terminal:
-            self._beat = threading.Thread(target=self._tell_regularly, daemon=True)
-            self._beat.start()
+            self._reporter = threading.Thread(target=self._print_regularly, daemon=True)
+            self._reporter.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -178,40 +178,40 @@ class RunLog:
         self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update(step - self._bar.n)
 
-    def _tell(self, line: str | None = None) -> None:
-        self._told = time.monotonic()
-        print(escape(line or self._line(self._newest)), file=sys.stderr, flush=True)
+    def _print_status(self, line: str | None = None) -> None:
+        self._last_line = time.monotonic()
+        print(escape(line or self._status(self._newest_step)), file=sys.stderr, flush=True)
 
-    def _tell_regularly(self) -> None:
-        # In a thread: a step, a compilation or an evaluation may take minutes.
+    def _print_regularly(self) -> None:
+        # In a thread, because a step, a compilation or an evaluation may take minutes.
         wait = self._every
         while not self._closed.wait(wait):
-            wait = self._told + self._every - time.monotonic()
+            wait = self._last_line + self._every - time.monotonic()
             if wait <= 0:
-                ended, line = self._ended, None
-                if ended is not None:
-                    line = f"evaluating after step {self._total} ({_since(ended)})"
-                self._tell(line)
+                end_time, line = self._end_time, None
+                if end_time is not None:
+                    line = f"evaluating after step {self._total} ({_since(end_time)})"
+                self._print_status(line)
                 wait = self._every
 
-    def _line(self, step: int) -> str:
-        if self._started is None:
-            waited = _since(self._opened)
-            return f"still preparing or compiling the first of {self._total} steps ({waited})"
+    def _status(self, step: int) -> str:
+        if self._start_time is None:
+            duration = _since(self._open_time)
+            return f"still preparing or compiling the first of {self._total} steps ({duration})"
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
-        seconds = (self._ended or time.monotonic()) - self._started
-        if step > self._first and seconds > 0:
-            rate = (step - self._first) / seconds
-            parts.append(f"{rate:.3g} steps/s")
+        seconds = (self._end_time or time.monotonic()) - self._start_time
+        if step > self._first_step and seconds > 0:
+            speed = (step - self._first_step) / seconds
+            parts.append(f"{speed:.3g} steps/s")
             if self._total:
-                parts.append(f"{clock((self._total - step) / rate)} left")
+                parts.append(f"{format_seconds((self._total - step) / speed)} left")
         for name, value in self._shown.items():
             parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         return "  ".join(parts)
 
 
 def _since(moment: float) -> str:
-    return clock(time.monotonic() - moment)
+    return format_seconds(time.monotonic() - moment)
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             record = parse_json(line)
-            record["step"] + 0  # a number, of an object
+            record["step"] + 0  # raises if it is not a number
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"{path}:{number} is not a valid log record ({error}); fix or delete the file"
@@ -239,6 +239,6 @@ def _is_terminal() -> bool:
     """Returns whether stderr is a terminal with a size."""
     try:
         size = os.get_terminal_size(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # no file, or one that is no terminal
+    except (OSError, ValueError, AttributeError):  # not a file, or not a terminal
         return False
-    return size.columns > 0 and size.lines > 0  # both are 0 where nobody has set them
+    return size.columns > 0 and size.lines > 0  # both are 0 if they were never set

@@ -10,12 +10,12 @@ from jaxprompt import signals
 from jaxprompt.training.log import RunLog
 from jaxprompt.types import Tokens
 
-# Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
-# waits for all of them.
-_AHEAD = 8
+# Steps that the host may dispatch ahead of the device. Their batches stay in device memory, and a
+# signal waits for all of them.
+_MAX_AHEAD = 8
 
 
-class Due(NamedTuple):
+class StepActions(NamedTuple):
     """What to do after a step."""
 
     last: bool
@@ -31,15 +31,15 @@ class Milestones(NamedTuple):
     evaluate: int
     save: int
 
-    def due(self, step: int, log_steps: int) -> Due:
+    def actions_after(self, step: int, log_steps: int) -> StepActions:
         """Returns what to do after a step; the last one is always logged and evaluated."""
         last = step == self.total
         evaluates = step % self.evaluate == 0 or last
         saves = self.save > 0 and step % self.save == 0
-        return Due(last, step % log_steps == 0 or last, evaluates, saves)
+        return StepActions(last, step % log_steps == 0 or last, evaluates, saves)
 
 
-class LookAhead:
+class DispatchedSteps:
     """Step metrics on the device, read only when a step is logged, evaluated or saved.
 
     Nothing else is read from the device, so that the host prepares the next batches meanwhile.
@@ -48,23 +48,27 @@ class LookAhead:
     def __init__(self) -> None:
         """Starts without any step."""
         self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
-        self.done: int | None = None  # the newest step that the device is known to have ended
+        self.finished_step: int | None = None  # newest step known to be done
 
-    def add(self, step: int, measured: dict[str, Any]) -> None:
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Adds a dispatched step; waits for the step _AHEAD before it."""
-        self._unread.append((step, measured["streak"], measured["skipped"]))
-        jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
-        newest = self._unread[-_AHEAD - 1 :]
-        self.done = max((number for number, x, _ in newest if x.is_ready()), default=self.done)
+        self._unread.append((step, metrics["streak"], metrics["skipped"]))
+        jax.block_until_ready(self._unread[-_MAX_AHEAD - 1 : -_MAX_AHEAD])
+        recent = self._unread[-_MAX_AHEAD - 1 :]
+        self.finished_step = max(
+            (number for number, x, _ in recent if x.is_ready()), default=self.finished_step
+        )
 
     def wait(self) -> None:
         """Waits for all dispatched steps."""
         jax.block_until_ready(self._unread)
 
-    def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
+    def read(
+        self, metrics_on_device: dict[str, Any]
+    ) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
         """Waits for the newest step. Returns the counts since the last call, and its metrics."""
-        counts, metrics = jax.device_get((self._unread, measured))
-        self.done, self._unread = counts[-1][0], []
+        counts, metrics = jax.device_get((self._unread, metrics_on_device))
+        self.finished_step, self._unread = counts[-1][0], []
         return counts, metrics
 
 
@@ -79,14 +83,14 @@ class StepBatch(Protocol):
 class Runs(Protocol):
     """Interface of what the loop trains: one run, or several as one program."""
 
-    plan: Milestones
+    milestones: Milestones
     log_steps: int
     step: int  # the newest that was taken
 
     def live(self) -> bool:
         """Returns whether any run continues."""
 
-    def take(self) -> Any:
+    def next_batch(self) -> Any:
         """Returns the next batch, a StepBatch on the host; several runs stack theirs."""
 
     def is_new(self, batch: Any) -> bool:
@@ -118,14 +122,14 @@ class Runs(Protocol):
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step in the background: `state` to resume from, `best` parameters."""
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
 
     def stop_signal(self) -> int:
         """Returns the signal that requests a stop, 0 if there is none."""
 
 
-def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
+def train_loop(runs: Runs, log: RunLog, seconds: float) -> float | None:
     """Trains until every run is done.
 
     Args:
@@ -136,53 +140,58 @@ def train(runs: Runs, log: RunLog, seconds: float) -> float | None:
     Returns:
       The total seconds. None if a signal stopped the runs, which are then saved.
     """
-    plan, first, ahead = runs.plan, runs.step, LookAhead()
-    clock = time.monotonic() - seconds
-    elapsed = lambda: time.monotonic() - clock
-    pause = runs.step, time.monotonic()  # what a rate counts from
-    log.done = lambda: ahead.done
-    while runs.step < plan.total and runs.live():
-        batch = runs.take()
+    milestones, first_step, dispatched = runs.milestones, runs.step, DispatchedSteps()
+    start_time = time.monotonic() - seconds
+
+    def elapsed() -> float:
+        return time.monotonic() - start_time
+
+    rate_start = runs.step, time.monotonic()  # speed is measured from this step and time
+    log.finished_step = lambda: dispatched.finished_step
+    while runs.step < milestones.total and runs.live():
+        batch = runs.next_batch()
         is_new = runs.is_new(batch)
         if is_new:
-            log.say(f"compiling the training step for {_shape_of(batch)}")
-        # Nothing is lost before the first step, which compiles; of several processes all must stop.
-        stops_at_once = runs.step == first and jax.process_count() == 1
-        with signals.at_once() if stops_at_once else contextlib.nullcontext():
-            measured = runs.take_step(batch)
-        if is_new:  # it runs from now on, once those before it are done
-            ahead.wait()
-            pause = runs.step - 1, time.monotonic()
-        ahead.add(runs.step, measured)
-        due = plan.due(runs.step, runs.log_steps)
-        if due.logs or due.evaluates or due.saves:
-            (counts, metrics), now = ahead.read(measured), time.monotonic()
-            if due.logs:
-                runs.write(metrics, (runs.step - pause[0], now - pause[1]), now - clock)
-                pause = runs.step, now
+            log.info(f"compiling the training step for {_format_shape(batch)}")
+        # During the first step, which compiles, a stop loses nothing; several processes must agree.
+        stops_immediately = runs.step == first_step and jax.process_count() == 1
+        with signals.at_once() if stops_immediately else contextlib.nullcontext():
+            metrics_on_device = runs.take_step(batch)
+        if is_new:  # the speed leaves out the compilation
+            dispatched.wait()
+            rate_start = runs.step - 1, time.monotonic()
+        dispatched.add(runs.step, metrics_on_device)
+        actions = milestones.actions_after(runs.step, runs.log_steps)
+        if actions.logs or actions.evaluates or actions.saves:
+            (counts, metrics), now = dispatched.read(metrics_on_device), time.monotonic()
+            if actions.logs:
+                runs.write(
+                    metrics, (runs.step - rate_start[0], now - rate_start[1]), now - start_time
+                )
+                rate_start = runs.step, now
             runs.end_broken(counts, elapsed())
         log.progress(runs.step)
-        improves = due.evaluates and runs.evaluate(elapsed())
-        number = runs.stop_signal() if runs.live() else 0
-        saves_here = due.saves or (due.evaluates and not (plan.save and runs.live()))
-        if saves_here or improves or number:
-            runs.save(elapsed(), state=bool(saves_here or number), best=improves)
-        if due.evaluates or due.saves:  # a rate leaves out what these take
-            pause = runs.step, time.monotonic()
-        if number:
-            runs.settle()
-            saved = f"at step {runs.step}; saved, run the same command again to resume"
-            log.say(signals.stopped(number, saved))
+        improves = actions.evaluates and runs.evaluate(elapsed())
+        signal = runs.stop_signal() if runs.live() else 0
+        saves_state = actions.saves or (actions.evaluates and not (milestones.save and runs.live()))
+        if saves_state or improves or signal:
+            runs.save(elapsed(), state=bool(saves_state or signal), best=improves)
+        if actions.evaluates or actions.saves:  # the speed leaves out evaluating and saving
+            rate_start = runs.step, time.monotonic()
+        if signal:
+            runs.wait_for_saves()
+            saved_message = f"at step {runs.step}; saved, run the same command again to resume"
+            log.info(signals.stopped(signal, saved_message))
             return None
     return elapsed()
 
 
-def count_runs(count: int) -> str:
+def format_runs(count: int) -> str:
     """Formats a number of runs, e.g. "2 runs"."""
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _shape_of(batch: StepBatch) -> str:
-    *several, rows, width = batch.encoder.ids.shape
-    runs = "".join(f"{count_runs(count)} x " for count in several)
-    return f"{runs}{rows} sequences x {width} tokens"
+def _format_shape(batch: StepBatch) -> str:
+    *run_dims, num_rows, width = batch.encoder.ids.shape
+    runs = "".join(f"{format_runs(count)} x " for count in run_dims)
+    return f"{runs}{num_rows} sequences x {width} tokens"

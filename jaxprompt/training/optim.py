@@ -17,20 +17,21 @@ Schedule = Callable[[jnp.ndarray], jnp.ndarray]
 OPTIMIZERS = ("adamw", "adafactor")
 
 
-def rates_by_part(
-    parts: Collection[str], lr: float, own: Mapping[str, float | None]
+def lr_by_part(
+    parts: Collection[str], lr: float, part_lrs: Mapping[str, float | None]
 ) -> dict[str, float]:
     """Returns the learning rate of each trainable part: lr_<part> if set, else `lr`.
 
     Raises InputError for the learning rate of a part that does not train.
     """
-    for part, rate in own.items():
-        if rate is not None and part not in parts:
+    for part, part_lr in part_lrs.items():
+        if part_lr is not None and part not in parts:
             raise InputError(
-                f"optim.lr_{part}={rate}, but no parameter of the {part} trains; leave it out, or "
-                f"add {part}/.* to config.trainable"
+                f"optim.lr_{part}={part_lr}, but no parameter of the {part} trains; leave it out, "
+                f"or add {part}/.* to config.trainable"
             )
-    return {part: lr if (rate := own.get(part)) is None else rate for part in sorted(parts)}
+    explicit = {part: part_lr for part, part_lr in part_lrs.items() if part_lr is not None}
+    return {part: explicit.get(part, lr) for part in sorted(parts)}
 
 
 def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedule:
@@ -47,19 +48,22 @@ def make_schedule(schedule: ScheduleConfig, *, total: int, epoch: int) -> Schedu
         return lambda step: schedule.gamma ** (step // epoch).astype(jnp.float32)
     if not isinstance(schedule, Warmup):
         return optax.constant_schedule(1.0)
-    warmup = schedule.warmup(total)
+    warmup_steps = schedule.warmup(total)
     if isinstance(schedule, InverseSqrt):
-        return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
-    if not 0 <= warmup < total:
+        return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup_steps))
+    if not 0 <= warmup_steps < total:
         raise InputError(
-            f"optim.schedule.warmup_steps={warmup} must be less than the {total} steps of the run"
+            f"optim.schedule.warmup_steps={warmup_steps} must be less than the {total} steps of "
+            "the run"
         )
-    # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
-    up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
-    rest = total - warmup
-    line = optax.linear_schedule(1.0, 0.0, rest)
-    down = optax.cosine_decay_schedule(1.0, rest) if isinstance(schedule, Cosine) else line
-    return optax.join_schedules([up, down], [warmup])
+    # The factor is 1 / warmup_steps in the first step, and 1 in step `warmup_steps - 1`.
+    increase = optax.linear_schedule(1 / max(warmup_steps, 1), 1.0, max(warmup_steps - 1, 1))
+    decay_steps = total - warmup_steps
+    if isinstance(schedule, Cosine):
+        decay = optax.cosine_decay_schedule(1.0, decay_steps)
+    else:
+        decay = optax.linear_schedule(1.0, 0.0, decay_steps)
+    return optax.join_schedules([increase, decay], [warmup_steps])
 
 
 def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict[str, bool]]:
@@ -68,13 +72,17 @@ def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict
     return lambda flat: {name: not any(p.fullmatch(name) for p in patterns) for name in flat}
 
 
-def check_no_decay(patterns: Sequence[str], usual: Sequence[str], trained: Iterable[str]) -> None:
+def check_no_decay(
+    patterns: Sequence[str], defaults: Sequence[str], trainable: Iterable[str]
+) -> None:
     """Raises InputError for an unusual pattern that matches no trainable parameter."""
-    names = list(trained)
+    names = list(trainable)
     for pattern in patterns:
-        if pattern not in usual and not any(re.fullmatch(pattern, name) for name in names):
-            near = nearest(pattern.replace(".*", ""), names)
-            raise InputError(f"optim.no_decay: {pattern!r} matches no trainable parameter; {near}")
+        if pattern not in defaults and not any(re.fullmatch(pattern, name) for name in names):
+            suggestion = nearest(pattern.replace(".*", ""), names)
+            raise InputError(
+                f"optim.no_decay: {pattern!r} matches no trainable parameter; {suggestion}"
+            )
 
 
 def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
@@ -83,7 +91,7 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
     def make(lr, weight_decay):
         return optax.chain(
             optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-            # Behind Adam, so that its second moment does not divide the decay.
+            # After Adam, so that its second moment does not divide the decay.
             optax.add_decayed_weights(weight_decay, mask),
             optax.scale_by_schedule(schedule),
             optax.scale(-lr),
@@ -102,7 +110,7 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     # Update clipping with d = 1 (section 6).
     steps = [rms, optax.clip_by_block_rms(1.0)]
     if scaled:
-        # The least root mean square of a matrix that scales its rate, epsilon_2 of algorithm 4.
+        # The lower bound of a matrix's root mean square: epsilon_2 of algorithm 4.
         steps.append(optax.scale_by_param_block_rms(1e-3))
     by_matrix = _by_matrix(optax.chain(*steps))
 
@@ -111,7 +119,7 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
             by_matrix,
             optax.scale_by_schedule(schedule),
             optax.scale(lr),
-            # Behind the rate, so that neither the rate nor the schedule scales the decay.
+            # After the learning rate, so that neither it nor the schedule scales the decay.
             optax.add_decayed_weights(weight_decay, mask),
             optax.scale(-1.0),
         )
@@ -119,81 +127,82 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     return make
 
 
-class RateState(NamedTuple):
+class LearningRateState(NamedTuple):
     """The learning rate in an optimizer state, read by `learning_rates`."""
 
     # int32 scalar, updates
     count: jnp.ndarray  # type: ignore[assignment]  # optax's name, and the leaf's in checkpoints
-    learning_rate: jnp.ndarray  # float32 scalar, of the newest of them
+    learning_rate: jnp.ndarray  # float32 scalar, of the newest update
 
 
-def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
+def _record_lr(lr_at: Schedule) -> optax.GradientTransformation:
     """Stores the learning rate of an update in the state for the log; changes no update."""
 
     def init(_):
-        return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
+        return LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
 
     def update(updates, state, _=None):
-        # Of the count before the update, which is the one that scale_by_schedule reads.
-        now = jnp.asarray(rate(state.count), jnp.float32)
-        return updates, RateState(state.count + 1, now)
+        # scale_by_schedule also uses the count before the update.
+        lr = jnp.asarray(lr_at(state.count), jnp.float32)
+        return updates, LearningRateState(state.count + 1, lr)
 
     return optax.GradientTransformation(init, update)
 
 
 def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
     """Returns the learning rate of the newest update by part: prompt, head, backbone."""
-    is_rate = lambda x: isinstance(x, RateState)
-    found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_rate):
-        if is_rate(leaf):
+    is_lr_state = lambda x: isinstance(x, LearningRateState)
+    lrs = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_lr_state):
+        if is_lr_state(leaf):
             group = next(key.key for key in path if hasattr(key, "key"))
-            found[group.split("/")[0]] = leaf.learning_rate
-    return found
+            lrs[group.split("/")[0]] = leaf.learning_rate
+    return lrs
 
 
-def shown_rate(rates: Mapping[str, float]) -> float | dict[str, float]:
+def shown_lr(lrs: Mapping[str, float]) -> float | dict[str, float]:
     """Returns one learning rate if all parts have the same, else one per part."""
-    found = {part: float(rate) for part, rate in rates.items()}
-    return next(iter(found.values())) if len(set(found.values())) == 1 else found
+    by_part = {part: float(lr) for part, lr in lrs.items()}
+    return next(iter(by_part.values())) if len(set(by_part.values())) == 1 else by_part
 
 
 def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies a transformation to every leaf separately, and to every layer of a stacked leaf."""
 
-    def apply(function, name: str):
+    def per_layer(function, name: str):
         part, path = name.split("/", 1)
         stacked = part in MODELS and path.split("/")[0] in STACKED
         return jax.vmap(function) if stacked else function
 
-    def own(flat):  # without the leaves of other parts, which optax.partition hides
+    def present(flat):  # without the leaves of other parts, which optax.partition hides
         return {name: x for name, x in flat.items() if not isinstance(x, optax.MaskedNode)}
 
     def init(params):
-        return {name: apply(tx.init, name)({name: p}) for name, p in own(params).items()}
+        return {name: per_layer(tx.init, name)({name: p}) for name, p in present(params).items()}
 
     def update(grads, state, params):
-        found = {
-            name: apply(tx.update, name)({name: g}, state[name], {name: params[name]})
-            for name, g in own(grads).items()
+        results = {
+            name: per_layer(tx.update, name)({name: g}, state[name], {name: params[name]})
+            for name, g in present(grads).items()
         }
-        moved = {name: updates[name] for name, (updates, _) in found.items()}
-        # Leaves of other parts go back as they came, as optax.partition expects them.
-        return {**grads, **moved}, {name: after for name, (_, after) in found.items()}
+        new_updates = {name: updates[name] for name, (updates, _) in results.items()}
+        new_states = {name: leaf_state for name, (_, leaf_state) in results.items()}
+        # Leaves of other parts are returned unchanged, as optax.partition requires.
+        return {**grads, **new_updates}, new_states
 
     return optax.GradientTransformation(init, update)
 
 
-def _group_of(leaf: str, groups: Collection[str]) -> str:
+def _partition_label(leaf: str, groups: Collection[str]) -> str:
     first, second, *_ = leaf.split("/")
-    own = f"{first}/{second}"
-    return own if own in groups else first
+    label = f"{first}/{second}"
+    return label if label in groups else first
 
 
 def make_optimizer(
     name: str,
     schedule: Schedule,
-    rates: Mapping[str, float],
+    lrs: Mapping[str, float],
     *,
     weight_decay: float = 0.0,
     no_decay: Sequence[str] = (),
@@ -206,16 +215,16 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Returns an optax chain: clip by global norm, then one optimizer per part.
 
-    `rates` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
+    `lrs` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
     ("head/topics"), to its learning rate; a `scaled` Adafactor multiplies it by each matrix's
     root mean square. Learning rates and weight decay are leaves of the state. Raises InputError for
     an unknown name.
     """
     mask = decay_mask(no_decay)
 
-    def with_rate(make):
+    def with_recorded_lr(make):
         return lambda lr, weight_decay: optax.chain(
-            make(lr, weight_decay), _keep_rate(lambda count: lr * schedule(count))
+            make(lr, weight_decay), _record_lr(lambda count: lr * schedule(count))
         )
 
     if name == "adamw":
@@ -224,11 +233,11 @@ def make_optimizer(
         make = _adafactor(schedule, mask, decay_rate, scaled)
     else:
         raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
-    # Rates as leaves of the state: the runs of a grid differ in them within one program.
+    # Learning rates are leaves of the state, so that runs of a grid share one program.
     parts = {
-        part: optax.inject_hyperparams(with_rate(make))(lr=rate, weight_decay=weight_decay)
-        for part, rate in rates.items()
+        part: optax.inject_hyperparams(with_recorded_lr(make))(lr=lr, weight_decay=weight_decay)
+        for part, lr in lrs.items()
     }
-    # Clipped outside of the partition: by the norm of all parts together.
-    tx = optax.partition(parts, lambda flat: {leaf: _group_of(leaf, parts) for leaf in flat})
+    # Outside of the partition, to clip by the norm of all parts together.
+    tx = optax.partition(parts, lambda flat: {leaf: _partition_label(leaf, parts) for leaf in flat})
     return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx

@@ -3,37 +3,37 @@
 import time
 from collections.abc import Callable
 
-PAUSE = 10.0  # seconds between two reports
+REPORT_SECONDS = 10.0  # seconds between two reports
 
 
-class Pace:
+class ProgressReporter:
     """Reports how much work is done, the speed, and the time left."""
 
     def __init__(
-        self, say: Callable[[str], None], doing: str, total: int, unit: str, done: int = 0
+        self, report: Callable[[str], None], activity: str, total: int, unit: str, done: int = 0
     ):
         """`done` of `total` were done before and do not count for the speed."""
-        self._say, self._doing, self._total, self._unit = say, doing, total, unit
+        self._report, self._activity, self._total, self._unit = report, activity, total, unit
         self._first = self._done = done
-        self._start = self._said = time.monotonic()
+        self._start = self._last_report = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Adds `count`; reports if the last report is more than `PAUSE` seconds old."""
+        """Adds `count`; reports if the last report is more than `REPORT_SECONDS` seconds old."""
         self._done += count
         now = time.monotonic()
-        if now - self._said <= PAUSE or self._done == self._first:
+        if now - self._last_report <= REPORT_SECONDS or self._done == self._first:
             return
-        self._said = now
-        rate = (self._done - self._first) / (now - self._start)
-        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        left = clock((self._total - self._done) / rate)
-        self._say(
-            f"{self._doing} {self._done:,}/{self._total:,} {self._unit}, {speed} a second, "
-            f"{left} left"
+        self._last_report = now
+        speed = (self._done - self._first) / (now - self._start)
+        speed_text = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        remaining = format_seconds((self._total - self._done) / speed)
+        self._report(
+            f"{self._activity} {self._done:,}/{self._total:,} {self._unit}, {speed_text} a second, "
+            f"{remaining} left"
         )
 
 
-def clock(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Formats seconds as minutes and seconds, e.g. 2:05."""
-    minutes, left = divmod(round(seconds), 60)
-    return f"{minutes}:{left:02d}"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

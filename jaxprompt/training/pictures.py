@@ -16,14 +16,14 @@ CURVES = "curves.png"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
-def can_draw() -> bool:
+def has_matplotlib() -> bool:
     """Returns whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def need_matplotlib(flag: str) -> None:
+def require_matplotlib(flag: str) -> None:
     """Raises InputError if matplotlib is not installed."""
-    if not can_draw():
+    if not has_matplotlib():
         raise InputError(f"{flag} needs matplotlib; pip install matplotlib")
 
 
@@ -52,47 +52,52 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
     best = None if result is None else result.best_step
     figure = Figure(figsize=(6.4, 1.6 + 2.2 * len(curves)), layout="constrained")
     axes = figure.subplots(max(len(curves), 1), sharex=True, squeeze=False)[:, 0]
-    for number, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
+    for index, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
         steps, values = zip(*points, strict=True)
         marker = "o" if len(points) < 30 else ""
-        axis.plot(steps, values, marker=marker, markersize=4, color=COLOURS[number])
+        axis.plot(steps, values, marker=marker, markersize=4, color=COLOURS[index])
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
         if best is not None and name.startswith("dev") and best in steps:
             axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
             axis.annotate(
-                f"best {dict(points)[best]:.3f} at step {best}", (0.98, 0.06), ha="right",
+                f"best {dict(points)[best]:.3f} at step {best}",
+                (0.98, 0.06),
+                ha="right",
                 xycoords="axes fraction",
-            )  # fmt: skip
+            )
     axes[-1].set_xlabel("step")
     if title:
         axes[0].set_title(title)
     return save_figure(figure, Path(path or Path(workdir) / CURVES))
 
 
-def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
+def draw_chart(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Path:
     """Plots the mean test score (dev without a test split) of each row, with error bars.
 
     Bars are the population standard deviation over the runs of a row; points are the runs.
     """
     from matplotlib.figure import Figure
 
-    from jaxprompt.scoring.metrics import mean_std  # numpy, which no command waits for in vain
+    from jaxprompt.scoring.metrics import mean_std  # imported here, because it imports numpy
 
-    every = [result for results in rows.values() for result in results]
-    of_all = lambda split: all(getattr(result, split) is not None for result in every)
-    split = next(filter(of_all, ("test", "dev", "held_out")), None)
-    if split is None:
+    runs = [result for results in rows.values() for result in results]
+    splits = ("test", "dev", "held_out")
+    common = [name for name in splits if all(getattr(run, name) is not None for run in runs)]
+    if not common:
         raise InputError("--plot: the runs have no score in common; give runs with the same metric")
-    metric = next(iter(getattr(every[0], split)))
+    split = common[0]
+    metric = next(iter(getattr(runs[0], split)))
     figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
     axis = figure.subplots()
-    for place, results in enumerate(rows.values()):
+    for position, results in enumerate(rows.values()):
         values = [next(iter(getattr(result, split).values())) for result in results]
         mean, std = mean_std(values)
-        axis.barh(place, mean, xerr=std if len(values) > 1 else None, color=COLOURS[5], capsize=3)
-        axis.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.7)
-        axis.annotate(f" {mean:.3f}", (mean + std, place), va="center")
+        axis.barh(
+            position, mean, xerr=std if len(values) > 1 else None, color=COLOURS[5], capsize=3
+        )
+        axis.plot(values, [position] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.7)
+        axis.annotate(f" {mean:.3f}", (mean + std, position), va="center")
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()
     axis.set_xlabel(f"{split} {metric}, mean and standard deviation over the runs")
@@ -103,9 +108,9 @@ def draw_table(rows: Mapping[str, Sequence[RunResult]], path: str | Path) -> Pat
 def save_figure(figure: Any, path: Path) -> Path:
     """Saves a figure. Raises InputError for an unknown format or a failed write."""
     try:
-        # Without the time of its making: equal runs give equal bytes.
+        # Without the date, so that equal runs write equal bytes.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:  # the second for a format that is unknown
+    except (OSError, ValueError) as error:  # ValueError: unknown format
         if isinstance(error, OSError):
             raise write_error(path, error) from error
         raise InputError(f"{path}: {error}; use the ending .png, .svg or .pdf") from error

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-WARM = 2  # steps before the trace: the first compiles, and the device is still idle in the next
-TOP = 10  # kinds of operation that are told
+WARMUP_STEPS = (
+    2  # steps before the trace: the first compiles, and the device is still idle in the next
+)
+MAX_ROWS = 10  # kinds of operation in the table
 FOLDER = "profile"
-# What holds other operations; its time is theirs.
-_AROUND = ("while", "call", "conditional", "async-start", "async-done")
+# Operations that contain others, and whose time is already counted.
+_CONTAINERS = ("while", "call", "conditional", "async-start", "async-done")
 
 
-class Kind(NamedTuple):
+class OperationKind(NamedTuple):
     """All operations of a trace with the same name, without its number."""
 
     name: str
@@ -30,86 +32,92 @@ class Kind(NamedTuple):
 class Profiler:
     """Traces steps of a run to WORKDIR/profile, for TensorBoard; 0 steps = no trace."""
 
-    def __init__(self, workdir: str, steps: int, begun: int):
-        """`begun` is the step that the run starts or resumes from."""
+    def __init__(self, workdir: str, steps: int, start_step: int):
+        """`start_step` is the step that the run starts or resumes from."""
         self._folder = os.path.join(workdir, FOLDER)
-        self._first, self._steps = begun + WARM, steps
-        self._is_on = False
+        self._first, self._steps = start_step + WARMUP_STEPS, steps
+        self._is_tracing = False
 
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
         if self._steps and step == self._first:
-            # One trace a run: the table would sum up those of earlier tries too.
+            # One trace per run: the table would include the traces of interrupted runs.
             shutil.rmtree(self._folder, ignore_errors=True)
             jax.profiler.start_trace(self._folder)
-            self._is_on = True
+            self._is_tracing = True
 
     def after(self, step: int, state: Any, last: bool) -> list[str]:
         """Stops the trace after its last step. Returns the lines of its table, else []."""
         if self._steps and last and step <= self._first:
-            taken = step - self._first + WARM
-            return [f"no trace: tracing starts after {WARM} steps, and this run took {taken}"]
-        if not self._is_on or not (last or step == self._first + self._steps):
+            num_steps = step - self._first + WARMUP_STEPS
+            return [
+                f"no trace: tracing starts after {WARMUP_STEPS} steps, and this run took "
+                f"{num_steps}"
+            ]
+        if not self._is_tracing or not (last or step == self._first + self._steps):
             return []
         jax.block_until_ready(state)
         self.close()
-        taken = step - self._first
-        return tell(read_kinds(self._folder), taken, self._folder)
+        num_steps = step - self._first
+        return format_operations(read_operations(self._folder), num_steps, self._folder)
 
     def close(self) -> None:
         """Stops a trace that was interrupted."""
-        if self._is_on:
-            self._is_on = False
+        if self._is_tracing:
+            self._is_tracing = False
             jax.profiler.stop_trace()
 
 
 @contextlib.contextmanager
-def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
+def profiled(workdir: str, steps: int, start_step: int) -> Iterator[Profiler]:
     """Yields a profiler; its trace stops with the block."""
-    profiler = Profiler(workdir, steps, begun)
+    profiler = Profiler(workdir, steps, start_step)
     try:
         yield profiler
     finally:
         profiler.close()
 
 
-def read_kinds(folder: str) -> list[Kind]:
+def read_operations(folder: str) -> list[OperationKind]:
     """Sums the operations of the newest trace in a folder by kind, slowest first."""
-    found = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
+    paths = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
     counts: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
-    for path in found:
+    for path in paths:
         for plane in jax.profiler.ProfileData.from_file(path).planes:
             for line in plane.lines:
                 # GPUs and CPUs name the operation of an event; a TPU has a line of them.
-                operations = line.name == "XLA Ops"
+                is_op_line = line.name == "XLA Ops"
                 for event in line.events:
-                    if operations or any(name == "hlo_op" for name, _ in event.stats):
-                        name = kind_of(event.name)
+                    if is_op_line or any(name == "hlo_op" for name, _ in event.stats):
+                        name = operation_kind(event.name)
                         seconds[name] += event.duration_ns / 1e9
                         counts[name] += 1
-    for name in _AROUND:
+    for name in _CONTAINERS:
         seconds.pop(name, None)
     total = sum(seconds.values())
-    longest = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
-    return [Kind(name, counts[name], s, s / total) for name, s in longest]
+    slowest = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
+    return [
+        OperationKind(name, counts[name], duration, duration / total) for name, duration in slowest
+    ]
 
 
-def kind_of(name: str) -> str:
+def operation_kind(name: str) -> str:
     """Removes the number of an operation. "%fusion.12 = f32[8]{0} fusion(...)" -> "fusion" """
     return re.sub(r"([.:]\d+|\.clone)+$", "", name.partition(" = ")[0].lstrip("%"))
 
 
-def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
+def format_operations(kinds: list[OperationKind], steps: int, folder: str) -> list[str]:
     """Returns the table of a trace of `steps` steps as lines."""
     lines = [f"trace of {steps} steps in {folder}; open it with TensorBoard or ui.perfetto.dev"]
     if not kinds:
         return [*lines, "the trace has no operations of this device"]
-    width = max(len(kind.name) for kind in kinds[:TOP])
+    width = max(len(kind.name) for kind in kinds[:MAX_ROWS])
     lines.append(f"  {'operation':{width}}  times a step  ms a step  share")
-    for kind in kinds[:TOP]:
-        each = 1e3 * kind.seconds / steps
+    for kind in kinds[:MAX_ROWS]:
+        milliseconds = 1e3 * kind.seconds / steps
         lines.append(
-            f"  {kind.name:{width}}  {kind.times / steps:12,.1f}  {each:9,.2f}  {kind.share:5.1%}"
+            f"  {kind.name:{width}}  {kind.times / steps:12,.1f}  {milliseconds:9,.2f}  "
+            f"{kind.share:5.1%}"
         )
     return lines

@@ -7,14 +7,14 @@ from typing import Any, Self
 
 from jaxprompt.config.documents import fields_to_plain
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.optim import shown_rate
+from jaxprompt.training.optim import shown_lr
 
 Metrics = dict[str, Any]  # of a step: numbers, arrays, texts, and dicts of them
 # (metrics of a step, steps since the last record or pause, their seconds) -> what is written
-Describe = Callable[[Metrics, int, float], Metrics]
+DescribeStep = Callable[[Metrics, int, float], Metrics]
 
 
-def rank(value: float) -> float:
+def score_key(value: float) -> float:
     """Returns a sort key for scores; NaN is lowest."""
     return -math.inf if math.isnan(value) else value
 
@@ -24,7 +24,7 @@ class Evaluation:
     """The scores of a step. Those of the best step are saved with its parameters, as JSON."""
 
     step: int
-    value: float  # that is to be high
+    value: float  # to maximise
     dev: Mapping[str, float]
 
 
@@ -33,16 +33,16 @@ class Progress:
     """Progress of a run, saved with a checkpoint as JSON."""
 
     best: Evaluation | None = None
-    since: int = 0  # evaluations without gain
+    since: int = 0  # evaluations without improvement
     done: bool = False
     error: str = ""  # why it ended early
     steps: int = 0  # when it ended
     skipped: int = 0  # steps that were not finite, when it ended
 
     @classmethod
-    def from_json(cls, saved: dict) -> Self:
+    def from_json(cls, position: dict) -> Self:
         """Makes a Progress from a saved position, which may have more fields."""
-        fields = {field.name: saved[field.name] for field in dataclasses.fields(cls)}
+        fields = {field.name: position[field.name] for field in dataclasses.fields(cls)}
         best = fields.pop("best")
         return cls(None if best is None else Evaluation(**best), **fields)
 
@@ -58,26 +58,29 @@ class Progress:
         The run is done after its last step, or after `patience` evaluations without improvement
         (0 = never).
         """
-        # Strictly better: of equal evaluations the earliest stands, so a longer run changes
-        # nothing.
-        better = self.best is None or rank(value) > rank(self.best.value)
-        if better:
+        # Strictly better: the earliest of equal evaluations stays, however long the run is.
+        improves = self.best is None or score_key(value) > score_key(self.best.value)
+        if improves:
             self.best, self.since = Evaluation(step, value, dev), 0
         else:
             self.since += 1
         self.done = last or 0 < patience <= self.since
-        return better
+        return improves
 
 
-def write_step(
-    log: RunLog, step: int, found: Metrics, describe: Describe, taken: tuple[int, float],
+def log_step(
+    log: RunLog,
+    step: int,
+    metrics: Metrics,
+    describe: DescribeStep,
+    elapsed: tuple[int, float],
     seconds: float,
-) -> None:  # fmt: skip
+) -> None:
     """Writes the metrics of a step to a run's log.
 
-    `taken` is the number of steps since the last record or pause, and their seconds.
+    `elapsed` is the number of steps since the last record or pause, and their seconds.
     """
-    found["lr"] = shown_rate(found["lr"])
-    said = describe(found, *taken)
-    spent = {"seconds": seconds} | said.pop("time", {})
-    log.write(step, **said, time=spent)
+    metrics["lr"] = shown_lr(metrics["lr"])
+    record = describe(metrics, *elapsed)
+    time = {"seconds": seconds} | record.pop("time", {})
+    log.write(step, **record, time=time)

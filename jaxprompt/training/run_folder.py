@@ -31,25 +31,25 @@ from jaxprompt.files import (
     write_atomic,
 )
 from jaxprompt.parallel import processes
-from jaxprompt.training.checkpoint_folders import folder_of, steps_of
+from jaxprompt.training.checkpoint_folders import checkpoint_folder, list_steps
 from jaxprompt.training.run_record import RunRecord, record_from_json
 from jaxprompt.training.run_result import RunResult
 
 Record = TypeVar("Record", bound=RunRecord)
 RECORD, RESULT = "record.json", "result.json"
-_OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
-_SHOWN = 3  # differences that a message names
-# What breaks a checkpoint in its path. Orbax searches below it by patterns: [ab] and ** match
-# nothing, * and ? also what another run saves. tensorstore takes a backslash for a slash, and etils
-# gs:/ for gs://.
-_BREAKING = ("[", "*", "?", "\\", "gs:/")
+_RUN_FILES = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
+_MAX_DIFFERENCES = 3  # differences that a message names
+# Characters that break checkpoints below a path. Orbax searches it by patterns: [ab] and ** match
+# nothing, * and ? also the files of other runs. tensorstore reads a backslash as a slash, and etils
+# gs:/ as gs://.
+_FORBIDDEN = ("[", "*", "?", "\\", "gs:/")
 
 
 # -- lock -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def lock(workdir: str | os.PathLike) -> Iterator[None]:
+def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """Creates a run directory and holds its lock, so that only one run at a time writes there.
 
     The system releases the lock when the process dies for any reason, also on a file system shared
@@ -58,39 +58,39 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
-        processes.on_first(lambda: stack.enter_context(_hold(Path(workdir))))
+        processes.on_first(lambda: stack.enter_context(_lock_folder(Path(workdir))))
         yield
 
 
 @contextlib.contextmanager
-def _hold(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     path, is_new = folder / LOCK, not folder.exists()
     make_folder(folder)
-    held = acquire(path, folder, "use another workdir")
+    lock_file = acquire(path, folder, "use another workdir")
     try:
         yield
     finally:
-        # A command that was refused leaves nothing. Removed while it is held: see `acquire`.
+        # A rejected command leaves nothing behind. Removed while it is locked, see `acquire`.
         if not (folder / CONFIG).exists():
             with contextlib.suppress(OSError):
                 path.unlink()
                 if is_new:
-                    folder.rmdir()  # unless something else lies there
-        os.close(held)
+                    folder.rmdir()  # fails if it contains other files
+        os.close(lock_file)
 
 
 # -- config ---------------------------------------------------------------------------------------
 
 
-def guard_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
+def bind_workdir(
+    workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
 ) -> None:
     """Binds `workdir` to a resolved config: writes config.json, or compares with it.
 
     Arguments and errors as in `check_workdir`; also InputError if the folder is not writable.
     """
     make_folder(workdir)
-    old_text = check_workdir(workdir, resolved, free)
+    old_text = check_workdir(workdir, resolved, ignored)
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
     if not processes.is_first():
         return
@@ -100,13 +100,13 @@ def guard_workdir(
 
 
 def check_workdir(
-    workdir: str | os.PathLike, resolved: Mapping[str, object], free: tuple[str, ...] = ()
+    workdir: str | os.PathLike, resolved: Mapping[str, object], ignored: tuple[str, ...] = ()
 ) -> str | None:
     """Compares a resolved config with config.json of `workdir`. Returns its text, None without it.
 
-    `free` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with the
-    fields that differ, for a path that orbax cannot write to, and for a folder with files of a run
-    but no config.json. Any other folder without one is accepted.
+    `ignored` lists the dotted fields (or blocks of fields) that may differ. Raises InputError with
+    the fields that differ, for a path that orbax cannot write to, and for a folder with files of a
+    run but no config.json. Any other folder without one is accepted.
     """
     _check_path(os.path.abspath(workdir))
     path = Path(workdir) / CONFIG
@@ -118,14 +118,13 @@ def check_workdir(
             f"{path} is not a readable config ({error}); restore it, or use another workdir"
         ) from error
     if old_text is None:
-        _check_new(Path(workdir))
+        _check_no_run_files(Path(workdir))
         return None
-    # As it would be read back: a tuple becomes a list, and equals the saved one.
-    given = _leaves(json.loads(json.dumps(resolved)))
-    if not saved.keys() & given.keys():
+    # Through JSON, so that a tuple equals the saved list.
+    current = _leaves(json.loads(json.dumps(resolved)))
+    if not saved.keys() & current.keys():
         raise InputError(f"{path} is not the config of a run; use another workdir")
-    is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
-    if differing := _differences(saved, given, "given", is_free):
+    if differing := _differences(saved, current, "given", ignored):
         raise InputError(
             f"{workdir} contains a run with a different config: {differing}; "
             "use the saved values, or another workdir"
@@ -135,24 +134,26 @@ def check_workdir(
 
 def _check_path(path: str) -> None:
     """Raises InputError for a path that orbax or tensorstore would misread."""
-    breaking = [part for part in _BREAKING if part in path] + ["//"] * path.startswith("//")
-    if breaking:
+    forbidden = [part for part in _FORBIDDEN if part in path]
+    if path.startswith("//"):
+        forbidden.append("//")
+    if forbidden:
         raise InputError(
-            f"{path} contains {breaking[0]}, so checkpoints cannot be saved there: orbax or "
+            f"{path} contains {forbidden[0]}, so checkpoints cannot be saved there: orbax or "
             "tensorstore reads it as a pattern, a separator or a URL; use another workdir"
         )
 
 
-def _check_new(folder: Path) -> None:
-    # A run writes config.json before these, so without it they are not a run's.
-    if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
+def _check_no_run_files(folder: Path) -> None:
+    # A run writes config.json before these files.
+    if foreign := [name for name in _RUN_FILES if (folder / name).exists()]:
         raise InputError(
             f"{folder} contains {foreign[0]} but no {CONFIG}, so it is not a run directory; use "
             "another workdir"
         )
 
 
-# -- what the run learned from --------------------------------------------------------------------
+# -- data record ----------------------------------------------------------------------------------
 
 
 def write_record(workdir: str | os.PathLike, record: RunRecord) -> None:
@@ -182,7 +183,7 @@ def read_record(workdir: str | os.PathLike, kind: type[Record]) -> Record | None
     return record
 
 
-def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
+def require_record(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
     """Raises InputError if `folder`, whose checkpoints are in `workdir`, has no record.
 
     Without a record the run could resume with different data.
@@ -199,8 +200,8 @@ def check_record(workdir: str | os.PathLike, record: RunRecord) -> None:
     """Raises InputError if a run would train on different data than its record says."""
     saved = read_record(workdir, type(record))
     if saved is None:
-        if steps_of(folder_of(workdir)):
-            check_kept(workdir, workdir)
+        if list_steps(checkpoint_folder(workdir)):
+            require_record(workdir, workdir)
         return
     if differing := _differences(_leaves(saved.to_json()), _leaves(record.to_json()), "now"):
         raise InputError(
@@ -226,24 +227,30 @@ def read_result(workdir: str | os.PathLike) -> RunResult | None:
     return None if values is None else RunResult.from_json(values, path)
 
 
-def _read_object(path: Path, cure: str) -> dict[str, object] | None:
-    return read_json(path, f"the unchanged file of the run; {cure}") if path.exists() else None
+def _read_object(path: Path, advice: str) -> dict[str, object] | None:
+    return read_json(path, f"the unchanged file of the run; {advice}") if path.exists() else None
 
 
 # -- comparison -----------------------------------------------------------------------------------
 
 
-def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
+def _differences(
+    saved: dict, current: dict, current_name: str, ignored: tuple[str, ...] = ()
+) -> str:
     """Lists the first leaves that differ, "" if none does."""
-    names = sorted(name for name in saved.keys() | other.keys() if not is_free(name))
-    show = lambda values, name: repr(values[name]) if name in values else "nothing"
+
+    def format_value(leaves: dict, name: str) -> str:
+        return repr(leaves[name]) if name in leaves else "nothing"
+
+    prefixes = tuple(f"{field}." for field in ignored)
     differing = [
-        f"{name} (saved {show(saved, name)}, {name_of_other} {show(other, name)})"
-        for name in names
-        if (name in saved, saved.get(name)) != (name in other, other.get(name))
+        f"{name} (saved {format_value(saved, name)}, {current_name} {format_value(current, name)})"
+        for name in sorted(saved.keys() | current.keys())
+        if (name in saved, saved.get(name)) != (name in current, current.get(name))
+        and not f"{name}.".startswith(prefixes)
     ]
-    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-    return ", ".join(differing[:_SHOWN]) + more
+    count = len(differing) - _MAX_DIFFERENCES
+    return ", ".join(differing[:_MAX_DIFFERENCES]) + (f" and {count} more" if count > 0 else "")
 
 
 def _leaves(tree: object, name: str = "") -> dict[str, object]:

@@ -24,11 +24,11 @@ class TaskData(Document):
     """A task, and the examples that a run was trained and evaluated on."""
 
     task: Task
-    choices: int  # the most that an example has
+    choices: int  # maximum number per example
     splits: Mapping[str, SplitRecord]
     sentence_encoder: str = ""  # fingerprint of the model that chose demonstrations
-    seen: str = ""  # the words that the method has vectors for, where it depends on the examples
-    identity: Mapping[str, str]  # of the backbone beside its weights, see data.text.identity
+    seen: str = ""  # words of the examples that the method has vectors for
+    identity: Mapping[str, str]  # of the tokenizer and the layers, see data.text.identity
     template: str
 
 
@@ -36,7 +36,7 @@ class TaskData(Document):
 class SharedTask(TaskData):
     """One of several tasks that share a prompt."""
 
-    fields: Mapping[str, str]  # of the config, that are the task's own
+    fields: Mapping[str, str]  # the config fields of this task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class CorpusInfo(Document):
 
     task: str
     patterns: str
-    options: tuple[int, int] | None = None  # the fewest and the most of an example
+    options: tuple[int, int] | None = None  # minimum and maximum number per example
     corpus: str  # path
     documents: int
     tokens: int
@@ -89,7 +89,7 @@ class SharedRecord(RunRecord):
     """Record of a run in which several tasks share a prompt."""
 
     tasks: Mapping[str, SharedTask]
-    seen: str = ""  # in the examples of all tasks
+    seen: str = ""  # words of the examples of all tasks
     backbone: BackboneRecord
     init: OriginMetadata | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -119,7 +119,7 @@ class AdaptationRecord(RunRecord):
     identity: Mapping[str, str]
 
 
-_KINDS: dict[str, type[RunRecord]] = {  # by a field that only they have, or those behind them
+_KINDS: dict[str, type[RunRecord]] = {  # by a field that identifies them, in this order
     "task": TaskRecord,
     "tasks": SharedRecord,
     "about": PretrainingRecord,

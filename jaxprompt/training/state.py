@@ -24,25 +24,32 @@ class TrainState(NamedTuple):
 
 def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
     """Returns the initial state of a run."""
-    zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
-    # Plain numbers, so that checkpoints hold nothing but ordinary arrays.
-    numbers = jax.random.key_data(key)
-    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), numbers)
+
+    def zero() -> jax.Array:  # a buffer for each, because the state is donated
+        return jnp.zeros((), jnp.int32)
+
+    # Key data, because checkpoints only contain ordinary arrays.
+    key_data = jax.random.key_data(key)
+    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), key_data)
 
 
 def place_state(
-    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array,
-    *, donate: bool = False,
-) -> TrainState:  # fmt: skip
+    placement: Placement,
+    trainable: Flat,
+    tx: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    donate: bool = False,
+) -> TrainState:
     """Returns the initial state on a mesh; optimizer state is sharded like its parameters.
 
     With `donate` the arrays of `trainable`, which must be on the mesh, are donated: afterwards only
     their shapes can be read.
     """
-    make = functools.partial(make_state, tx=tx, key=key)
-    # Shapes first: where a leaf lives must be known before any is made.
-    shapes = jax.eval_shape(make, trainable)
+    init_state = functools.partial(make_state, tx=tx, key=key)
+    # Shapes first: shardings must be known before any leaf is created.
+    shapes = jax.eval_shape(init_state, trainable)
     shardings = like(placement, shapes, placement.parameters(trainable))
-    # Made where it belongs: no device ever holds the whole of it.
-    donated = (0,) if donate else ()
-    return jax.jit(make, out_shardings=shardings, donate_argnums=donated)(trainable)
+    # Created in shards: no device ever holds the whole state.
+    donate_argnums = (0,) if donate else ()
+    return jax.jit(init_state, out_shardings=shardings, donate_argnums=donate_argnums)(trainable)

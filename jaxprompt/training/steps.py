@@ -23,9 +23,14 @@ class StepModel(Protocol):
     """Interface of the model of a step: a Model or a Pair."""
 
     def forward(
-        self, params: Params, batch: Batch, *, head: str, deterministic: bool,
+        self,
+        params: Params,
+        batch: Batch,
+        *,
+        head: str,
+        deterministic: bool,
         key: jax.Array | None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Returns the scores of one head for a batch."""
 
 
@@ -39,12 +44,12 @@ class _Term(NamedTuple):
 
 def _evaluate(model: StepModel, params, batch: Batch, objective: Objective, key, *, deterministic):
     """Returns the sum of an objective, and (normaliser, other sums, batch for later objectives)."""
-    seen = objective.view(batch, rng.for_name(key, "view")) if objective.view else batch
-    scores = model.forward(params, seen, head=objective.head, deterministic=deterministic, key=key)
-    given = scores, seen.labels, seen.weights
-    total, n = objective.loss(*given)
-    sums = objective.sums(*given) if objective.sums else {}
-    return total, (n, sums, objective.then(seen, scores) if objective.then else None)
+    view = objective.view(batch, rng.for_name(key, "view")) if objective.view else batch
+    scores = model.forward(params, view, head=objective.head, deterministic=deterministic, key=key)
+    outputs = scores, view.labels, view.weights
+    total, n = objective.loss(*outputs)
+    sums = objective.sums(*outputs) if objective.sums else {}
+    return total, (n, sums, objective.then(view, scores) if objective.then else None)
 
 
 def make_train_step(
@@ -65,27 +70,27 @@ def make_train_step(
 
     compute_terms = _make_terms(model, objectives)
     if accumulate > 1:
-        compute_terms = _accumulated(compute_terms, len(objectives), accumulate)
+        compute_terms = _accumulate_terms(compute_terms, len(objectives), accumulate)
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        # Of the step's number, not of the key before: a resumed run drops what it would have.
+        # From the step number, so that a resumed run has the same dropout.
         step_key = rng.at_step(rng.from_numbers(state.key), state.step)
         terms, counts = compute_terms(state.trainable, frozen, batch, step_key)
         loss, grads = _weighted_sum(terms, objectives, state.trainable)
-        # Before `tx` clips it, so that what is logged and judged is the gradient's own.
+        # Before `tx` clips the gradient.
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
-        rates = learning_rates(opt_state)  # also of a step that is skipped
+        lrs = learning_rates(opt_state)  # also of a step that is skipped
         state = _next_state(state, updates, opt_state, finite)
         metrics = {
             "loss": loss, "grad_norm": norm, "skipped": state.skipped, "streak": state.streak,
         }  # fmt: skip
-        metrics |= {"lr": rates} if rates else {}
+        metrics |= {"lr": lrs} if lrs else {}
         sums = {
-            objective.name: {"loss": term.total, "n": term.n, **more}
-            for objective, term, more in zip(objectives, terms, counts, strict=True)
-            if more
+            objective.name: {"loss": term.total, "n": term.n, **sums}
+            for objective, term, sums in zip(objectives, terms, counts, strict=True)
+            if sums
         }
         return state, metrics | {"sums": sums} if sums else metrics
 
@@ -101,7 +106,7 @@ def _make_terms(model: StepModel, objectives: Sequence[Objective]):
 
     def compute_terms(trainable: Flat, frozen: Flat, batch: Batch, key):
         grad = jax.value_and_grad(total, has_aux=True)
-        # Each draws for itself: one objective more leaves what the others drop as it was.
+        # A key for each, so that another objective does not change the dropout of the others.
         keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
         terms, counts = [], []
         for objective, objective_key in zip(objectives, keys, strict=True):
@@ -110,34 +115,34 @@ def _make_terms(model: StepModel, objectives: Sequence[Objective]):
             )
             terms.append(_Term(loss, n, grads))
             counts.append(sums)
-            # What a term leaves for the next, as a generator its draws for the discriminator.
+            # An objective may change the batch of the next: a generator, that of its discriminator.
             batch = batch if after is None else after
         return terms, counts
 
     return compute_terms
 
 
-def _accumulated(compute_terms, num_terms: int, num_parts: int):
+def _accumulate_terms(compute_terms, num_terms: int, num_parts: int):
     """Wraps `compute_terms` to add up the parts of a batch."""
 
     def accumulate(trainable: Flat, frozen: Flat, batch: Batch, key):
         size = batch.index.shape[0] // num_parts  # examples of a part
 
-        # Every part lies over all devices, as the whole batch does: it takes one example of
-        # each `num_parts`, so that none is sent to another device. [B*K, ...] -> [A, ...]
-        def cut(x):
+        # Every part takes each `num_parts`-th example, so that it is divided over all devices like
+        # the whole batch, and no example moves to another device. [B*K, ...] -> [A, ...]
+        def split(x):
             x = x.reshape(size, num_parts, -1, *x.shape[1:]).swapaxes(0, 1)
             x = x.reshape(num_parts, -1, *x.shape[3:])
             return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
 
-        def add(terms, part):
+        def add_part(terms, part):
             part_terms, counts = compute_terms(trainable, frozen, *part)
             return jax.tree.map(jnp.add, terms, part_terms), counts
 
-        parts = (jax.tree.map(cut, batch), jax.random.split(key, num_parts))
+        parts = (jax.tree.map(split, batch), jax.random.split(key, num_parts))
         zero = _Term(jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, trainable))
-        # In a loop, so that the activations of one part are held at a time.
-        terms, counts = jax.lax.scan(add, [zero] * num_terms, parts)
+        # A loop keeps the activations of only one part in memory.
+        terms, counts = jax.lax.scan(add_part, [zero] * num_terms, parts)
         return terms, jax.tree.map(lambda x: x.sum(0), counts)
 
     return accumulate
@@ -145,36 +150,36 @@ def _accumulated(compute_terms, num_terms: int, num_parts: int):
 
 def _weighted_sum(terms: Sequence[_Term], objectives: Sequence[Objective], trainable: Flat):
     """Divides terms by their normalisers and adds them weighted. Returns (loss, gradient)."""
-    # Divided here and not in each part: parts may have counted different numbers of labels.
+    # Divided here and not in each part: parts may have different numbers of labels.
     loss: jax.Array | float = 0.0
     grads = jax.tree.map(jnp.zeros_like, trainable)
     for objective, (total, n, term_grads) in zip(objectives, terms, strict=True):
-        # A batch without a label adds nothing, instead of 0 / 0.
-        share = objective.weight / jnp.maximum(n, 1e-9)
-        loss += share * total
-        grads = jax.tree.map(lambda g, t, share=share: g + share * t, grads, term_grads)
+        # A batch without labels adds 0, not 0 / 0.
+        scale = objective.weight / jnp.maximum(n, 1e-9)
+        loss += scale * total
+        grads = jax.tree.map(lambda g, t, scale=scale: g + scale * t, grads, term_grads)
     return loss, grads
 
 
 def _next_state(state: TrainState, updates: Flat, opt_state: Any, finite) -> TrainState:
     """Counts a step, and applies its updates if it is `finite`."""
-    moved = (optax.apply_updates(state.trainable, updates), opt_state)
-    # A choice and no branch: under vmap, as in a grid, one run may be finite and another not.
-    keep = lambda new, old: jnp.where(finite, new, old)
-    trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
-    bad = 1 - finite.astype(jnp.int32)
+    updated = (optax.apply_updates(state.trainable, updates), opt_state)
+    # where, not cond: under vmap, as in a grid, one run may be finite and another not.
+    choose = lambda new, old: jnp.where(finite, new, old)
+    trainable, opt_state = jax.tree.map(choose, updated, (state.trainable, state.opt_state))
+    is_skipped = 1 - finite.astype(jnp.int32)
     return TrainState(
-        # A skipped step counts: its batch is used up, and keys and data follow the number.
+        # A skipped step counts, because keys and data depend on the step number.
         state.step + 1,
         trainable,
         opt_state,
-        state.skipped + bad,
-        (state.streak + 1) * bad,
+        state.skipped + is_skipped,
+        (state.streak + 1) * is_skipped,
         state.key,
     )
 
 
-def tell_broken(streak: int, step: int, skipped: int) -> str:
+def nonfinite_message(streak: int, step: int, skipped: int) -> str:
     """Returns the error message after `streak` non-finite steps in a row.
 
     `step` is the newest of them, `skipped` the number of all non-finite steps so far.
@@ -233,14 +238,14 @@ def make_count_step(model: StepModel, objectives: Sequence[Objective]):
     """
 
     def step(trainable: Flat, frozen: Flat, batch: Batch, key) -> dict[str, dict[str, Any]]:
-        params, counted = merge(trainable, frozen), {}
-        for number, objective in enumerate(objectives):
-            own = jax.random.fold_in(key, number)
+        params, sums_by_name = merge(trainable, frozen), {}
+        for index, objective in enumerate(objectives):
+            objective_key = jax.random.fold_in(key, index)
             total, (n, sums, after) = _evaluate(
-                model, params, batch, objective, own, deterministic=True
+                model, params, batch, objective, objective_key, deterministic=True
             )
-            counted[objective.name] = {"loss": total, "n": n, **sums}
+            sums_by_name[objective.name] = {"loss": total, "n": n, **sums}
             batch = batch if after is None else after
-        return counted
+        return sums_by_name
 
     return step

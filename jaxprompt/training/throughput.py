@@ -19,41 +19,47 @@ class Meter:
     """
 
     def __init__(
-        self, batches: Iterator[Batch], score: Callable[[dict], dict[str, float]], flops: float,
-        dtype: str, placement: Placement,
-    ):  # fmt: skip
+        self,
+        batches: Iterator[Batch],
+        score: Callable[[dict], dict[str, float]],
+        flops: float,
+        dtype: str,
+        placement: Placement,
+    ):
         """Starts counting before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
-        self._tokens, self._taken = 0, 0
-        self._shares, self._devices = placement.share()[1], placement.mesh.size
-        known = of_kind(placement.mesh.devices.flat[0].device_kind)
-        self._peak = known.peak(dtype) if known else None
+        self._tokens, self._num_batches = 0, 0
+        self._num_shares, self._num_devices = placement.share()[1], placement.mesh.size
+        device = of_kind(placement.mesh.devices.flat[0].device_kind)
+        self._peak = device.peak(dtype) if device else None
 
-    def take(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Returns the next batch."""
         batch = next(self._batches)
         self._tokens += sum(int(x.mask.sum()) for x in (batch.encoder, batch.decoder) if x)
-        self._taken += 1
+        self._num_batches += 1
         return batch
 
-    def describe(self, measured: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+    def describe(self, metrics: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
         """Returns the log record of a step, the last of `steps` steps in `seconds`.
 
         "scores" are those of the batch. "time" has, per second: steps, non-padding tokens of all
         hosts, and TFLOPs per device; mfu is the share of its peak FLOP/s, if that is known.
         """
-        said = {name: value for name, value in measured.items() if name != "sums"}
-        said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))
-        # Right behind a pause there is no step to time.
-        if steps and self._taken:
-            # Every share of a batch has as many examples, and is taken to have as many tokens.
-            rate = self._tokens / self._taken * steps / seconds * self._shares
-            flops = self._flops * steps / seconds / self._devices
-            said["time"] = {
-                "steps_per_second": steps / seconds, "tokens_per_second": rate,
+        record = {name: value for name, value in metrics.items() if name != "sums"}
+        record["scores"] = self._score(jax.tree.map(np.float64, metrics["sums"]))
+        # Directly after a pause there is no step to measure.
+        if steps and self._num_batches:
+            # All shares of a batch have equally many examples; their tokens are assumed equal too.
+            tokens_per_second = (
+                self._tokens / self._num_batches * steps / seconds * self._num_shares
+            )
+            flops = self._flops * steps / seconds / self._num_devices
+            record["time"] = {
+                "steps_per_second": steps / seconds, "tokens_per_second": tokens_per_second,
                 "tflops": flops / 1e12,
             }  # fmt: skip
             if self._peak:
-                said["time"]["mfu"] = flops / self._peak
-        self._tokens, self._taken = 0, 0
-        return said
+                record["time"]["mfu"] = flops / self._peak
+        self._tokens, self._num_batches = 0, 0
+        return record

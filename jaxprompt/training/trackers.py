@@ -19,11 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic, write_error
 
 _IDENTITY = "tracker.id"
-PROJECT = "jaxprompt"  # that runs stand under, unless WANDB_PROJECT names another for wandb
+PROJECT = "jaxprompt"  # of all runs, unless WANDB_PROJECT is set
 
 
 class Tracker:
@@ -64,7 +64,7 @@ class TensorBoard(Tracker):
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes a scalar for each number. Raises InputError on a full disk."""
-        # Not by tensorboardX's SummaryWriter: its thread meets a full disk, and only prints that.
+        # Not tensorboardX's SummaryWriter, whose thread only prints the error of a full disk.
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
@@ -74,9 +74,9 @@ class TensorBoard(Tracker):
             for name, number in flat_numbers(values).items()
         ]
         with self._errors():
-            # Opened by the first write: `resume` has said by then where the session starts.
+            # Opened by the first write, after `resume`.
             if self._writer is None:
-                # The start of a session hides what a killed run wrote after the step resumed from.
+                # A new session hides what a killed run wrote after the step resumed from.
                 start = SessionLog(status=SessionLog.START)
                 events.insert(0, Event(wall_time=now, step=self._first, session_log=start))
                 # The first event of a file names its format.
@@ -109,17 +109,17 @@ class TensorBoard(Tracker):
 class _Service(Tracker, abc.ABC):
     """A package named like its tracker, whose `init` returns a run with `log` and `finish`."""
 
-    CURE = "fix this"
+    ADVICE = "fix this"
 
     def __init__(self, workdir: Path):
         """Opens or resumes the run of this workdir. Raises InputError."""
-        package, path = _load(self.PACKAGE), workdir.resolve()
+        package, path = _import_package(self.PACKAGE), workdir.resolve()
         with self._errors():
-            self._run = self._open(package, path, _identity(path))
+            self._run = self._open(package, path, _run_id(path))
 
     @abc.abstractmethod
-    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
-        """Opens the run; `own` is a unique name."""
+    def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
+        """Opens the run; `run_id` is a unique name."""
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs the numbers of a step."""
@@ -134,13 +134,13 @@ class _Service(Tracker, abc.ABC):
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            # Standard output is for a command's result; trackio greets there.
+            # Standard output is for the results of commands; trackio prints to it.
             with contextlib.redirect_stdout(sys.stderr):
                 yield
         except Exception as error:  # the errors of these packages have no class in common
-            said = " ".join(str(error).split()) or type(error).__name__
+            text = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
-                f"train.tracker={self.PACKAGE}: {said[:300].rstrip('.')}; {self.CURE}, or resume "
+                f"train.tracker={self.PACKAGE}: {text[:300].rstrip('.')}; {self.ADVICE}, or resume "
                 "the run with train.tracker=none"
             ) from error
 
@@ -149,14 +149,18 @@ class Wandb(_Service):
     """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT and the like apply."""
 
     PACKAGE = "wandb"
-    CURE = "log in with `wandb login`, set WANDB_MODE=offline"
+    ADVICE = "log in with `wandb login`, set WANDB_MODE=offline"
 
-    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
+    def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
         return package.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), name=workdir.name, dir=str(workdir),
-            id=own, resume="allow", config=None,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=workdir.name,
+            dir=str(workdir),
+            id=run_id,
+            resume="allow",
+            config=None,
             reinit="create_new",  # the runs of a grid are open at once, in one process
-        )  # fmt: skip
+        )
 
 
 class Trackio(_Service):
@@ -164,28 +168,28 @@ class Trackio(_Service):
 
     PACKAGE = "trackio"
 
-    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
-        # It knows a run by its name alone, and ends the one before it in the same context.
-        name = f"{workdir.name}-{own[:8]}"
+    def _open(self, package: ModuleType, workdir: Path, run_id: str) -> Any:
+        # trackio identifies a run by its name, and ends the previous one of the same context.
+        name = f"{workdir.name}-{run_id[:8]}"
         new = contextvars.Context()
         return new.run(package.init, project=PROJECT, name=name, resume="allow")
 
 
-def _identity(workdir: Path) -> str:
+def _run_id(workdir: Path) -> str:
     """Returns the random run id of a service, which is stored in the folder.
 
     So a resumed command continues the same run. A folder that was deleted and created again is
     another run, and so is the same path on another machine.
     """
     path = workdir / _IDENTITY
-    name = path.read_text().strip() if path.exists() else ""
-    if not name:
-        # A run that began before this file existed is known by its path.
-        began = (workdir / "metrics.jsonl").exists()
-        old = hashlib.sha256(os.fsencode(workdir)).hexdigest()[:16]
-        name = old if began else secrets.token_hex(8)
-        write_atomic(path, name + "\n")
-    return name
+    run_id = path.read_text().strip() if path.exists() else ""
+    if not run_id:
+        # Runs of versions without this file are identified by their path.
+        is_old = (workdir / "metrics.jsonl").exists()
+        path_id = hashlib.sha256(os.fsencode(workdir)).hexdigest()[:16]
+        run_id = path_id if is_old else secrets.token_hex(8)
+        write_atomic(path, run_id + "\n")
+    return run_id
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}
@@ -196,30 +200,30 @@ def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
 
     Raises InputError for a missing package, on every process.
     """
-    made = TRACKERS[choose("train.tracker", name, TRACKERS)]
-    if made.PACKAGE:
-        _load(name)
-    return made(workdir) if enabled else Tracker(workdir)
+    tracker = TRACKERS[name]
+    if tracker.PACKAGE:
+        _import_package(name)
+    return tracker(workdir) if enabled else Tracker(workdir)
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Returns the numbers of nested values by name, e.g. {"dev/accuracy": 0.5}."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in values.items():
         value = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, dict):
-            found |= flat_numbers(value, f"{prefix}{name}/")
+            numbers |= flat_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)):
-            found[prefix + name] = float(value)
-    return found
+            numbers[prefix + name] = float(value)
+    return numbers
 
 
-def _load(name: str) -> ModuleType:
+def _import_package(name: str) -> ModuleType:
     """Imports the package of a tracker. Raises InputError if it is missing."""
     package = TRACKERS[name].PACKAGE
     try:
         module = importlib.import_module(package)
-        # A mere folder of that name, as wandb leaves beside its runs, is imported too.
+        # A folder of that name, as wandb creates beside its runs, can be imported too.
         if getattr(module, "__file__", None) is None:
             raise ImportError(f"No module named {package!r}, only a folder")
     except ImportError as error:
@@ -234,8 +238,8 @@ def _open_events(folder: Path, first: int) -> Any:
     """Opens an event file with a name that TensorBoard reads after existing ones."""
     from tensorboardX.record_writer import RecordWriter
 
-    # It reads them in the order of their names, and this clock may be behind that of the last one.
-    made = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
-    moment = max(int(time.time()), max(made, default=0) + 1)
-    name = f"events.out.tfevents.{moment}.{socket.gethostname()}.{first}"
+    # TensorBoard reads files in the order of their names, and the clock may be behind the last one.
+    times = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
+    new_time = max(int(time.time()), max(times, default=0) + 1)
+    name = f"events.out.tfevents.{new_time}.{socket.gethostname()}.{first}"
     return RecordWriter(str(folder / name))

@@ -31,7 +31,7 @@ from jaxprompt.cli.results import collect
 from jaxprompt.cli.sweep import list_runs
 from jaxprompt.config.load import load_config
 from jaxprompt.errors import InputError, at_least, choose, nearest
-from jaxprompt.inspection.tables import TableRun, table
+from jaxprompt.inspection.tables import TableRun, format_table
 from jaxprompt.training.run_folder import read_result, write_result
 from jaxprompt.training.run_result import RunResult
 
@@ -85,7 +85,7 @@ def show(args: argparse.Namespace) -> None:
         if not row.rpartition("-")[2].startswith(("peft", "torch_")):
             continue
         rows.setdefault(row, []).append(TableRun(read_result(path.parent)))
-    print(table(rows))
+    print(format_table(rows))
 
 
 def peft_run(args: argparse.Namespace) -> None:

@@ -98,8 +98,8 @@ def time_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.build.backbone import shape_backbone
-    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.backbone import backbone_from_config
+    from jaxprompt.build.optimizer import build_optimizer, make_milestones
     from jaxprompt.build.placement import build_placement
     from jaxprompt.config.load import to_run
     from jaxprompt.parallel import sharding
@@ -119,11 +119,11 @@ def time_ours(args: argparse.Namespace) -> None:
         c = c.replace({"backbone.init": str(Path(folder) / "config.json")})
         Path(c.backbone.init).write_text(json.dumps(case.hf))
         head = denoising.NEEDS[case.objective][1]
-        backbone = shape_backbone(c.backbone, Path(folder), case.hf, (head,))
+        backbone = backbone_from_config(c.backbone, Path(folder), case.hf, (head,))
         backbone = backbone._replace(config=c.backbone.replace({"dtype": "float32"}))
         placement = build_placement(c)
         adapted = denoising.load_adaptable(c, backbone, placement)
-    plan = make_plan(c.train, KINDS, case.batch)
+    plan = make_milestones(c.train, KINDS, case.batch)
     tx = build_optimizer(c, adapted.trainable, plan, KINDS)
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))

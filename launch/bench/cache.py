@@ -83,14 +83,14 @@ def serve(args: argparse.Namespace) -> None:
     scorer, splits, weights, batches, tx, placement = open_training(c, args.rows)
     per_epoch = batches.steps_per_epoch
     with tempfile.TemporaryDirectory() as folder:
-        kept, fill = feature_cache.plan_keeping(c, scorer, splits, weights, placement, folder)
+        kept, fill = feature_cache.plan_feature_cache(c, scorer, splits, weights, placement, folder)
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
     step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))
+    take = lambda: sharding.put_batch(placement, kept.add_states(splits["train"], next(batches)))
     programs, seen = {}, Counter()
 
     def program(batch):

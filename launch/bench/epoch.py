@@ -69,8 +69,8 @@ def serve_ours(args: argparse.Namespace) -> None:
 
     from jaxprompt import rng
     from jaxprompt.build.backbone import load_weights
-    from jaxprompt.build.initial_params import start
-    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.initial_params import init_params
+    from jaxprompt.build.optimizer import build_optimizer, make_milestones
     from jaxprompt.build.task import build_objectives, train_batches
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.training import steps
@@ -79,10 +79,10 @@ def serve_ours(args: argparse.Namespace) -> None:
     c, backbone, placement, scorer, rows = read_sst2(args)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    trainable, frozen, _ = start(c, scorer, loaded, rows, placement)
+    trainable, frozen, _ = init_params(c, scorer, loaded, rows, placement)
     batches = train_batches(c, scorer, rows)
     per_epoch = batches.steps_per_epoch
-    plan = make_plan(c.train, per_epoch, c.data.batch)
+    plan = make_milestones(c.train, per_epoch, c.data.batch)
     tx = build_optimizer(c, trainable, plan, per_epoch)
     make = steps.make_train_step(scorer.model, tx, build_objectives(c, scorer.model))
     train_step = jit(make, donate_argnums=0)

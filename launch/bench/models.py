@@ -147,17 +147,17 @@ def open_training(c: RunConfig, rows: int | None):
     from jaxprompt.build import initial_params
     from jaxprompt.build.backbone import load_weights
     from jaxprompt.build.examples import read_examples
-    from jaxprompt.build.optimizer import build_optimizer, make_plan
+    from jaxprompt.build.optimizer import build_optimizer, make_milestones
     from jaxprompt.build.placement import build_placement
     from jaxprompt.build.task import (
         encode_splits,
-        open_fitting,
+        open_checked_backbone,
         scorer_from_config,
         train_batches,
     )
 
     placement = build_placement(c)
-    backbone = open_fitting(c, placement)
+    backbone = open_checked_backbone(c, placement)
     examples = read_examples(c)
     for name, part in examples.splits.items():
         examples.splits[name] = part[: rows if name == "train" else 64]
@@ -165,10 +165,10 @@ def open_training(c: RunConfig, rows: int | None):
     splits = encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone).with_vocabulary_of(splits["train"])
-    weights = initial_params.start(c, scorer, loaded, splits["train"], placement)
+    weights = initial_params.init_params(c, scorer, loaded, splits["train"], placement)
     batches = train_batches(c, scorer, splits["train"])
     per_epoch = batches.steps_per_epoch
-    plan = make_plan(c.train, per_epoch, c.data.batch)
+    plan = make_milestones(c.train, per_epoch, c.data.batch)
     tx = build_optimizer(c, weights.trainable, plan, per_epoch)
     return scorer, splits, weights, batches, tx, placement
 

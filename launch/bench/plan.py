@@ -65,12 +65,12 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.sharding import make_placement
     from jaxprompt.planning.abstract_run import open_run
-    from jaxprompt.planning.cost import make_shapes
-    from jaxprompt.planning.cost import measure as measure_cost
+    from jaxprompt.planning.cost import measure_step as measure_cost
+    from jaxprompt.planning.cost import step_shapes
 
     run = open_run(make_config(case))
     placement = make_placement(devices=jax.devices()[:1])
-    shapes = make_shapes(run, placement)
+    shapes = step_shapes(run, placement)
     cost = measure_cost(shapes, placement)
     # Compiled before anything is measured: the compiler takes memory of its own.
     step = jit(shapes.step, donate_argnums=0).lower(*shapes[1:]).compile()

@@ -258,7 +258,12 @@ def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
     from jaxprompt.build.examples import read_examples
     from jaxprompt.build.placement import build_placement
-    from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config, train_batches
+    from jaxprompt.build.task import (
+        encode_splits,
+        open_checked_backbone,
+        scorer_from_config,
+        train_batches,
+    )
     from jaxprompt.config.load import load_config
     from jaxprompt.runs.grid.expand import list_runs
 
@@ -266,7 +271,7 @@ def write_rows(args: argparse.Namespace) -> None:
     length = c.prompt.get("length")
     grid = list_runs(c, args.workdir)
     placement = build_placement(c)
-    backbone = open_fitting(c, placement)
+    backbone = open_checked_backbone(c, placement)
     for number in args.numbers:
         own = grid[number].config
         scorer = scorer_from_config(own, backbone, read_examples(own), placement)

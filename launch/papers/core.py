@@ -30,10 +30,10 @@ from jaxprompt.config.load import fields
 from jaxprompt.config.run import FREE
 from jaxprompt.errors import InputError, choose, escape
 from jaxprompt.files import make_folder, write_atomic
-from jaxprompt.inspection.tables import failures
+from jaxprompt.inspection.tables import list_failures
 from jaxprompt.training.run_folder import (
     RESULT,
-    guard_workdir,
+    bind_workdir,
     read_result,
     write_result,
 )
@@ -253,7 +253,7 @@ def execute(runs: Sequence[tuple[Cell, list[SweepRun]]], args: Any) -> dict[str,
                 score(run, cell.does)
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    for line in failures(failed):
+    for line in list_failures(failed):
         print(escape(f"papers: {line}"), file=sys.stderr)
     own = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
     if own is None:
@@ -272,7 +272,7 @@ def score(run: SweepRun, does: str) -> None:
     """
     c = sweep.load_run_config(run, ())
     free = tuple(name for name in FREE if name != "backbone.path")
-    guard_workdir(make_folder(run.workdir), c.to_dict(), free)
+    bind_workdir(make_folder(run.workdir), c.to_dict(), free)
     if read_result(run.workdir) is not None:
         return
     print(escape(f"-- {run.workdir.name}"), file=sys.stderr)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.build.backbone import shape_backbone
+from jaxprompt.build.backbone import backbone_from_config
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import MaskedLM, OnText, PrefixLM, RunConfig, SpanCorruption
@@ -20,8 +20,8 @@ from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Placement, like, make_placement, within
 from jaxprompt.planning.abstract_run import open_run
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
-from jaxprompt.planning.cost import make_shapes
-from jaxprompt.planning.published import published
+from jaxprompt.planning.cost import step_shapes
+from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.denoising import NEEDS
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_step
@@ -59,7 +59,7 @@ def open_config(path: str, place: Placement, **fields: Any) -> RunConfig:
 def compile_train(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any, Any]:
     """Compiles the train step of a config. -> what it takes, its shapes, the config"""
     c = open_config(path, place, **fields)
-    shapes = make_shapes(open_run(c), place, as_it_runs=True)
+    shapes = step_shapes(open_run(c), place, as_it_runs=True)
     return compile_for(place, shapes.step, *shapes[1:], donate_argnums=0), shapes, c
 
 
@@ -67,7 +67,7 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     """Compiles a step of several runs on one device."""
     c = open_config(path, place, **fields)
     run = open_run(c)
-    shapes = make_shapes(run, place, as_it_runs=True)
+    shapes = step_shapes(run, place, as_it_runs=True)
     model = dataclasses.replace(run.model, backbone=_module(run, place))
     tx = build_optimizer(run.config, shapes.state.trainable, Milestones(1000, 100, 0), 100)
     step = make_group_step(model, tx, run.objectives)
@@ -82,7 +82,7 @@ def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled
     """Compiles the scoring of a batch, as evaluate and predict do."""
     c = open_config(path, place, **fields)
     run = open_run(c)
-    shapes = make_shapes(run, place, as_it_runs=True)
+    shapes = step_shapes(run, place, as_it_runs=True)
     step = make_eval_step(dataclasses.replace(run.model, backbone=_module(run, place)))
     given = shapes.state.trainable, shapes.frozen, shapes.batch
     return compile_for(place, within(place, step), *given), shapes, c
@@ -92,7 +92,7 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     """Compiles the writing of texts by beam search."""
     c = open_config(path, place, **fields)
     run = open_run(c)
-    shapes = make_shapes(run, place, as_it_runs=True)
+    shapes = step_shapes(run, place, as_it_runs=True)
     model = Model(_module(run, place), run.model.prompt, {"main": TargetScores()})
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
@@ -111,9 +111,9 @@ def _module(run: Any, place: Placement) -> Any:
 def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tuple[Compiled, Any]:
     """Compiles a step of a backbone's own pre-training, all weights float32."""
     c = open_config(path, place, backbone__path=name, **fields)
-    known, head = published()[name], NEEDS[c.objective.name][1]
+    known, head = published_checkpoints()[name], NEEDS[c.objective.name][1]
     open_as = lambda hf, family, heads: (
-        shape_backbone(c.backbone.replace({"family": family}), Path(name), hf, heads).module
+        backbone_from_config(c.backbone.replace({"family": family}), Path(name), hf, heads).module
     )
     module = open_as(known.hf, "", (head,))
     module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))

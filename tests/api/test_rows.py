@@ -51,13 +51,13 @@ def test_examples_of_a_data_set_without_a_label_are_left_out_and_counted(rows):
     parts = {"train": datasets.Dataset.from_list(more, features=kind), "dev": rows[1]}
     c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
     given = {name: make_rows(part, name, TASK) for name, part in parts.items()}
-    found = read_examples(c, given=given)
+    found = read_examples(c, in_memory=given)
     assert found.task.labels == tuple(NAMES) and len(found.splits["train"]) == len(rows[0])
     (note,) = (line for line in found.notes if "left out" in line)
     assert note.endswith(f"train 1 of {len(more)}")
     # In rows without names -1 is a class like any other, and it is said that it may be none.
     signs = [{"text": "a", "label": value} for value in (0, -1, 1, -1)]
-    found = read_examples(c, given={name: make_rows(signs, name, TASK) for name in parts})
+    found = read_examples(c, in_memory={name: make_rows(signs, name, TASK) for name in parts})
     assert found.task.labels == ("-1", "0", "1")
     assert any("-1 is read as a class (2 of 4 training" in line for line in found.notes)
 
@@ -69,7 +69,7 @@ def test_a_class_of_minus_one_is_noted_but_for_two_signs(labels, is_odd):
     c = load_config("base", [("task.name", "custom"), ("task.fields", ("text",))])
     signs = [{"text": f"text {i}", "label": value} for i, value in enumerate(labels)]
     found = read_examples(
-        c, given={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
+        c, in_memory={name: make_rows(signs, name, TASK) for name in ("train", "dev")}
     )
     assert any("-1 is read as a class" in line for line in found.notes) is is_odd
 

@@ -9,7 +9,7 @@ import pytest
 from jaxprompt.backbones import make_backbone
 from jaxprompt.build.backbone import family_of
 from jaxprompt.models.model import backbone_shapes
-from jaxprompt.planning.published import published
+from jaxprompt.planning.published import published_checkpoints
 from jaxprompt.tree import count, flatten
 from jaxprompt.types import Batch, Tokens
 
@@ -142,14 +142,16 @@ def abstract(hf, **options):
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_llamas(name):
-    module = make_backbone("llama", published()[name].hf, ("lm",), stack="scan")
+    module = make_backbone("llama", published_checkpoints()[name].hf, ("lm",), stack="scan")
     shapes = backbone_shapes(module).values()
     assert sum(math.prod(leaf.shape) for leaf in shapes) == LLAMAS[name]
 
 
 def test_every_llama_is_counted():
     found = {
-        name for name, own in published().items() if family_of(own.hf["model_type"]) == "llama"
+        name
+        for name, own in published_checkpoints().items()
+        if family_of(own.hf["model_type"]) == "llama"
     }
     assert found == LLAMAS.keys()
 
@@ -200,7 +202,7 @@ ENCODERS = {
 def test_published_encoder(name):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind, known = ENCODERS[name]
-    hf = published()[name].hf
+    hf = published_checkpoints()[name].hf
     fields = {field: value for field, value in hf.items() if field != "model_type"}
     with torch.device("meta"):
         config = getattr(transformers, f"{kind}Config")(**fields)
@@ -216,7 +218,7 @@ def test_published_encoder(name):
 @pytest.mark.parametrize("name", ["THUDM/glm-2b", "THUDM/glm-10b"])
 def test_published_glm(name):
     """Words, two tables of positions, and 12 H^2 + 13 H a layer; the output is the words' table."""
-    hf = published()[name].hf
+    hf = published_checkpoints()[name].hf
     vocabulary, width = hf["vocab_size"], hf["hidden_size"]
     layers, places = hf["num_layers"], 2 * (hf["max_sequence_length"] + 1)
     known = (vocabulary + places + 2) * width + layers * (12 * width**2 + 13 * width)

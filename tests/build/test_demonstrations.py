@@ -4,19 +4,25 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from exports import make_metadata
+from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.build.demonstrations import (
     check_demos,
     demos_from_metadata,
     demos_metadata,
-    demos_of,
-    shows_demos,
-    with_encoder,
+    has_demos,
+    make_demos,
+    replace_sentence_encoder,
 )
+from jaxprompt.build.scorer import demo_format
 from jaxprompt.config.load import load_config
 from jaxprompt.data.tasks.task import Example
+from jaxprompt.data.text.demos import DemoSettings
+from jaxprompt.data.text.specials import read_specials
+from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 
 TASK = SimpleNamespace(labels=("bad", "good"), fields=("s",))
@@ -31,9 +37,9 @@ def config(**fields):
 
 @pytest.mark.parametrize("field", ["per_class", "total", "exact"])
 def test_each_count_shows_demonstrations(field):
-    assert not shows_demos(config())
-    assert demos_of(config(), TASK, {"train": TRAIN}) is None
-    assert shows_demos(config(**{f"demos__{field}": 1}))
+    assert not has_demos(config())
+    assert make_demos(config(), TASK, {"train": TRAIN}) is None
+    assert has_demos(config(**{f"demos__{field}": 1}))
 
 
 def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
@@ -42,12 +48,12 @@ def test_demonstrations_are_training_examples_drawn_by_the_seed_of_the_data():
     for seed, data_seed in ((0, 0), (1, 0), (0, 1)):
         c = config(demos__per_class=1, demos__samples=4, data__seed=data_seed)
         c = c.replace({"seed": seed})
-        demos = demos_of(c, TASK, given)
+        demos = make_demos(c, TASK, given)
         assert demos.settings.seed == data_seed and demos.pool == TRAIN
         shown[seed, data_seed] = demos.sample(DEV)
     assert shown[0, 0] == shown[1, 0] != shown[0, 1]
     with pytest.raises(InputError, match="demos.per_class=1 shows training examples, but there"):
-        demos_of(c, TASK, {"dev": DEV})
+        make_demos(c, TASK, {"dev": DEV})
 
 
 SOFT, CLASSES, MARKED = (SimpleNamespace(kind=k, mark=m) for k, m in (
@@ -92,7 +98,7 @@ def test_demonstrations_that_do_not_fit_are_refused(fields, given, told):
 
 def metadata_with_demos(**changes):
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    made = demos_metadata(demos_of(c, TASK, {"train": TRAIN}))
+    made = demos_metadata(make_demos(c, TASK, {"train": TRAIN}))
     demos = json.loads(json.dumps(dataclasses.asdict(made))) | changes
     task = {"fields": list(TASK.fields), "labels": list(TASK.labels), "derive": {}}
     return make_metadata(task=task, demos=demos)
@@ -101,7 +107,7 @@ def metadata_with_demos(**changes):
 def test_an_export_shows_what_its_run_showed():
     metadata = metadata_with_demos()
     c = config(demos__per_class=1, demos__samples=2, data__seed=5)
-    expected = demos_of(c, TASK, {"train": TRAIN}).sample(DEV)
+    expected = make_demos(c, TASK, {"train": TRAIN}).sample(DEV)
     assert demos_from_metadata(metadata.demos, TASK).sample(DEV) == expected
     assert demos_from_metadata(None, TASK) is None
 
@@ -120,17 +126,38 @@ def test_demonstrations_that_were_edited_are_refused(changes):
         metadata_with_demos(**changes)
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_the_first_and_the_last_class_are_labels(label):
-    example = {"fields": {"s": "x"}, "label": label}
-    assert metadata_with_demos(examples=[example]).demos.examples[0].label == label
-
-
 def test_a_sentence_encoder_is_for_prompts_that_compare():
     metadata = metadata_with_demos(similar=0.99)
     expected = dataclasses.replace(metadata.demos, encoder="other")
-    assert with_encoder(metadata, "other") == dataclasses.replace(metadata, demos=expected)
-    assert with_encoder(metadata, "") is metadata
+    assert replace_sentence_encoder(metadata, "other") == dataclasses.replace(
+        metadata, demos=expected
+    )
+    assert replace_sentence_encoder(metadata, "") is metadata
     for plain in (metadata_with_demos(similar=1.0), make_metadata()):
         with pytest.raises(InputError, match="encoder 'other' is not needed"):
-            with_encoder(plain, "other")
+            replace_sentence_encoder(plain, "other")
+
+
+# -- format ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
+    tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=1)
+    laid = SimpleNamespace(
+        specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
+    )
+    settings = SimpleNamespace(
+        per_class=0, total=0, exact=2, max_demo_tokens=0, max_example_tokens=0
+    )
+    beside = demo_format(SimpleNamespace(settings=settings), laid, tokenizer)
+    assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
+    assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
+
+
+def test_a_head_without_label_words_shows_none():
+    settings = DemoSettings(1, 0, 0, 1, 1.0, "", 0, 0, 0)
+    laid = SimpleNamespace(specials=None, verbalizer=None, head=SimpleNamespace(name="linear"))
+    with pytest.raises(InputError, match="linear"):
+        demo_format(SimpleNamespace(settings=settings), laid, None)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.build.examples import read_examples, read_rows, read_task
+from jaxprompt.build.examples import read_examples, read_split_rows, read_task
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import TaskConfig
 from jaxprompt.errors import InputError
@@ -53,7 +53,7 @@ def test_rows_are_drawn_by_the_seed_of_the_data(tmp_path, seed, dev_k, counted):
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_rows_of_a_sampled_split_are_in_the_order_of_its_examples(tmp_path, split):
     c = config(tmp_path, protocol="kshot", k=2, dev_k=3)
-    rows = read_rows(c, read_examples(c).task, split)
+    rows = read_split_rows(c, read_examples(c).task, split)
     assert [row["t"] for _, row, _ in rows] == texts(c)[split]
     assert all(example.fields["t"] == row["t"] for _, row, example in rows)
 
@@ -92,6 +92,9 @@ def test_a_test_split_without_labels_is_not_scored_in_a_run(tmp_path):
     assert any("test is not scored" in note for note in found.notes)
     c = config(tmp_path, dev=OTHER, test=OTHER)
     assert texts(c, ("train", "dev", "test"))["test"] == ["o0", "o1", "o2", "o3"]
+    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])  # wrong, not hidden
+    with pytest.raises(InputError, match="test.jsonl:1"):
+        read_examples(c)
 
 
 CHOICES = [{"t": f"t{i}", "options": ["a", "b"], "label": i % 2} for i in range(10)]
@@ -163,10 +166,3 @@ def test_a_field_of_a_custom_task_is_refused_where_nothing_reads_it():
         read_task(TaskConfig(name="sst2", label="right"))
     assert read_task(TaskConfig(name="sst2")).label == "label"
     assert read_task(TaskConfig(name="sst2", label="label")).label == "label"  # the task's own
-
-
-def test_columns_are_looked_for_where_no_row_of_test_has_a_label(tmp_path):
-    """A row without its text is wrong, not hidden."""
-    c = config(tmp_path, dev=OTHER, test=[{"x": "no text"}])
-    with pytest.raises(InputError, match="test.jsonl:1"):
-        read_examples(c)

@@ -30,7 +30,7 @@ def inherit(monkeypatch):
             )
             known[f"export{number}"] = {f"prompt/{n}": x for n, x in tensors.items()}, metadata
         monkeypatch.setattr(inheritance, "read_export", known.get)
-        return inheritance.inherit(config, "abc", labels, ",".join(known), drawn)
+        return inheritance.inherit_prompt(config, "abc", labels, ",".join(known), drawn)
 
     return take
 
@@ -153,7 +153,7 @@ def test_a_head_starts_from_the_one_export_that_has_it(
 ):
     export = dict.fromkeys(tensors), make_metadata(head={"name": name})
     monkeypatch.setattr(inheritance, "read_export", lambda path: export)
-    monkeypatch.setattr(inheritance, "inherited", lambda c: [("part", None)] * parts)
+    monkeypatch.setattr(inheritance, "inherited_exports", lambda c: [("part", None)] * parts)
     c = SimpleNamespace(prompt={"init": init}, head=SimpleNamespace(name="linear"))
     if told is None:
         inheritance._check_head(c)
@@ -169,6 +169,6 @@ def test_an_export_says_what_it_came_from(monkeypatch):
     expected = {"path": "runs/a"} | {name: values[name] for name in ("method", "task", "seed")}
     expected |= {"metrics": values["metrics"], "created": values["created"], "sha256": "abc"}
     expected |= {"task": "news", "pretrained": {"task": "nsp"}}
-    origin = inheritance.read_origin("runs/a")
+    origin = inheritance.origin_metadata("runs/a")
     assert json.dumps(origin.to_json()) == json.dumps(expected)
     assert OriginMetadata.from_json(origin.to_json(), "record.json") == origin

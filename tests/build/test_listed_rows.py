@@ -51,18 +51,10 @@ def test_rows_without_an_agreed_label_still_count(tmp_path):
 
 def test_a_row_of_candidates_is_all_of_them(tmp_path):
     rows = [{"s": f"{i} ___", "options": ["x", "y"], "right": ["x"]} for i in range(3)]
-    own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
-    own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
-    c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
+    task = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
+    task |= {"candidates": ("options", "right"), "metric": "answer_f1"}
+    c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **task)
     assert texts(c, "train", "s") == ["2 x", "2 y"] and texts(c, "dev", "s") == ["0 x", "0 y"]
-
-
-def test_a_row_without_a_right_candidate_is_told_as_that(tmp_path):
-    rows = [{"s": "a ___", "options": ["x", "y"], "right": right} for right in (["x"], [], ["y"])]
-    own = {"fields": ("s", "word"), "question": ("s",), "candidate": "word", "placeholder": "___"}
-    own |= {"candidates": ("options", "right"), "metric": "answer_f1"}
-    c = config(tmp_path, rows, {"train": [2], "dev": [0]}, **own)
-    with pytest.raises(
-        InputError, match="train.jsonl:2: column 'right' lists no correct candidate"
-    ):
+    write(tmp_path / "train.jsonl", [*rows[:1], rows[1] | {"right": []}, *rows[2:]])
+    with pytest.raises(InputError, match="train.jsonl:2: column 'right' lists no correct"):
         read_examples(c, ("train", "dev"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from refusing import refuse_line
 
-from jaxprompt.build.word_list import choose_classes, keep_known, read_words, with_words
+from jaxprompt.build.word_list import choose_classes, drop_unlisted, read_words, use_word_list
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.reading import read_example
@@ -22,7 +22,7 @@ def test_words_of_one_token_are_classes(bert, roberta):
     made = make(bert)
     assert made.labels == ("Paris", "1990", "Rome")
     assert made.values == ("Paris|paris", "1990", "Rome")
-    assert made.tell() == (
+    assert made.message() == (
         "task.vocabulary: 3 classes of 7 words; 3 are not one token and left out, 1 are the token "
         "of an earlier word"
     )
@@ -37,15 +37,15 @@ def facts(*objects, **more):
 
 def test_rows_of_other_objects_are_left_out(bert):
     task = custom_task(fields=["sub_label"], label="obj_label")
-    task = with_words(task, make(bert))
-    rows, count = keep_known(task, facts("Rome", "Oslo", "paris", 1990, "1"))
+    task = use_word_list(task, make(bert))
+    rows, count = drop_unlisted(task, facts("Rome", "Oslo", "paris", 1990, "1"))
     assert count == "2 of 5" and rows.origin(2) == "f.jsonl:4"
     assert [read_example(task, row, "x:1").label for row in rows] == [2, 0, 1]
     # What is no label is no object outside of the list: it is refused where it is read.
     for value, said in ((None, "null"), (["Rome"], "the list"), (" ", "is empty")):
-        (row,), _ = keep_known(task, facts(value))
+        (row,), _ = drop_unlisted(task, facts(value))
         assert said in refuse_line(read_example, task, row, "f.jsonl:1")
-    (row,), _ = keep_known(task, Rows([{"sub_label": "x", "object": "Rome"}], "f.jsonl"))
+    (row,), _ = drop_unlisted(task, Rows([{"sub_label": "x", "object": "Rome"}], "f.jsonl"))
     line = refuse_line(read_example, task, row, "f.jsonl:1")
     assert "'obj_label'; columns: sub_label, object" in line
 
@@ -54,13 +54,15 @@ def test_capitals(bert):
     """The facts that docs/p_tuning.md gives figures of."""
     rows = read_file(Path(__file__).with_name("capitals.jsonl"))
     words = [*dict.fromkeys(word for row in rows for word in (row["obj_label"], row["sub_label"]))]
-    task = with_words(custom_task(fields=["sub_label"], label="obj_label"), make(bert, words))
-    assert keep_known(task, rows)[1] == "0 of 72" and len({row["obj_label"] for row in rows}) == 72
+    task = use_word_list(custom_task(fields=["sub_label"], label="obj_label"), make(bert, words))
+    assert (
+        drop_unlisted(task, rows)[1] == "0 of 72" and len({row["obj_label"] for row in rows}) == 72
+    )
 
 
 def test_no_row_is_left(bert):
-    task = with_words(custom_task(fields=["sub_label"], label="obj_label"), make(bert))
-    line = refuse_line(keep_known, task, facts("Oslo", "Bern"))
+    task = use_word_list(custom_task(fields=["sub_label"], label="obj_label"), make(bert))
+    line = refuse_line(drop_unlisted, task, facts("Oslo", "Bern"))
     assert line.startswith("f.jsonl: obj_label is not in task.vocabulary in any of 2")
     assert "'Oslo'" in line and "task.label" in line
 

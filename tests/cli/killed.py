@@ -28,7 +28,7 @@ def after(function, step: int):
         function(self, at, *args, **kwargs)
         if at == step:
             if isinstance(self, CheckpointWriter):
-                self.settle()
+                self.wait_for_saves()
             kill()
 
     return call

@@ -169,7 +169,7 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["mlm-roberta", "rtd-electra", "clm-gpt2", "prefix_lm-t5"])
 def test_newly_initialized_heads_are_logged(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxprompt.training.loop.train", lambda *_: None)
+    monkeypatch.setattr("jaxprompt.training.loop.train_loop", lambda *_: None)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
     assert code == 0 and out == ""
     new = [line for line in err.splitlines() if line.startswith("randomly initialised")]

@@ -19,11 +19,16 @@ from jaxprompt import rng
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import read_examples
-from jaxprompt.build.initial_params import start
-from jaxprompt.build.notes import tell_unread
-from jaxprompt.build.optimizer import build_optimizer, make_plan
+from jaxprompt.build.initial_params import init_params
+from jaxprompt.build.notes import ineffective_field_notes
+from jaxprompt.build.optimizer import build_optimizer, make_milestones
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import build_objectives, open_fitting, scorer_from_config, train_batches
+from jaxprompt.build.task import (
+    build_objectives,
+    open_checked_backbone,
+    scorer_from_config,
+    train_batches,
+)
 from jaxprompt.cli.reference import write_page
 from jaxprompt.config.block import declared_leaves
 from jaxprompt.config.files import load_module
@@ -79,7 +84,7 @@ def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     if not c.backbone.path:  # some name none: it is given by hand
         c = c.replace({"backbone.path": "somewhere"})
     check_config(c)
-    assert tell_unread(c) == []
+    assert ineffective_field_notes(c) == []
     saved = tmp_path / "config.json"
     saved.write_text(c.to_json())
     again = load_config(str(saved))
@@ -204,16 +209,16 @@ def test_it_builds_at_tiny_width(path, argument, backbones, rows_of):
     check_config(c)
     c = c.replace({"mesh.data": 1, "mesh.model": 1})
     placement = build_placement(c)
-    opened = open_fitting(c, placement)
+    opened = open_checked_backbone(c, placement)
     examples = read_examples(c)
     scorer = scorer_from_config(c, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
     batches = train_batches(c, scorer, train)
-    plan = make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    plan = make_milestones(c.train, batches.steps_per_epoch, c.data.batch)
     assert plan.total > 0
     opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
-    weights = start(c, scorer, loaded, train, placement)
+    weights = init_params(c, scorer, loaded, train, placement)
     tx = build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
     objectives = build_objectives(c, scorer.model)
     step = steps.make_train_step(scorer.model, tx, objectives)

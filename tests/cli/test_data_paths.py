@@ -7,7 +7,7 @@ from spoil import BASE
 from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields, write_rows
 
 from jaxprompt.build.examples import read_examples
-from jaxprompt.build.optimizer import plan_of
+from jaxprompt.build.optimizer import config_milestones
 from jaxprompt.errors import InputError
 
 
@@ -65,6 +65,6 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
 def test_a_total_of_examples_counts_short_batches(total, steps):
     """48 examples in batches of 20 are three steps an epoch."""
     c = make_config("", "", **{"data.batch": 20, "train.total_steps": 0} | total)
-    assert plan_of(c, 3, 48).total == steps
+    assert config_milestones(c, 3, 48).total == steps
     c = make_config("", "", **{"train.total_steps": 0, "train.total_epochs": 0.55})
-    assert plan_of(c, 100, 1600).total == 55
+    assert config_milestones(c, 100, 1600).total == 55

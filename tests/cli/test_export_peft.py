@@ -15,8 +15,8 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_an
 from jaxprompt.__main__ import main
 from jaxprompt.build.backbone import open_backbone
 from jaxprompt.build.examples import read_examples
-from jaxprompt.build.initial_params import read_rows
-from jaxprompt.build.prompt_artifact import plain_tokens, read_export, unpack
+from jaxprompt.build.initial_params import read_soft_tokens
+from jaxprompt.build.prompt_artifact import load_prompt_export, read_export, unscaled_soft_tokens
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.peft import read_peft
@@ -150,7 +150,7 @@ def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data, refus
     prompt = SimpleNamespace(length=4, decoder=0, dims=SimpleNamespace(embed=32))
     for source in ("soft.npy", "peft", "run/export"):
         for rescale in (1.0, 100.0):
-            again = read_rows(str(divided / source), prompt, rescale)
+            again = read_soft_tokens(str(divided / source), prompt, rescale)
             np.testing.assert_allclose(again, rows / rescale, rtol=3e-7)
     # Bare soft tokens are no export.
     config = divided / "wrong.json"
@@ -165,7 +165,7 @@ def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data, refus
 def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
     """Logits of the whole vocabulary behind the sentinel, of torch and of the export."""
     export, placement = str(divided / "run" / "export"), make_placement(1, 1)
-    exported = unpack(export, backbone=BackboneConfig(), batch=4, placement=placement)
+    exported = load_prompt_export(export, backbone=BackboneConfig(), batch=4, placement=placement)
     scorer, params = exported.scorer, exported.params
     rows = read_lines(data / "test.jsonl")[:4]
     examples = [read_example(scorer.task, row, "here", need_label=False) for row in rows]
@@ -264,5 +264,5 @@ def test_what_depends_on_the_text_is_no_adapter():
 
 def test_soft_tokens_of_a_decoder_are_the_last():
     tensors = {"prompt/slots": np.ones((2, 4)), "prompt/decoder_slots": np.full((1, 4), 2.0)}
-    assert plain_tokens(tensors, 10.0)[:, 0].tolist() == [10.0, 10.0, 20.0]
-    assert plain_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, 10.0) is None
+    assert unscaled_soft_tokens(tensors, 10.0)[:, 0].tolist() == [10.0, 10.0, 20.0]
+    assert unscaled_soft_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, 10.0) is None

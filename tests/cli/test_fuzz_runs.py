@@ -13,10 +13,10 @@ from tiny_run import make_backbone, make_config
 from jaxprompt.__main__ import commands
 from jaxprompt.build.check import check_config
 from jaxprompt.build.examples import read_examples
-from jaxprompt.build.optimizer import make_plan
+from jaxprompt.build.optimizer import make_milestones
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.prompt_artifact import read_export, unpack
-from jaxprompt.build.task import encode_splits, open_fitting, scorer_from_config
+from jaxprompt.build.prompt_artifact import load_prompt_export, read_export
+from jaxprompt.build.task import encode_splits, open_checked_backbone, scorer_from_config
 from jaxprompt.cli.options import Parser
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import BackboneConfig, RunConfig
@@ -55,7 +55,7 @@ def configs(backbone, data):
 def check(c) -> None:
     """Does with a config what needs no backbone and no data."""
     check_config(c)
-    make_plan(c.train, 7, c.data.batch)
+    make_milestones(c.train, 7, c.data.batch)
     build_placement(c)
 
 
@@ -70,7 +70,7 @@ def read(path, field: str, text: str) -> None:
     c = load_config(str(path), [(field, text)])
     check(c)
     placement = build_placement(c)
-    backbone = open_fitting(c, placement)
+    backbone = open_checked_backbone(c, placement)
     examples = read_examples(c)
     scorer = scorer_from_config(c, backbone, examples, placement)
     encode_splits(scorer, examples)
@@ -150,7 +150,7 @@ def write_spoilt(path, card):
 def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
     folder, card = export
     path, placement = folder / "prompt.json", make_placement(1, 1)
-    use = lambda: unpack(
+    use = lambda: load_prompt_export(
         str(folder), backbone=BackboneConfig(path=str(backbone)), batch=8, placement=placement
     )
     assert survive(monkeypatch, "the card as it is", use) == 0

@@ -209,5 +209,5 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys, monkey
     (copy / "result.json").unlink()
     shutil.rmtree(copy / "checkpoints")
     assert "no checkpoint in " in refused("inspect", f"--workdir={copy}")
-    monkeypatch.setattr("jaxprompt.training.pictures.can_draw", lambda: False)
+    monkeypatch.setattr("jaxprompt.training.pictures.has_matplotlib", lambda: False)
     assert "needs matplotlib; pip install matplotlib" in line()

@@ -74,7 +74,7 @@ def assert_same_run(folder, *args, **fields):
 
 
 def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxprompt.training.pace.PAUSE", -1.0)
+    monkeypatch.setattr("jaxprompt.training.pace.REPORT_SECONDS", -1.0)
     start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__location="host")
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
     counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in lines]

@@ -53,7 +53,7 @@ def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
 
     def cut(self, step, *rest, **named):
         save(self, step, *rest, **named)
-        self.settle()
+        self.wait_for_saves()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

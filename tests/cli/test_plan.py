@@ -20,7 +20,7 @@ from jaxprompt.parallel.hlo import DeviceWork
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.planning.abstract_run import open_run
 from jaxprompt.planning.compilers import Compiled
-from jaxprompt.planning.cost import make_shapes, weigh
+from jaxprompt.planning.cost import measure_sizes, step_shapes
 from jaxprompt.runs import ppt
 
 BASE = ROOT / "configs/base.py"
@@ -86,7 +86,7 @@ def test_every_published_size_has_a_plan(path):
     run = open_run(load_config(str(path)))
     model = max(run.config.mesh.model, 1)
     placement = make_placement(1, model)
-    sizes = weigh(make_shapes(run, placement), placement)
+    sizes = measure_sizes(step_shapes(run, placement), placement)
     assert sizes.trained == 100 * run.scorer.model.backbone.dims.width
     width = 2 if path.stem.endswith("xxl") else 4  # bytes; PPT's precision is mixed at 11B alone
     assert sizes.frozen_bytes == pytest.approx(width * sizes.total / model, rel=0.01)
@@ -183,8 +183,8 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
         asked.append(plan.mesh)
         return plan._replace(compiled=said[len(asked) - 1], evaluated=said[0])
 
-    monkeypatch.setattr("jaxprompt.planning.search.compiled", compiled)
-    monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: True)
+    monkeypatch.setattr("jaxprompt.planning.search.compile_plan", compiled)
+    monkeypatch.setattr("jaxprompt.planning.compilers._is_importable", lambda module: True)
     # What stands in for the compiler is in this process.
     monkeypatch.setattr(
         "jaxprompt.cli.plan.in_child_process", lambda _, function, *given: function(*given)
@@ -259,7 +259,7 @@ def test_what_fits_nowhere_is_said(capsys):
 )  # fmt: skip
 def test_bad_input_gets_one_line(refused, monkeypatch, words, line):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: False)
+    monkeypatch.setattr("jaxprompt.planning.compilers._is_importable", lambda module: False)
     soft = SMALL[0]
     if "prompt.length" in words[0]:
         soft = f"--config={ROOT}/configs/ppt/prompt_tuning.py"

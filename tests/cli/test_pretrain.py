@@ -28,12 +28,12 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.build.prompt_artifact import unpack
+from jaxprompt.build.prompt_artifact import load_prompt_export
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.runs.train import run
-from jaxprompt.training.checkpoint_writer import OVERHEAD, OVERHEAD_ARRAY
+from jaxprompt.training.checkpoint_writer import ARRAY_OVERHEAD, STEP_OVERHEAD
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
 
@@ -114,7 +114,7 @@ def test_only_the_prompt_is_saved(case):
     # Numbers and two moments of Adam; counters and rates are a few arrays more.
     for state in (workdir / "checkpoints").glob("*/state"):
         size = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
-        assert 12 * trained <= size < OVERHEAD + 12 * trained + 30 * OVERHEAD_ARRAY
+        assert 12 * trained <= size < STEP_OVERHEAD + 12 * trained + 30 * ARRAY_OVERHEAD
     backbone = made_of(workdir) / "model.safetensors"
     assert backbone.stat().st_size > 3 * 4 * trained
 
@@ -173,7 +173,9 @@ def unpacked(workdir):
     block = load_config(str(workdir / "config.json")).backbone
     placement = make_placement(1, 1)
     block = replace(block, path="")
-    return unpack(str(workdir / "export"), backbone=block, batch=16, placement=placement)
+    return load_prompt_export(
+        str(workdir / "export"), backbone=block, batch=16, placement=placement
+    )
 
 
 def held_out_rows(workdir):

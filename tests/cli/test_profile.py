@@ -6,7 +6,7 @@ import re
 import pytest
 from tiny_run import flags, jaxprompt, tiny_fields
 
-from jaxprompt.training.profiling import kind_of
+from jaxprompt.training.profiling import operation_kind
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from jaxprompt.training.profiling import kind_of
     ],
 )
 def test_operations_are_named_by_kind(name, kind):
-    assert kind_of(name) == kind
+    assert operation_kind(name) == kind
 
 
 @pytest.mark.long

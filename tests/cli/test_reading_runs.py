@@ -10,7 +10,7 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_l
 
 from jaxprompt import tree
 from jaxprompt.__main__ import main
-from jaxprompt.build.examples import in_form, read_task
+from jaxprompt.build.examples import apply_form, read_task
 from jaxprompt.build.task import eval_batches
 from jaxprompt.config.load import load_config
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
@@ -209,7 +209,7 @@ def test_what_a_config_says_of_options_and_words():
         given |= said if spaced else {}
         fields = given | {"head.name": "verbalizer"}
         c = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
-        task = in_form(c, read_task(c.task))
+        task = apply_form(c, read_task(c.task))
         assert (task.option, task.spaced) == expected, (name, form, spaced)
 
 

@@ -15,7 +15,7 @@ from jaxprompt.build.backbone import open_backbone
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.text import identity
 from jaxprompt.data.text.tokenizer import load_tokenizer
-from jaxprompt.training.run_folder import lock
+from jaxprompt.training.run_folder import lock_workdir
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
 
 
 def test_a_folder_in_use_is_refused(place, refused, capsys):
-    with lock("run"):
+    with lock_workdir("run"):
         assert "run is in use by process" in refused(*again())
         assert jaxprompt(capsys, *again("evaluate"))[0] == 0  # readers change nothing
 

@@ -17,7 +17,7 @@ from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, t
 
 from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.checkpoint_folders import find, folder_of
+from jaxprompt.training.checkpoint_folders import checkpoint_folder, find_checkpoint
 
 STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
@@ -73,7 +73,7 @@ def killed(request, config, tmp_path_factory):
 
 def arrays(workdir: Path, item: str = "state") -> tuple[dict[str, np.ndarray], dict]:
     """Reads the newest state, or best, whatever is in it. -> (arrays by name, position)"""
-    path = find(folder_of(workdir), item, None)
+    path = find_checkpoint(checkpoint_folder(workdir), item, None)
     saved = checkpoint.handlers()[item].metadata(path / item).tree
     template = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in saved.items()}
     tree, position = checkpoint._restore(path, item, template)

@@ -271,7 +271,7 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     state, step, feed = job.state, jax.jit(job.step), job.feed()
     seen = set()
     for _ in range(6):
-        given = feed.take()
+        given = feed.next_batch()
         new, measured = step(state, job.frozen, given)
         # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
         bias = f"head/{given.task}/out/bias"

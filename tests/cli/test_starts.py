@@ -10,9 +10,9 @@ from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
 
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.examples import read_examples
-from jaxprompt.build.initial_params import start
+from jaxprompt.build.initial_params import init_params
 from jaxprompt.build.placement import build_placement
-from jaxprompt.build.task import open_fitting, scorer_from_config
+from jaxprompt.build.task import open_checked_backbone, scorer_from_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
@@ -121,9 +121,9 @@ def test_a_head_that_does_not_fit_is_refused(
 def first_numbers(c) -> dict[str, np.ndarray]:
     """Makes the numbers of a prompt before its first step. -> arrays by name"""
     placement = build_placement(c)
-    backbone, loaded = load_weights(open_fitting(c, placement), placement)
+    backbone, loaded = load_weights(open_checked_backbone(c, placement), placement)
     scorer = scorer_from_config(c, backbone, read_examples(c), placement)
-    trainable = start(c, scorer, loaded, None, placement).trainable
+    trainable = init_params(c, scorer, loaded, None, placement).trainable
     return {
         name.removeprefix("prompt/"): np.asarray(rows)
         for name, rows in trainable.items()

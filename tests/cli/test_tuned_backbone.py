@@ -9,7 +9,7 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines
 
 import jaxprompt as jp
 from jaxprompt.build.prompt_artifact import read_export
-from jaxprompt.build.tuned_backbone import as_delta, without_delta
+from jaxprompt.build.tuned_backbone import from_delta, to_delta
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 
@@ -175,8 +175,8 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
     folder, _, _ = tuned
     backbone, tensors = jp.load_backbone(folder), whole[0]
     base = flatten({"backbone": backbone.loaded.params})
-    held = as_delta(tensors, backbone, "--delta").tensors
-    back = without_delta("p", held, base, 0)
+    held = to_delta(tensors, backbone, "--delta").tensors
+    back = from_delta("p", held, base, 0)
     assert back.keys() == tensors.keys()
     name = next(name for name in held if name.startswith("delta_rows/") and len(held[name]))
     own = name.replace("delta_rows/", "delta/")
@@ -188,8 +188,8 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
         {**held, "delta/backbone/nothing": held[own]},
     ):
         with pytest.raises(InputError, match="export the prompt again"):
-            without_delta("p", spoilt, base, 0)
+            from_delta("p", spoilt, base, 0)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
     with pytest.raises(InputError, match="p contains differences .*bfloat16; load it with"):
-        without_delta("p", held, rounded, 0)
+        from_delta("p", held, rounded, 0)

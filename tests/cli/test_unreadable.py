@@ -8,7 +8,7 @@ import pytest
 from fuzz import survive
 from spoil import BASE
 
-from jaxprompt.build.initial_params import read_rows
+from jaxprompt.build.initial_params import read_soft_tokens
 from jaxprompt.build.prompt_artifact import read_export
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import import_npy
@@ -34,7 +34,7 @@ READERS = {
     "prompt.json": lambda path: read_export(str(path.parent)),
     "adapter_config.json": lambda path: read_peft(path.parent),
     "x.npy": lambda path: import_npy(path, 8),
-    "y.npy": lambda path: read_rows(
+    "y.npy": lambda path: read_soft_tokens(
         str(path), type("P", (), {"length": 1, "decoder": 0, "dims": Dims})
     ),
     "c.json": lambda path: load_config(str(path)),

@@ -448,11 +448,11 @@ def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:
     """Scores a split with the best prompt of a workdir. -> [examples, C]"""
     from jaxprompt.build.task import eval_batches
     from jaxprompt.runs.restore import restore
-    from jaxprompt.training.evaluation import place_step, predict_scores
+    from jaxprompt.training.evaluation import compile_step, predict_scores
     from jaxprompt.training.steps import make_eval_step
 
     trained = restore(c, str(workdir), [split])
     (trainable, frozen, _), part = trained.weights, trained.splits[split]
-    step = place_step(trained.placement, make_eval_step(trained.scorer.model))
+    step = compile_step(trained.placement, make_eval_step(trained.scorer.model))
     batches = eval_batches(trained.scorer, part)
     return predict_scores(step, trainable, frozen, batches, len(part.labels))

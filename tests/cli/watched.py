@@ -40,7 +40,7 @@ if __name__ == "__main__":
         if at == step and process == who:
             # What was begun is complete: how long that takes is none of this test's business.
             for writer in writers:
-                writer.settle()
+                writer.wait_for_saves()
             os.kill(os.getpid(), signal)
 
     sharding.put_batch, RunLog.progress = put_and_note, progress_then_signal

@@ -6,8 +6,8 @@ import pytest
 
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.models.model import backbone_shapes
-from jaxprompt.planning.abstract_run import find_backbone
-from jaxprompt.planning.published import published
+from jaxprompt.planning.abstract_run import open_or_published
+from jaxprompt.planning.published import published_checkpoints
 
 # Of AutoModelForPreTraining, or ForConditionalGeneration; each table once.
 COUNTS = {
@@ -48,14 +48,14 @@ COUNTS = {
 )
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_those_of_the_checkpoints(name):
-    backbone, notes = find_backbone(BackboneConfig(path=name))
+    backbone, notes = open_or_published(BackboneConfig(path=name))
     shapes = backbone_shapes(backbone.module).values()
     assert sum(math.prod(leaf.shape) for leaf in shapes) == COUNTS[name]
     assert name in notes[0]
 
 
-@pytest.mark.parametrize("name", sorted(published()))
+@pytest.mark.parametrize("name", sorted(published_checkpoints()))
 def test_every_shape_makes_a_backbone(name):
-    backbone, _ = find_backbone(BackboneConfig(path=name))
+    backbone, _ = open_or_published(BackboneConfig(path=name))
     dims = backbone.module.dims
-    assert dims.layers and dims.vocab == published()[name].hf["vocab_size"]
+    assert dims.layers and dims.vocab == published_checkpoints()[name].hf["vocab_size"]

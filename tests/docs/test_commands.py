@@ -17,7 +17,7 @@ from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
 from tiny_run import TOPICS, flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.build.method import method_of
+from jaxprompt.build.method import get_method
 from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import Annotations
@@ -373,7 +373,7 @@ def shrink(words, backbones):
         fields["prompt.length"] = length = 8
     if c.prompt.get("layers"):
         fields["prompt.layers"] = "2-2"  # of the two that there are
-    shift = method_of(c).position_shift()
+    shift = get_method(c).position_shift()
     room = POSITIONS - (length if c.prompt.name == "prefix" else shift)
     fields |= {"data.max_len": room, "data.multiple": room}
     if c.data.protocol.name == "holdout":

@@ -8,7 +8,7 @@ from tiny_run import make_backbone, sentences
 from transformers import AutoTokenizer
 
 from jaxprompt.build.backbone import load_weights, open_backbone
-from jaxprompt.build.scorer import asks_of, build_scorer
+from jaxprompt.build.scorer import build_scorer, task_info
 from jaxprompt.config.block import OpenBlock
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.convert.prompt_metadata import ExampleLayout
@@ -289,7 +289,7 @@ def test_the_released_layout_is_written(backbone):
     shown = [name if slot < 0 else str(slot) for name, slot in zip(names, row.slot, strict=True)]
     assert " ".join(shown) == "[CLS] the cat [SEP] about : 0 1 2 3 [SEP]"
     assert row.label_pos.tolist() == [6, 8]
-    assert asks_of(scorer.task, 1, scorer.verbalizer, scorer.encoder._specials).words == tuple(
+    assert task_info(scorer.task, 1, scorer.verbalizer, scorer.encoder._specials).words == tuple(
         (tuple(scorer.tokenizer(word, add_special_tokens=False)["input_ids"]),)
         for word in ("bad ,", "good ,")
     )

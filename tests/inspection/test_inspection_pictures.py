@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.inspection import pictures as draw
-from jaxprompt.inspection.page import Page, with_note
+from jaxprompt.inspection.page import Page, markup_with_notes
 
 pytest.importorskip("matplotlib")
 ODD = ("_hidden", "$x^{", "a$b$c", "好书", "<b>&", "a name that is longer than any axis has room")
@@ -42,7 +42,7 @@ def test_odd_names_are_drawn_as_they_are(tmp_path):
 @pytest.mark.long_cases("40")
 @pytest.mark.parametrize("classes", [2, 40])
 def test_many_classes_are_told_apart(classes, tmp_path):
-    styles = [(style["color"], style["marker"]) for style in map(draw.style_of, range(104))]
+    styles = [(style["color"], style["marker"]) for style in map(draw.class_style, range(104))]
     assert len(set(styles)) == 104
     labels = np.arange(classes * 3) % classes
     points, names = RNG.normal(size=(len(labels), 2)), [f"class {i}" for i in range(classes)]
@@ -67,7 +67,7 @@ def test_texts_beside_points_do_not_cover_one_another():
     points = np.array([[0, 0, 0], [0.01, 0, 0], [0, 0.01, 0], [1, 1, 1], [1, 1, 0.99]])
     axis.scatter(*points.T)
     said = [(p, f"word {i}", {"fontsize": 9}) for i, p in enumerate(points)]
-    draw._write_apart(figure, axis, said)
+    draw._annotate_points(figure, axis, said)
     figure.draw_without_rendering()
     boxes = [Text.get_window_extent(text) for text in axis.texts]  # without their lines
     assert len(boxes) == 5
@@ -78,8 +78,8 @@ def test_texts_beside_points_do_not_cover_one_another():
 def test_the_page_escapes_and_needs_nothing_else(tmp_path):
     path = draw.draw_ratio({0: 0.9, 5: 0.5}, 5, tmp_path / "ratio.png")
     page = Page('<script>alert("1")</script>')
-    page.say("a & b <img src=x onerror=y>")
-    page.table(("<i>",), [(with_note([("<u>", "1 < 2")]), "</table>")])
+    page.paragraph("a & b <img src=x onerror=y>")
+    page.table(("<i>",), [(markup_with_notes([("<u>", "1 < 2")]), "</table>")])
     page.pictures([(path, '"quoted" <caption>')])
     text = page.text()
     tags = set(re.findall(r"<([a-z0-9]+)", text))

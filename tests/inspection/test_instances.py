@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from letters import Letters
 
-from jaxprompt.inspection.instances import _look_at
+from jaxprompt.inspection.instances import _compare_text
 from jaxprompt.types import Injection, Role, Stream
 
 # Words 0 to 5 lie at these degrees on a circle, and soft tokens too: a cosine is of a difference.
@@ -16,19 +17,6 @@ PAD, TEMPLATE, TEXT = (False, Role.TEXT), (True, Role.HARD), (True, Role.TEXT)
 def circle(*degrees):
     turns = np.deg2rad(degrees)
     return np.stack([np.cos(turns), np.sin(turns)], -1).astype(np.float32)
-
-
-class Letters:
-    """Names word 0 a, word 1 b and so on."""
-
-    def __len__(self):
-        return len(WORDS)
-
-    def convert_ids_to_tokens(self, number):
-        return "abcdef"[number]
-
-    def convert_tokens_to_string(self, pieces):
-        return "".join(pieces)
 
 
 def look_at(tokens, slots, *, there=None, top=2):
@@ -43,7 +31,7 @@ def look_at(tokens, slots, *, there=None, top=2):
     stream = Stream(slots=2 * circle(*slots)[None], slots_mask=None if there is None else [there])
     inject = lambda params, batch: Injection(stream)
     batch = SimpleNamespace(encoder=encoder)
-    return _look_at(scorer, inject, {"backbone": {}}, batch, top, "a class")
+    return _compare_text(scorer, inject, {"backbone": {}}, batch, top, "a class")
 
 
 TOKENS = [(4, TEMPLATE), (5, TEXT), (0, TEXT), (3, TEXT), (1, TEXT), (4, PAD)]

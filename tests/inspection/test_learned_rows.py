@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from letters import Letters
 
 from jaxprompt.inspection.learned_rows import LABEL, SOFT, nearest_words
 
@@ -24,17 +25,6 @@ class Untied:
 
     def lm_table(self):
         return OUTPUT, None
-
-
-class Letters:
-    def __len__(self):
-        return 3
-
-    def convert_ids_to_tokens(self, number):
-        return "abc"[number]
-
-    def convert_tokens_to_string(self, pieces):
-        return pieces[0]
 
 
 @pytest.mark.parametrize(

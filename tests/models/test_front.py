@@ -20,7 +20,7 @@ from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_fronts, make_group_scores
-from jaxprompt.training.evaluation import make_writer, predict_scores, scoring_step
+from jaxprompt.training.evaluation import compile_generation, predict_scores, scoring_step
 from jaxprompt.tree import merge, split, trainable_mask
 from jaxprompt.types import Front, Role
 
@@ -171,7 +171,7 @@ def test_texts_of_a_pass_are_those_of_one_program():
     how = dict(max_new_tokens=4, eos=1, pad=0, num_beams=2)
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
     generation, layout = GenerateConfig(max_new_tokens=4, num_beams=2), Layout(5, 24, 0, ends=(1,))
-    step = make_writer(make_placement(1, 1), generation, shared, layout)
+    step = compile_generation(make_placement(1, 1), generation, shared, layout)
     index, found = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
     np.testing.assert_array_equal(found, expected)

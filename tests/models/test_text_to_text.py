@@ -27,7 +27,7 @@ from jaxprompt.data.text.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import make_answering, place_step, write_texts
+from jaxprompt.training.evaluation import compile_step, make_answer_fn, write_texts
 from jaxprompt.training.steps import make_generate_step
 from jaxprompt.tree import flatten
 
@@ -290,7 +290,7 @@ def test_written_texts_are_those_of_torch(style, num_beams, pairs):
     how = dict(
         max_new_tokens=6, num_beams=num_beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id
     )
-    step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
+    step = compile_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
     found = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
     for text, ours in zip(TEXTS, found, strict=True):
@@ -316,7 +316,7 @@ def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
             pair._replace(backbone=backbone), task=text_task(), head={"name": "text"}
         )
         given = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
-        answer = make_answering(scorer.head, *given)
+        answer = make_answer_fn(scorer.head, *given)
         batch = scorer.one_batch(scorer.encode([Example({"text": TEXTS[0]})]).rows)
         return scorer, answer({}, flatten({"backbone": pair.params}), [batch], 1)[0]
 

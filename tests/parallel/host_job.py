@@ -96,10 +96,10 @@ def save(folder: Path) -> dict:
     for _ in range(20):
         moved = advance(moved)
     first = make_state(placement, 1)
-    writer.settle()
+    writer.wait_for_saves()
     found_first = same(checkpoints.restore(first)[0], first)
     writer.save(2, {"at": 2}, state=second)
-    writer.settle()
+    writer.wait_for_saves()
     restored, position = checkpoints.restore(first)
     best, info = checkpoints.restore_best({"whole": first["whole"]})
     found = {
@@ -123,7 +123,7 @@ def save(folder: Path) -> dict:
         started = time.monotonic()
         try:
             writer.save(3, {}, state=first)
-            message = refusal(writer.settle)
+            message = refusal(writer.wait_for_saves)
         except InputError as error:
             message = str(error)
         setattr(owner, name, original)

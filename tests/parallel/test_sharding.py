@@ -34,7 +34,7 @@ from jaxprompt.parallel.sharding import (
 )
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import make_loss
-from jaxprompt.training.evaluation import place_step
+from jaxprompt.training.evaluation import compile_step
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step, with_flags
@@ -282,7 +282,7 @@ def test_texts_are_those_of_one_device(writer, num_beams, mesh):
     assert len(np.unique(expected)) > 3
     placement = make_placement(*mesh[:2], fsdp=mesh[2])
     moved = on_mesh(case, placement)
-    step = place_step(placement, make_generate_step(moved.model, **settings))
+    step = compile_step(placement, make_generate_step(moved.model, **settings))
     frozen = put(moved.frozen, placement.parameters(moved.frozen))
     index, found = step(case.trainable, frozen)(case.batch)
     assert found.sharding.is_fully_replicated

@@ -4,7 +4,7 @@ import pytest
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import DEVICES
-from jaxprompt.planning.abstract_run import OnePiece, open_run
+from jaxprompt.planning.abstract_run import WordTokenizer, open_run
 
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
 
@@ -60,7 +60,7 @@ def test_a_backbone_here_is_read_with_its_tokenizer(make_run, shared):
     if not here:
         pytest.skip("no BERT among the shared weights")
     run = make_run(str(here[0]), data__max_len=32)
-    assert not isinstance(run.scorer.tokenizer, OnePiece)
+    assert not isinstance(run.scorer.tokenizer, WordTokenizer)
     assert run.batch.encoder.mask.all() and "from the files on this machine" in run.notes[0]
 
 
@@ -105,6 +105,6 @@ def test_answers_in_a_text_are_planned_without_a_tokenizer(make_run):
 
 
 def test_a_stand_in_tokenizer_says_where_words_are():
-    encoded = OnePiece("<{}>")(["ab  c ab"])
+    encoded = WordTokenizer("<{}>")(["ab  c ab"])
     (ids,), (offsets,) = encoded["input_ids"], encoded["offset_mapping"]
     assert offsets == [(0, 2), (4, 5), (6, 8)] and ids[0] == ids[2] != ids[1]

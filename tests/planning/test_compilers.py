@@ -16,16 +16,16 @@ GPUS = [name for name, device in DEVICES.items() if device.platform == "gpu"]
 
 
 def test_every_device_has_its_compiler(monkeypatch):
-    monkeypatch.setattr(compilers, "_is_there", lambda module: True)
+    monkeypatch.setattr(compilers, "_is_importable", lambda module: True)
     for name, device in DEVICES.items():
-        compilers.check("cuda" if name in GPUS else "tpu", device)
+        compilers.check_compiler("cuda" if name in GPUS else "tpu", device)
         with pytest.raises(InputError, match=f"not for {name}; use --compiler="):
-            compilers.check("tpu" if name in GPUS else "cuda", device)
+            compilers.check_compiler("tpu" if name in GPUS else "cuda", device)
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_card_is_described_as_its_data_sheet_has_it(name):
-    device, text = DEVICES[name], compilers._describe(DEVICES[name])
+    device, text = DEVICES[name], compilers._gpu_description(DEVICES[name])
     read = lambda field: int(re.search(rf"{field}: (\d+)", text)[1])
     assert read("memory_bandwidth") == device.bandwidth
     assert read("major") == int(device.capability)
@@ -41,23 +41,23 @@ def test_a_number_of_devices_that_no_slice_has(count):
 
 
 def test_a_module_in_a_package_that_is_absent_is_not_there():
-    assert compilers._is_there("jax") and compilers._is_there("jax.numpy")
-    assert not compilers._is_there("no_such_package.module")
+    assert compilers._is_importable("jax") and compilers._is_importable("jax.numpy")
+    assert not compilers._is_importable("no_such_package.module")
 
 
 def test_what_stands_in_for_cudnn_is_taken_back():
     before = fused.check_cudnn_version, fused.check_compute_capability
-    with compilers.standing_in(Target("gpu", 8.0)):
+    with compilers.trace_without_gpu(Target("gpu", 8.0)):
         assert fused.check_cudnn_version() >= 90000
         assert fused.check_compute_capability("8.0") and not fused.check_compute_capability("9.0")
         assert fused.is_cuda_compute_capability_equal("8.0")
     assert (fused.check_cudnn_version, fused.check_compute_capability) == before
-    with compilers.standing_in(Target("tpu")):
+    with compilers.trace_without_gpu(Target("tpu")):
         assert fused.check_cudnn_version is before[0]
 
 
 def test_libraries_are_quiet_and_errors_are_not(capfd):
-    with compilers.quiet():
+    with compilers.silence_stderr():
         os.write(2, b"TPU_WORKER_HOSTNAMES")
     os.write(2, b"an error")
     assert capfd.readouterr().err == "an error"

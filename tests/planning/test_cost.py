@@ -1,5 +1,6 @@
 """What a step takes, against counts by hand and against real steps."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,11 +11,25 @@ import jax
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.planning.cost import make_shapes, measure, weigh
+from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.planning.cost import (
+    eval_bytes,
+    eval_shapes,
+    measure_sizes,
+    measure_step,
+    step_shapes,
+)
+from jaxprompt.planning.report import format_plans, plans_to_json
+from jaxprompt.planning.search import RESERVE, fastest, plan_as_configured, smallest
+from jaxprompt.training.evaluation import generation_step
 
 ROOT = Path(__file__).resolve().parents[2]
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
+WRITES = dict(
+    head__name="text", task__name="custom", task__fields=("x",), task__template="{x}",
+    task__target="y", data__max_len=32,
+)  # fmt: skip
 VERBALIZER = dict(task__name="sst2", head__name="verbalizer", head__scores="full")
 
 
@@ -24,7 +39,7 @@ def on(data=1, model=1, fsdp=False):
 
 def cost_of(run, placement=None, remat=""):
     placement = placement or on()
-    return measure(make_shapes(run, placement, remat), placement)
+    return measure_step(step_shapes(run, placement, remat), placement)
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +67,18 @@ def test_recomputation_is_counted(t5):
 
 
 def test_what_is_there_before_is_exact(t5):
-    sizes = weigh(make_shapes(t5, on()), on())
+    sizes = measure_sizes(step_shapes(t5, on()), on())
     assert sizes.total - sizes.trained == 76_961_152
     assert sizes.trained == 20 * 512 and sizes.trained_bytes == 4 * 20 * 512
     assert sizes.frozen_bytes == 4 * 76_961_152
     assert 2 * sizes.trained_bytes < sizes.optimizer_bytes < 2 * sizes.trained_bytes + 200
     placement = on(2, 2)
-    halves = weigh(make_shapes(t5, placement), placement)
+    halves = measure_sizes(step_shapes(t5, placement), placement)
     # Norms and the tables of relative positions are on every device, the latter by heads.
     assert halves.frozen_bytes == pytest.approx(sizes.frozen_bytes / 2, rel=1e-3)
     assert halves.batch_bytes == sizes.batch_bytes / 2
     placement = on(2, 2, fsdp=True)
-    quarters = weigh(make_shapes(t5, placement), placement)
+    quarters = measure_sizes(step_shapes(t5, placement), placement)
     assert quarters.frozen_bytes == pytest.approx(sizes.frozen_bytes / 4, rel=1e-2)
     assert quarters.read_bytes == halves.frozen_bytes
 
@@ -71,7 +86,10 @@ def test_what_is_there_before_is_exact(t5):
 def test_a_vocabulary_that_does_not_divide_is_padded(make_run):
     run = make_run("openai-community/gpt2", data__batch=4, data__max_len=40)
     placement = on(1, 4)
-    one, four = weigh(make_shapes(run, on()), on()), weigh(make_shapes(run, placement), placement)
+    one, four = (
+        measure_sizes(step_shapes(run, on()), on()),
+        measure_sizes(step_shapes(run, placement), placement),
+    )
     assert four.total - one.total == 3 * 768  # 50257 -> 50260 rows
 
 
@@ -117,7 +135,7 @@ def test_tensor_parallelism_sends_activations_and_fsdp_weights(make_run):
 def test_heads_that_do_not_divide_are_refused(make_run):
     run = make_run(T5, data__batch=8, data__max_len=64)
     with pytest.raises(InputError, match="mesh.model=4 does not divide the 6"):
-        make_shapes(run, on(1, 4))
+        step_shapes(run, on(1, 4))
 
 
 @pytest.mark.long
@@ -129,3 +147,87 @@ def test_memory_is_that_of_real_steps():
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["activations"] > 0.8 * found["planned"]
     assert found["planned"] == pytest.approx(found["measured"], rel=0.15)
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def eval_only_bytes(run, placement=None):
+    """Returns the bytes of an evaluation besides parameters and optimizer state."""
+    placement = placement or on()
+    sizes = measure_sizes(step_shapes(run, placement), placement)
+    return eval_bytes(run, placement) - sizes.resident_bytes
+
+
+def small_device(bytes_):
+    return DEVICES["v5e"]._replace(name="small", memory=int(bytes_ / (1 - RESERVE)) + 1)
+
+
+def test_scores_take_what_their_batch_takes(make_run):
+    small, large = (make_run(T5, data__batch=4, data__eval_batch=n) for n in (16, 64))
+    assert eval_only_bytes(large) == pytest.approx(4 * eval_only_bytes(small), rel=0.3)
+    assert eval_only_bytes(large, on(4)) == pytest.approx(eval_only_bytes(small), rel=0.3)
+    # No backward pass: of as many examples a step holds more.
+    step = plan_as_configured(make_run(T5, data__batch=64, data__eval_batch=64), None, 1)
+    assert step.evaluation < step.cost.bytes
+
+
+def test_texts_take_the_layers_of_the_decoder_once_more_but_on_tpus(make_run):
+    run = make_run(T5, data__batch=4, data__eval_batch=1, **WRITES)
+    width, inner, mlp, layers = 512, 384, 1024, 8
+    decoder = 4 * layers * (8 * width * inner + 3 * width * mlp)
+    assert decoder < eval_only_bytes(run) < 1.2 * decoder
+    # TPUs read them where they lie.
+    assert eval_only_bytes(dataclasses.replace(run, copies_layers=False)) < 0.2 * decoder
+    four, eight = (
+        make_run(
+            T5,
+            data__eval_batch=8,
+            generate__num_beams=num_beams,
+            generate__max_new_tokens=16,
+            **WRITES,
+        )
+        for num_beams in (4, 8)
+    )
+    # Of 8 rows by 4 beams more: keys and values of 16 tokens, and two of the scores of all words.
+    more = 8 * 4 * 4 * (2 * layers * inner * 16 + 2 * 32128)
+    assert eval_only_bytes(eight) - eval_only_bytes(four) == pytest.approx(more, rel=0.1)
+
+
+def test_what_is_counted_is_what_the_program_takes(make_run):
+    """In float32, which XLA's CPU compiler does not widen."""
+    run = make_run(
+        T5, data__eval_batch=16, generate__num_beams=2, generate__max_new_tokens=16, **WRITES
+    )
+    found = eval_shapes(run, on())
+    step = within(on(), generation_step(run.config.generate, found.model, run.scorer.layout))
+    memory = jax.jit(step).lower(*found[1:]).compile().memory_analysis()
+    taken = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    batch = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(found.batch))
+    # Reading the input is counted beside what it leaves, so it is on the safe side.
+    assert 0.9 * taken < eval_only_bytes(run) - batch < 1.6 * taken
+
+
+def test_codes_stay_codes(make_run):
+    plain, codes = (
+        make_run(T5, data__eval_batch=1, backbone__quantize=kind, **WRITES)
+        for kind in ("none", "int4")
+    )
+    assert eval_only_bytes(codes) < 0.3 * eval_only_bytes(plain)
+
+
+def test_a_run_that_cannot_evaluate_does_not_fit(make_run):
+    run = make_run(T5, data__batch=4, data__max_len=64, data__eval_batch=256)
+    alone = plan_as_configured(run, small_device(2**40), 1)
+    assert alone.fits and alone.cost.bytes < alone.evaluation
+    little = small_device((alone.cost.bytes + alone.evaluation) / 2)
+    plan = plan_as_configured(run, little, 1)
+    assert plan.trains and not plan.evaluates and not plan.fits
+    assert fastest(run, little, 1) is None
+    assert smallest(run, little, 4, {}).mesh.devices > 1
+    plans = {"as configured": plan, "fastest": None, "smallest": None}
+    text = format_plans(plans_to_json(run, plans, 1))
+    assert "evaluation of 256 examples at once does not fit; lower data.eval_batch" in text
+    assert "lower data.batch, data.eval_batch or data.max_len" in text
+    rows = {line.split("  ")[0]: line.split()[-1] for line in text.splitlines() if line}
+    assert rows["fits"] == "NO" and "in evaluation" in text

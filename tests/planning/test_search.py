@@ -6,7 +6,7 @@ from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.planning.search import (
     RESERVE,
     UTILISATION,
-    _ways,
+    _mesh_shapes,
     fastest,
     plan_as_configured,
     smallest,
@@ -31,9 +31,9 @@ def alone(run):
 
 def test_a_mesh_divides_the_batch(make_run):
     run = make_run(T5, data__batch=12, data__eval_batch=24)
-    assert list(_ways(run, 8)) == [(4, 2), (2, 4), (1, 8)]
+    assert list(_mesh_shapes(run, 8)) == [(4, 2), (2, 4), (1, 8)]
     run = make_run(T5, data__batch=12, data__eval_batch=24, optim__accumulate=6)
-    assert list(_ways(run, 4)) == [(2, 2), (1, 4)]
+    assert list(_mesh_shapes(run, 4)) == [(2, 2), (1, 4)]
 
 
 def test_room_enough_is_one_device_without_recomputation(run, alone):

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxprompt.build.method import method_of
-from jaxprompt.build.notes import tell_unread
+from jaxprompt.build.method import get_method
+from jaxprompt.build.notes import ineffective_field_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.heads import kinds
 from jaxprompt.prompts import methods
@@ -58,8 +58,8 @@ def test_it_names_fields_of_its_own(cls):
 )  # fmt: skip
 def test_a_field_that_nothing_reads_is_told(given, told):
     c = load_config("base", [(f"prompt.{name}", str(value)) for name, value in given.items()])
-    assert method_of(c).block()["name"] == given["name"]
-    assert tell_unread(c) == told
+    assert get_method(c).block()["name"] == given["name"]
+    assert ineffective_field_notes(c) == told
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_field_that_nothing_reads_is_told(given, told):
 )  # fmt: skip
 def test_so_is_one_of_a_head(given, told):
     c = load_config("base", [(f"head.{name}", str(value)) for name, value in given.items()])
-    assert tell_unread(c) == told
+    assert ineffective_field_notes(c) == told
 
 
 def test_a_grid_of_starts_may_read_it():
     fields = {"prompt.name": "soft", "prompt.top": "9", "runs.prompt_starts": "normal,vocab"}
-    assert tell_unread(load_config("base", list(fields.items()))) == []
+    assert ineffective_field_notes(load_config("base", list(fields.items()))) == []

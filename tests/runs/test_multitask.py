@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.runs import multitask
 from jaxprompt.runs.multitask import SharedTuning
-from jaxprompt.training.one_run import Ended
+from jaxprompt.training.one_run import TrainOutcome
 from jaxprompt.training.progress import Evaluation, Progress
 
 
@@ -36,7 +36,7 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
 
     scored, exported = [], []
     score = lambda split, tasks, scores, numbers, frozen: scored.append((split, scores)) or {}
-    monkeypatch.setattr(multitask, "build_measure", build_measure)
+    monkeypatch.setattr(multitask, "make_metrics_fn", build_measure)
     monkeypatch.setattr(multitask, "_score", score)
     train, prompt = SimpleNamespace(test=True), SimpleNamespace(name="prefix")
     work = SharedTuning(SimpleNamespace(train=train, prompt=prompt, seed=0), "run")
@@ -45,7 +45,9 @@ def test_each_task_is_scored_and_exported_with_its_own_threshold(monkeypatch):
     compiled = {name: f"compiled {name}" for name in tasks}
     job = SimpleNamespace(scores=compiled, frozen={}, weights=SimpleNamespace(trainable={}))
     dev = {"mean": 0.5, "qa/f1": 0.6, "qa/threshold": 0.2, "ner/threshold": 0.7, "nli/accuracy": 1}
-    ended = Ended(Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), numbers={}, time={})
+    ended = TrainOutcome(
+        Progress(steps=9), Evaluation(step=7, value=0.5, dev=dev), trainable={}, time={}
+    )
     result = work.finish(prepared, job, ended)
     assert (result.best_step, result.dev, result.tasks) == (7, dev, ("qa", "ner", "nli"))
     assert built == {"qa": ("config qa", 0.2), "ner": ("config ner", 0.7)}

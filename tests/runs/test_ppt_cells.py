@@ -13,8 +13,8 @@ from tiny import CONFIGS, MODEL_HEADS
 from configs.parts import ppt as cells
 from configs.ppt import has_cell, learning_rates
 from jaxprompt.backbones import make_backbone
-from jaxprompt.build.examples import Examples, in_form, read_task
-from jaxprompt.build.inheritance import _tell_layout
+from jaxprompt.build.examples import Examples, apply_form, read_task
+from jaxprompt.build.inheritance import _layout_notes
 from jaxprompt.build.task import scorer_from_config
 from jaxprompt.config.load import load_config
 from jaxprompt.corpus.ppt import get_pattern, make_forms
@@ -96,7 +96,7 @@ def open_cell(task, method, name, tokenizer, patterns=""):
         family, CONFIGS[family] | {"vocab_size": len(tokenizer)} | places,
         MODEL_HEADS.get(family, ("mlm",)),
     )  # fmt: skip
-    made = in_form(c, read_task(c.task))
+    made = apply_form(c, read_task(c.task))
     example = example_of(made)
     backbone = Backbone(c.backbone, Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(share=lambda: (0, 1))
@@ -213,7 +213,7 @@ def test_hard_prompts_are_those_of_appendix_d(cell, template, method):
     task, patterns = cell
     path = f"{ROOT}/configs/ppt/cells.py:{task},{method},t5"
     c = load_config(path, (("ppt.patterns", patterns),))
-    made = in_form(c, read_task(c.task))
+    made = apply_form(c, read_task(c.task))
     assert made.template == f" {template}"
     assert made.option == get_pattern("nss" if made.choices else "cls", patterns).option
 
@@ -224,7 +224,7 @@ def test_topics_start_from_no_prompt_but_the_unified_one(task, method):
     with pytest.raises(InputError, match="has topics as label words, .*; take unified_ppt"):
         load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},t5", ())
     c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,t5", ())
-    assert "[mask]" in in_form(c, read_task(c.task)).template
+    assert "[mask]" in apply_form(c, read_task(c.task)).template
     c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,causal", ())
     assert c.task.template.endswith("[mask]")
 
@@ -259,14 +259,14 @@ def test_learning_rates_of_full_fine_tuning():
 def test_forms_that_do_not_fit(given, message):
     c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(given.items()))
     with pytest.raises(InputError, match=message):
-        in_form(c, read_task(c.task))
+        apply_form(c, read_task(c.task))
 
 
 def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     """With an end-of-text token behind it the prompt stands where it was not learned."""
     metadata = make_metadata(layout={"eos": False}, pretrained={"task": "nsp", "patterns": "en"})
     c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
-    told = partial(_tell_layout, has_decoder=False)
+    told = partial(_layout_notes, has_decoder=False)
     assert told(c, metadata) == [
         "  it was pre-trained with ppt.patterns=en, but this run has en_paper",
         "  it was pre-trained with task.eos=False, but this run has True",
@@ -282,4 +282,4 @@ def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     form = "  it was pre-trained with ppt.task=nsp, but this run has task.form="
     assert told(other, metadata) == [f"{form}cls", eos]
     assert told(as_cloze, metadata) == [f"{form}cloze"]
-    assert _tell_layout(as_cloze, metadata, has_decoder=True) == [f"{form}cloze", eos]
+    assert _layout_notes(as_cloze, metadata, has_decoder=True) == [f"{form}cloze", eos]

@@ -11,8 +11,14 @@ import pytest
 
 from configs.parts import ppt
 from configs.ppt import dtype_of
-from jaxprompt.build.examples import in_form, read_examples, read_rows, read_task, source_split
-from jaxprompt.build.notes import tell_unread
+from jaxprompt.build.examples import (
+    apply_form,
+    read_examples,
+    read_split_rows,
+    read_task,
+    source_split,
+)
+from jaxprompt.build.notes import ineffective_field_notes
 from jaxprompt.config.load import load_config
 from jaxprompt.config.run import Balanced, InverseSqrt, KShot, Schedule
 from jaxprompt.corpus.ppt import get_pattern
@@ -99,7 +105,7 @@ def test_how_a_task_is_asked(task, template):
     """Code, data_utils/downstream; no soft token is placed: all stand in front (section 3.1)."""
     for method in ("pt", "ppt"):
         c = cell(task, method)
-        assert in_form(c, read_task(c.task)).template == template
+        assert apply_form(c, read_task(c.task)).template == template
 
 
 @pytest.mark.parametrize("method", ["full", "pt", "hybrid_pt", "multiple_choice", "unified_ppt"])
@@ -107,7 +113,7 @@ def test_how_a_task_is_asked(task, template):
 def test_every_method_reads_the_same_texts_of_yahoo(method, kind):
     """Table 5 compares methods: title, content and answer, those of the data set."""
     c = load_config(f"ppt/cells:yahoo_answers_topics,{method},{kind}")
-    made = in_form(c, read_task(c.task))
+    made = apply_form(c, read_task(c.task))
     layout = c.task.template or (made.causal if kind == "causal" else made.template)
     fields = re.findall(r"\{(?!choices)(\w+)\}", layout)
     assert fields == ["question_title", "question_content", "best_answer"]
@@ -136,7 +142,9 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     assert {name: origin(examples) for name, examples in splits.items()} == {
         "train": {"train"}, "dev": {"train"}, "test": {"dev"},
     }  # fmt: skip
-    assert origin(example for *_, example in read_rows(c, read_task(c.task), "test")) == {"dev"}
+    assert origin(example for *_, example in read_split_rows(c, read_task(c.task), "test")) == {
+        "dev"
+    }
     c = c.replace({"data.test_split": "test"})
     assert origin(read_examples(c, ("test",)).splits["test"]) == {"test"}
     c = c.replace({"data.test_split": "dev", "data.protocol": ""})
@@ -146,7 +154,7 @@ def test_dev_stands_in_for_test_where_train_gives_dev(tmp_path):
     files = {f"data.files.{x}": str(tmp_path / f"{x}.jsonl") for x in ("train", "test")}
     c = c.replace({"data.source": "", "data.protocol": "balanced"} | files)
     assert origin(read_examples(c).splits["test"]) == {"test"}
-    assert any("data.test_split=dev has no effect" in line for line in tell_unread(c))
+    assert any("data.test_split=dev has no effect" in line for line in ineffective_field_notes(c))
 
 
 def test_precision_is_mixed_at_11b_alone():

@@ -22,6 +22,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from orbax.checkpoint._src.serialization import serialization
+from refusing import refuse_line
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import folder_checksums
@@ -67,12 +68,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def one_line(error):
-    message = str(error.value)
-    assert "\n" not in message and len(message) < 600
-    return message
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_restores_bit_for_bit(tmp_path, dtype):
     state = make_state(dtype=dtype)
@@ -87,16 +82,6 @@ def test_restores_bit_for_bit(tmp_path, dtype):
         assert position == POSITION
 
 
-def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    table = jax.device_put(jnp.arange(16.0).reshape(8, 2), sharding)
-    save(tmp_path, 1, {"table": table}, {})
-    restored, _ = Checkpoints(tmp_path).restore({"table": table})
-    assert restored["table"].sharding == sharding
-    assert_same(restored, {"table": table})
-
-
 def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, monkeypatch):
     """A slice is a program to compile, and small arrays would need hundreds."""
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -108,7 +93,7 @@ def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, mo
         return slice_in_dim(array, *args, **kwargs)
 
     monkeypatch.setattr(jax.lax, "slice_in_dim", spy)
-    small, large = (8, 4), (8 * checkpoint.MIN_PART // 4,)
+    small, large = (8, 4), (8 * checkpoint.MIN_SLICE_BYTES // 4,)
     tree = {
         name: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), replicated)
         for name, shape in (("small", small), ("large", large))
@@ -170,7 +155,7 @@ def test_best_of_every_kept_step_stays(tmp_path):
             best = state.trainable if step in bests else None
             whole = state if step not in (7, 8) else None  # whose best alone is saved
             writer.save(step, {"best": {"dev": step}}, state=whole, best=best)
-            writer.settle()
+            writer.wait_for_saves()
             if step == 5:  # resumed from step 4, the best is that of step 2
                 assert names(folder) == ["2", "4", "5"]
             if step in (7, 8):  # of a state to come
@@ -288,9 +273,11 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     state = {"table": jax.random.normal(jax.random.key(0), (20, 18432))}
     writer = CheckpointWriter(tmp_path, -1, keep=1)
     writer.save(1, {"at": 1}, state=state)
-    writer.settle()
+    writer.wait_for_saves()
     if where == "inside orbax":
-        monkeypatch.setattr("jaxprompt.training.checkpoint_writer._check_room", lambda *_: None)
+        monkeypatch.setattr(
+            "jaxprompt.training.checkpoint_writer._check_disk_space", lambda *_: None
+        )
     if where == "at the seal":
         monkeypatch.setattr("jaxprompt.training.checkpoint_folders.folder_checksums", fill)
     else:
@@ -298,12 +285,11 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     save = functools.partial(writer.save, 2, {"at": 2}, state=state)
     if where != "before":  # in the background
         save(on_complete=lambda: pytest.fail("it is not complete"))
-    with pytest.raises(InputError, match="cannot write .*checkpoints/2") as error:
-        save() if where == "before" else writer.settle()
+    line = refuse_line(save if where == "before" else writer.wait_for_saves)
     reason = errno.ENOSPC if where == "at the seal" else errno.EFBIG
-    assert os.strerror(reason) in one_line(error)
+    assert "checkpoints/2" in line and os.strerror(reason) in line
     assert capfd.readouterr().err == ""  # orbax logs tracebacks of its threads
-    writer.settle()  # it is raised once
+    writer.wait_for_saves()  # it is raised once
     monkeypatch.undo()
     assert names(tmp_path / "checkpoints") == ["1"]
     restored, position = Checkpoints(tmp_path).restore(state)
@@ -333,7 +319,7 @@ def test_a_save_goes_on_in_the_background(tmp_path, held):
         position["best"]["step"] = 4
         assert not told and checkpoints.latest() is None
         held.set()
-        writer.settle()
+        writer.wait_for_saves()
         assert checkpoints.latest() == 3 and told == [3]
     state, found = checkpoints.restore(make_state())
     assert_same(state, make_state(seed=3))
@@ -433,26 +419,21 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/5").mkdir(parents=True)
-    again = f"delete {tmp_path} to train again"
-    with pytest.raises(InputError, match=f"damaged or belongs to another run .*; {again}") as error:
-        checkpoints.restore(state)
-    one_line(error)
     (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
-    with pytest.raises(InputError, match="checkpoints/5 is damaged"):
-        checkpoints.restore(state)
     (tmp_path / "checkpoints/6/best").mkdir(parents=True)
-    with pytest.raises(
-        InputError, match=f"checkpoints/6 is damaged or belongs to another run .*; {again}"
+    again = f"delete {tmp_path} to train again"
+    for read, name in (
+        (lambda: checkpoints.restore(state), "checkpoints/5"),
+        (lambda: checkpoints.restore_best({}, 6), "checkpoints/6"),
+        (lambda: checkpoints.restore_best({}, 4), "step 4"),
     ):
-        checkpoints.restore_best({}, 6)
-    with pytest.raises(InputError, match=f"no best parameters of step 4 in .*; {again}"):
-        checkpoints.restore_best({}, 4)
+        line = refuse_line(read)
+        assert name in line and line.endswith(again)
 
     save(tmp_path, 1, state, {})
-    bigger = r"opt_state/0/mu/prompt/table \(saved float32\[20, 64\], wanted float32\[20, 65\]\)"
-    with pytest.raises(InputError, match=bigger) as error:
-        checkpoints.restore(make_state(65))
-    assert "and 2 more" in one_line(error) and "another workdir" in one_line(error)
+    line = refuse_line(checkpoints.restore, make_state(65))
+    assert "opt_state/0/mu/prompt/table (saved float32[20, 64], wanted float32[20, 65])" in line
+    assert "and 2 more" in line
     with pytest.raises(InputError, match="saved float32.*wanted bfloat16"):
         checkpoints.restore(make_state(dtype=jnp.bfloat16))
     renamed = State(state.step, {"prompt/other": state.step}, ())
@@ -460,12 +441,6 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         checkpoints.restore(renamed)
     with pytest.raises(InputError, match="keep=0"):
         CheckpointWriter(tmp_path, -1, keep=0)
-
-
-def test_a_workdir_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot write .*file"):
-        save(tmp_path / "file", 1, make_state(), {})
 
 
 def test_the_best_that_is_asked_for(tmp_path):
@@ -491,14 +466,14 @@ def test_a_step_that_a_training_removes_while_it_is_read_is_no_error(tmp_path, m
     """The newest is read then."""
     with CheckpointWriter(tmp_path, -1, keep=1) as writer:
         writer.save(1, {"best": {"step": 1}}, state=make_state(seed=1), best=make_state().trainable)
-        writer.settle()
+        writer.wait_for_saves()
         restore = checkpoint._restore
 
         def late(path, *args, **kwargs):
             if path.name == "1":
                 best = make_state(seed=2).trainable
                 writer.save(2, {"best": {"step": 2}}, state=make_state(seed=2), best=best)
-                writer.settle()
+                writer.wait_for_saves()
             return restore(path, *args, **kwargs)
 
         monkeypatch.setattr(checkpoint, "_restore", late)

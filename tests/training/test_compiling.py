@@ -10,7 +10,7 @@ from jaxprompt.data.batches.batching import EvalBatches, Layout
 from jaxprompt.data.text.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import compile_step, predict_scores
 from jaxprompt.types import Role
 
 LENGTHS = [3] * 4 + [9] * 4 + [20] * 6 + [30]
@@ -45,7 +45,7 @@ def test_each_shape_is_compiled_once_and_in_threads():
         traced.append((batch.encoder.ids.shape[1], threading.current_thread()))
         return jnp.stack([batch.encoder.ids.sum(1), batch.encoder.mask.sum(1)], 1)
 
-    batches, placed = make_batches(), place_step(make_placement(1, 1), step)
+    batches, placed = make_batches(), compile_step(make_placement(1, 1), step)
     scores = [predict_scores(placed, {}, {}, batches, len(LENGTHS)) for _ in range(2)]
     expected = [[n * length, length] for n, length in enumerate(LENGTHS)]
     for found in scores:
@@ -61,6 +61,6 @@ def test_what_a_compiler_raises_is_raised_where_it_is_asked_for():
             raise InputError("16 is too short")
         return batch.encoder.ids[:, :1]
 
-    placed = place_step(make_placement(1, 1), step)
+    placed = compile_step(make_placement(1, 1), step)
     with pytest.raises(InputError, match="16 is too short"):
         predict_scores(placed, {}, {}, make_batches(), len(LENGTHS))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refuse_line
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import dumps
@@ -66,22 +67,6 @@ def test_resumed_log_equals_one_without_a_break(tmp_path):
     assert [record["step"] for record in records(tmp_path / "broken")] == [0]
 
 
-def test_broken_line_elsewhere_is_an_error(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for line in ('{"step": 1, ', "7", '{"loss": 1}'):
-        path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
-        with pytest.raises(InputError, match=r"metrics.jsonl:2 is not a") as error:
-            RunLog(tmp_path, tracker="none").resume(2)
-        assert "\n" not in str(error.value)
-
-
-def test_each_line_is_on_disk_at_once(tmp_path):
-    log = RunLog(tmp_path, tracker="none")
-    for step in range(3):
-        log.write(step)
-        assert len(records(tmp_path)) == step + 1
-
-
 def test_failed_write_is_one_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with RunLog(tmp_path, tracker="none") as log:
@@ -106,7 +91,7 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypat
             log.write(step, dev={"f1": 0.9, "accuracy": 0.1})
     log.write(125, loss=0.1, lr={"head": 0.03, "prompt": 1e-4})
     log.write(125, dev=0.8)
-    log.say("stopped")
+    log.info("stopped")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -143,7 +128,7 @@ def test_plain_progress_is_a_line_at_regular_times(tmp_path, monkeypatch):
         return end > 180
 
     monkeypatch.setattr(log, "_closed", SimpleNamespace(wait=wait))
-    log._tell_regularly()
+    log._print_regularly()
     assert lines == [
         (30, "still preparing or compiling the first of 9 steps (0:30)"),
         (40, "step 3/9  dev 0.5"),
@@ -168,7 +153,8 @@ def test_lines_at_regular_times_end_with_the_log(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("size, is_bar", [(0, False), (24, True)])
+def test_a_terminal_without_room_gets_plain_lines(tmp_path, monkeypatch, size, is_bar):
     """As some that nobody sets the size of; a bar would break there."""
     import fcntl
     import pty
@@ -178,13 +164,12 @@ def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch)
     main, other = pty.openpty()
     with open(other, "w") as terminal, open(main, "rb", buffering=0) as screen:
         monkeypatch.setattr("sys.stderr", terminal)
-        for size, is_bar in ((0, False), (24, True)):
-            fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
-            with RunLog(tmp_path, tracker="none", total=2) as log:
-                for step in (1, 2):
-                    log.progress(step)
-                    log.show(dev=0.5)
-            assert (b"|" in screen.read(10_000)) == is_bar
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
+        with RunLog(tmp_path, tracker="none", total=2) as log:
+            for step in (1, 2):
+                log.progress(step)
+                log.show(dev=0.5)
+        assert (b"|" in screen.read(10_000)) == is_bar
 
 
 def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
@@ -215,7 +200,7 @@ def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
         for step in range(11, 31):
             log.write(step, loss=1 / step, dev=0.75)
             log.progress(step)
-        log.say("best at 20")
+        log.info("best at 20")
     out, err = capsys.readouterr()
     assert out == ""
     last = err.replace("\r", "\n").rstrip().splitlines()[-1]
@@ -228,7 +213,7 @@ def test_other_processes_write_nothing(tmp_path, capsys):
         log.resume(3)
         log.write(4, loss=1.0)
         log.progress(4)
-        log.say("hello")
+        log.info("hello")
     assert list((tmp_path / "run").iterdir()) == []
     assert capsys.readouterr() == ("", "")
 
@@ -243,10 +228,10 @@ def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
-    for broken in ("{}", "[1]", "not JSON", '{"step": "two"}'):
-        path.write_text(f'{{"step": 1}}\n{broken}\n')
-        with pytest.raises(InputError, match="metrics.jsonl:2 is not a valid log record"):
-            read_metrics(tmp_path)
+    for broken in ("{}", "[1]", "7", '{"step": 1, ', '{"step": "two"}'):
+        path.write_text(f'{{"step": 0}}\n{broken}\n{{"step": 2}}\n')
+        assert "metrics.jsonl:2" in refuse_line(read_metrics, tmp_path)
+        assert "metrics.jsonl:2" in refuse_line(RunLog(tmp_path, tracker="none").resume, 2)
 
 
 def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, monkeypatch):
@@ -254,7 +239,7 @@ def test_progress_is_of_the_steps_that_the_device_has_ended(tmp_path, capsys, mo
     clock, done = [0.0], [None]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     log = RunLog(tmp_path, tracker="none", terminal=False, total=40)
-    log.done = lambda: done[0]
+    log.finished_step = lambda: done[0]
     for step in range(1, 9):
         log.progress(step)
     log.show(dev=0.25)

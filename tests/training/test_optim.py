@@ -10,16 +10,16 @@ from tiny import make_tiny
 
 from configs.base import get_config
 from jaxprompt.config.open_blocks import CHOICES
-from jaxprompt.config.run import Cosine, OptimConfig, Schedule, WarmupLinear
+from jaxprompt.config.run import Cosine, Schedule, WarmupLinear
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import (
     check_no_decay,
     decay_mask,
     learning_rates,
+    lr_by_part,
     make_optimizer,
     make_schedule,
-    rates_by_part,
-    shown_rate,
+    shown_lr,
 )
 from jaxprompt.tree import flatten
 
@@ -81,13 +81,6 @@ def test_adafactor_is_the_recipe_of_prompt_tuning():
             update /= max(1.0, np.sqrt((update**2).mean()))
             params[name] = p - 0.1 * update - 1e-2 * p
     close(run(tx), params, rtol=1e-5)
-
-
-def test_adafactors_first_step_moves_every_number_by_the_rate():
-    tx = make_optimizer("adafactor", constant, EQUAL | {"prompt": 0.3}, weight_decay=1e-5)
-    found = run(tx, GRADS[:1])["prompt/table"]
-    kept = (1 - 1e-5) * PARAMS["prompt/table"]
-    np.testing.assert_allclose(found, kept - 0.3 * np.sign(GRADS[0]["prompt/table"]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -223,8 +216,8 @@ def test_the_state_tells_the_learning_rate_of_each_part(name, clip):
 
 
 def test_parts_of_one_learning_rate_show_it_once():
-    assert shown_rate({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
-    assert shown_rate({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
+    assert shown_lr({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
+    assert shown_lr({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
 
 
 def test_rates_and_decay_are_leaves_of_the_state():
@@ -285,26 +278,7 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
     np.testing.assert_allclose(rates, first, rtol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["warmup_steps", "warmup_ratio"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_warmup_that_would_be_ignored_is_refused(name, field):
-    values = {"schedule": {"name": name, field: 0}}
-    if name not in ("linear", "constant", "exponential"):
-        assert OptimConfig.from_dict(values).schedule == SCHEDULES[name]()
-        return
-    owners = "warmup_linear or cosine or inverse_sqrt"
-    with pytest.raises(InputError, match=f"'schedule.{field}' .*schedule.name={owners}"):
-        OptimConfig.from_dict(values)
-
-
-def test_every_schedule_is_tested():
-    tested = test_schedules.pytestmark[0].args[1]
-    assert {case[0] for case in tested} == set(SCHEDULES)
-
-
 def test_bad_names_and_numbers_say_what_is_meant():
-    with pytest.raises(InputError, match="schedule.name='linaer'.*linear"):
-        OptimConfig.from_dict({"schedule": "linaer"})
     with pytest.raises(InputError, match="schedule.warmup_steps=8 must be less than the 8"):
         make_schedule(WarmupLinear(warmup_steps=8), total=8, epoch=1)
     with pytest.raises(InputError, match="schedule.warmup_steps=-1 must be"):
@@ -315,6 +289,6 @@ def test_bad_names_and_numbers_say_what_is_meant():
 
 def test_each_part_that_trains_has_its_rate():
     own = {"head": 0.0, "backbone": None}
-    assert rates_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
+    assert lr_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
     with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, but no"):
-        rates_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})
+        lr_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})

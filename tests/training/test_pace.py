@@ -1,12 +1,12 @@
 """Progress of counted work."""
 
-from jaxprompt.training.pace import Pace
+from jaxprompt.training.pace import ProgressReporter
 
 
 def test_progress_is_reported_every_ten_seconds(monkeypatch):
     clock, said = [100.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    pace = Pace(said.append, "labelled", 1_400, "units", done=400)
+    pace = ProgressReporter(said.append, "labelled", 1_400, "units", done=400)
     for second, count in ((4, 100), (12, 140), (15, 60), (23, 160), (30, 540)):
         clock[0] = 100.0 + second
         pace.add(count)
@@ -19,7 +19,7 @@ def test_progress_is_reported_every_ten_seconds(monkeypatch):
 def test_a_rate_below_one_and_nothing_done_yet(monkeypatch):
     clock, said = [0.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    pace = Pace(said.append, "scored", 100, "examples")
+    pace = ProgressReporter(said.append, "scored", 100, "examples")
     for second, count in ((11, 0), (40, 10)):
         clock[0] = float(second)
         pace.add(count)

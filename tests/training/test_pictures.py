@@ -58,21 +58,21 @@ def test_a_table_is_drawn_with_its_deviations(tmp_path):
     make = lambda value: RunResult(best_step=1, dev={"accuracy": 0.9}, test={"accuracy": value})
     rows = {"prefix": [make(0.8), make(0.9)], "soft": [make(0.7)]}
     for name in ("chart.png", "chart.svg"):
-        assert pictures.draw_table(rows, tmp_path / name).stat().st_size > 1000
+        assert pictures.draw_chart(rows, tmp_path / name).stat().st_size > 1000
     svg = (tmp_path / "chart.svg").read_text()
     assert svg.count("<image") == 0 and "<svg" in svg
     with pytest.raises(InputError, match="no score in common"):
-        pictures.draw_table(
+        pictures.draw_chart(
             {"a": [make(0.8)], "b": [RunResult(best_step=1, held_out={"loss": 1.0})]},
             tmp_path / "x.png",
         )
     with pytest.raises(InputError, match="use the ending .png"):
-        pictures.draw_table(rows, tmp_path / "chart.xyz")
+        pictures.draw_chart(rows, tmp_path / "chart.xyz")
     with pytest.raises(InputError, match="nowhere"):
-        pictures.draw_table(rows, tmp_path / "nowhere" / "chart.png")
+        pictures.draw_chart(rows, tmp_path / "nowhere" / "chart.png")
 
 
 def test_without_matplotlib_it_is_said(monkeypatch):
     monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="--plot.*pip install matplotlib"):
-        pictures.need_matplotlib("--plot")
+        pictures.require_matplotlib("--plot")

@@ -29,23 +29,23 @@ def score(sums):
 def test_rates_are_of_the_tokens_taken():
     meter = Meter(batches([4, 6, 8]), score, 5e9, "float32", MESH)
     for _ in range(2):
-        meter.take()
+        meter.next_batch()
     said = meter.describe(MEASURED, 2, 4.0)
     assert said["scores"] == {"loss": 2.0} and "sums" not in said and said["loss"] == 2.0
     assert said["time"] == {
         "steps_per_second": 0.5, "tokens_per_second": 2.5,
         "tflops": pytest.approx(5e9 * 0.5 / 2 / 1e12),
     }  # fmt: skip
-    meter.take()
+    meter.next_batch()
     assert meter.describe(MEASURED, 1, 2.0)["time"]["tokens_per_second"] == 4.0
 
 
 def test_a_decoder_counts_and_no_step_has_no_rate():
     meter = Meter(batches([5], decoder=3), score, 1.0, "float32", MESH)
-    meter.take()
+    meter.next_batch()
     assert "time" not in meter.describe(MEASURED, 0, 0.0)
     meter = Meter(batches([5], decoder=3), score, 1.0, "float32", MESH)
-    meter.take()
+    meter.next_batch()
     assert meter.describe(MEASURED, 1, 1.0)["time"]["tokens_per_second"] == 8.0
 
 
@@ -53,7 +53,7 @@ def test_a_decoder_counts_and_no_step_has_no_rate():
 def test_utilisation_is_of_the_dtypes_peak(monkeypatch, dtype, peak):
     monkeypatch.setattr(module, "of_kind", lambda kind: DEVICES["h200"])
     meter = Meter(batches([1]), score, peak * 2 / 4, dtype, MESH)
-    meter.take()
+    meter.next_batch()
     assert meter.describe(MEASURED, 1, 1.0)["time"]["mfu"] == pytest.approx(0.25)
 
 
@@ -62,5 +62,5 @@ def test_processes_that_hold_the_same_rows_count_once(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(Placement, "share", lambda self: (0, 2))
     meter = Meter(batches([5]), score, 1.0, "float32", MESH)
-    meter.take()
+    meter.next_batch()
     assert meter.describe(MEASURED, 1, 1.0)["time"]["tokens_per_second"] == 10.0

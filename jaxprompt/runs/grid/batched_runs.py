@@ -19,15 +19,15 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.group import Member, Shared, same_batches
 from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.checkpoint_folders import folder_of, rewind
+from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
 from jaxprompt.training.checkpoint_writer import CheckpointWriter
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.one_run import Feed
-from jaxprompt.training.progress import Evaluation, Metrics, Progress, write_step
-from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
+from jaxprompt.training.progress import Evaluation, Metrics, Progress, log_step
+from jaxprompt.training.run_folder import bind_workdir, lock_workdir, write_record, write_result
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
-from jaxprompt.training.steps import tell_broken
+from jaxprompt.training.steps import nonfinite_message
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
@@ -90,11 +90,11 @@ def train(
             del state, best
         step, logs = (-1 if first is not None else start.step), []
         for member in members:
-            exits.enter_context(lock(member.run.folder))
-            guard_workdir(member.run.folder, member.run.config.to_dict(), FREE)
+            exits.enter_context(lock_workdir(member.run.folder))
+            bind_workdir(member.run.folder, member.run.config.to_dict(), FREE)
             write_record(member.run.folder, member.record)
             # Bests newer than the checkpoint are of steps that come once more.
-            rewind(folder_of(member.run.folder), step, keep=1)
+            rewind(checkpoint_folder(member.run.folder), step, keep=1)
             logs.append(RunLog(member.run.folder, tracker=chunk.shared.config.train.tracker))
             exits.enter_context(logs[-1])
             logs[-1].resume(step)
@@ -103,7 +103,7 @@ def train(
         before = start.seconds
         del start  # its numbers are donated, or replaced
         with signals.held(), checkpoints:
-            taken = loop.train(runs, log, before)
+            taken = loop.train_loop(runs, log, before)
         if taken is None:
             return False
         signals.check(stop_signal())  # one that came during the last step
@@ -139,7 +139,7 @@ def _check_best(run: Path, step: int, checkpoints: Checkpoints) -> None:
 
 
 class BatchedRuns:
-    """A chunk of runs being trained; `loop.train` calls its methods.
+    """A chunk of runs being trained; `loop.train_loop` calls its methods.
 
     A row of the state is a run; finished runs train along without effect.
     """
@@ -155,7 +155,7 @@ class BatchedRuns:
         """
         self.shared, self.members, self.programs, self.per_run = chunk
         self.settings = self.shared.config.train
-        self.plan, self.log_steps = self.members[0].plan, self.settings.log_steps
+        self.milestones, self.log_steps = self.members[0].plan, self.settings.log_steps
         self.feeds, self.state, self.best, self.rows = start[:4]
         self.progress, self.step = start.progress, start.step
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
@@ -173,9 +173,12 @@ class BatchedRuns:
         """Returns the rows whose run continues."""
         return [row for row, i in enumerate(self.rows) if not self.progress[i].done]
 
-    def take(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Returns the next batch of every run, arrays [R, ...]; see `Programs.put_batch`."""
-        batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
+        batches, layout = (
+            [self.feeds[i].next_batch() for i in self.rows],
+            self.members[0].scorer.layout,
+        )
         members = [self.members[i] for i in self.rows]
         if not (members[0].keeps and same_batches(members)):
             batches = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
@@ -201,7 +204,7 @@ class BatchedRuns:
         live = self._live()
         for row in live:
             row_metrics, i = jax.tree.map(lambda x, row=row: x[row], metrics), self.rows[row]
-            write_step(self.logs[i], self.step, row_metrics, self.feeds[i].describe, taken, seconds)
+            log_step(self.logs[i], self.step, row_metrics, self.feeds[i].describe, taken, seconds)
         self.log.show(lr=_span([rate for x in metrics["lr"].values() for rate in x[live].tolist()]))
 
     def end_broken(
@@ -220,9 +223,9 @@ class BatchedRuns:
             )
             if streak >= self.settings.max_nonfinite_steps:
                 name = self.members[self.rows[row]].run.name
-                error = tell_broken(streak, step, skipped)
+                error = nonfinite_message(streak, step, skipped)
                 self._end_run(row, error)
-                self.log.say(f"{name}: {error}")
+                self.log.info(f"{name}: {error}")
 
     def _end_run(self, row: int, error: str = "") -> None:
         progress = self.progress[self.rows[row]]
@@ -245,13 +248,13 @@ class BatchedRuns:
             progress, dev = self.progress[self.rows[row]], scores[row]
             if isinstance(dev, InputError):
                 self._end_run(row, str(dev))
-                self.log.say(f"{self.members[self.rows[row]].run.name}: {dev}")
+                self.log.info(f"{self.members[self.rows[row]].run.name}: {dev}")
                 continue
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": seconds})
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
             # Finished rows go on training beside the others, so their best must not be renewed.
             better[row] = progress.note_dev(
-                self.step, self.scorer.value(dev), dev, last=self.step == self.plan.total,
+                self.step, self.scorer.value(dev), dev, last=self.step == self.milestones.total,
                 patience=self.settings.patience,
             )  # fmt: skip
         self.log.show(dev=_span(values))
@@ -272,7 +275,7 @@ class BatchedRuns:
         is_apart = self.programs.is_apart(len(self.rows))
         sizes = [n for n in halves(total) if self.programs.is_apart(n) >= is_apart]
         size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
-        saved = (len(self.rows) - size) * (self.plan.total - self.step)
+        saved = (len(self.rows) - size) * (self.milestones.total - self.step)
         # Steps of single runs: a smaller program pays only if it spares more than it costs to
         # compile.
         if not live or saved <= 0 or saved < WORTH:
@@ -283,7 +286,7 @@ class BatchedRuns:
         self.state, self.best = self.programs.take(self.state, self.best, keep)
         self.rows = [self.rows[row] for row in keep]
         self.per_row = self.programs.put_own([self.per_run[i] for i in self.rows])
-        self.log.say(f"{len(live)} of {total} runs continue, {size} at once")
+        self.log.info(f"{len(live)} of {total} runs continue, {size} at once")
 
     def save(self, seconds: float, *, state: bool, best: bool) -> None:
         """Saves the newest step of all runs and their best parameters in the background."""
@@ -301,9 +304,9 @@ class BatchedRuns:
         whole = self.state, self.best
         self.checkpoints.save(self.step, position, state=whole, on_complete=on_complete)
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Waits until all saves are on disk."""
-        self.checkpoints.settle()
+        self.checkpoints.wait_for_saves()
 
     def stop_signal(self) -> int:
         """Returns the signal that requests a stop, 0 if there is none."""

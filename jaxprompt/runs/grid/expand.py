@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.build.check import check_config
-from jaxprompt.build.demonstrations import shows_demos
-from jaxprompt.build.method import drop_unread, head_of, starts_of
+from jaxprompt.build.demonstrations import has_demos
+from jaxprompt.build.method import drop_ignored_fields, get_head, prompt_starts
 from jaxprompt.config.block import Values
 from jaxprompt.config.kinds import Value
 from jaxprompt.config.run import GridConfig, RunConfig
 from jaxprompt.errors import InputError
-from jaxprompt.training.progress import rank
+from jaxprompt.training.progress import score_key
 from jaxprompt.training.run_result import RunResult
 
 # Field of the block `runs` -> the field of each run that it gives.
@@ -80,7 +80,7 @@ def list_runs(config: RunConfig, workdir: str) -> list[GridRun]:
         )
         own = alone(config).replace({field: _value(field, x) for field, x in changes.items()})
         if "prompt_starts" in axes:  # what is given for one of them is not for the others
-            own = drop_unread(own)
+            own = drop_ignored_fields(own)
         check_config(own)
         # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)
@@ -152,8 +152,8 @@ def select(runs: Sequence[tuple[Mapping[str, object], RunResult]]) -> list[int]:
 def _merit(result: RunResult) -> float:
     """Returns the selection score of a run; higher is better."""
     if result.held_out is not None:
-        return rank(-result.held_out["loss"])
-    return rank(next(iter(result.selection.values())))
+        return score_key(-result.held_out["loss"])
+    return score_key(next(iter(result.selection.values())))
 
 
 def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
@@ -161,17 +161,17 @@ def _check_axes(config: RunConfig, axes: Mapping[str, Sequence[Value]]) -> None:
         raise InputError(
             "config.runs.words is for tuning, pre-training uses the words of ppt.patterns; empty it"
         )
-    head = head_of(config)
+    head = get_head(config)
     if "texts" in axes and config.prompt.get("text") == "":
         config = config.replace({"prompt.text": axes["texts"][0]})  # the runs give it
-    starts = axes.get("prompt_starts", starts_of(config))
+    starts = axes.get("prompt_starts", prompt_starts(config))
     if "words" in axes and not head.READS_WORDS and "labels" not in starts:
         raise InputError(
             f"config.runs.words has no effect with head.name={head.name}; use "
             "head.name=verbalizer, or empty it"
         )
     if "data_seeds" in axes and not (
-        config.data.protocol.name or shows_demos(config) or config.ppt.task
+        config.data.protocol.name or has_demos(config) or config.ppt.task
     ):
         raise InputError(
             "config.runs.data_seeds: no examples are sampled, so the runs would be equal; set "

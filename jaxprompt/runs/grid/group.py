@@ -15,7 +15,7 @@ import optax
 
 from jaxprompt import rng, tree
 from jaxprompt.build import initial_params
-from jaxprompt.build.initial_params import check_all
+from jaxprompt.build.initial_params import check_init_params
 from jaxprompt.build.optimizer import build_optimizer
 from jaxprompt.config.run import RunConfig
 from jaxprompt.convert.load import Loaded
@@ -56,7 +56,7 @@ class Member(NamedTuple):
     @property
     def keeps(self) -> bool:
         """Returns whether its batches have cached states."""
-        return self.kept is not None and bool(self.kept.parts)
+        return self.kept is not None and bool(self.kept.splits)
 
     @property
     def rest(self) -> Model:
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
     def give(self, batch: Batch) -> Batch:
         """Adds the cached states of its rows to a training batch, if there are any."""
-        return batch if self.kept is None else self.kept.give(self.source, batch)
+        return batch if self.kept is None else self.kept.add_states(self.source, batch)
 
     @property
     def words(self) -> Words:
@@ -99,7 +99,7 @@ class Shared(NamedTuple):
 
 
 def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) -> None:
-    """Raises InputError where `start` would; computes nothing.
+    """Raises InputError where `init_params` would; computes nothing.
 
     `shapes` caches the parameter shapes of each model, which several members may share.
     """
@@ -108,7 +108,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
         init = partial(model.init, choices=scorer.layout.num_rows)
         shapes[id(model)] = jax.eval_shape(init, jax.random.key(0), shared.loaded.params)
     param_shapes, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
-    trainable = check_all(
+    trainable = check_init_params(
         config, scorer, param_shapes, member.counts, fingerprint, shared.placement
     )
     build_optimizer(config, trainable, member.plan, member.steps_per_epoch)
@@ -117,7 +117,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, tree.Params]) 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Initialises a run as if it were alone. Returns (start, frozen parameters of all runs)."""
     config = member.run.config
-    weights = initial_params.start(
+    weights = initial_params.init_params(
         config, member.scorer, shared.loaded, member.counts, shared.placement
     )
     tx = build_optimizer(config, weights.trainable, member.plan, member.steps_per_epoch)

@@ -13,9 +13,9 @@ import numpy as np
 from jaxprompt import rng
 from jaxprompt.build.backbone import load_weights
 from jaxprompt.build.corpus import read_corpus
-from jaxprompt.build.method import method_of
-from jaxprompt.build.optimizer import build_optimizer, counts_epochs
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.method import get_method
+from jaxprompt.build.optimizer import build_optimizer, uses_epoch_length
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.config.run import RunConfig
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass
@@ -27,7 +27,7 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
 from jaxprompt.runs.pretrain import PreparedPrompt, prepare_run
-from jaxprompt.training.evaluation import ahead
+from jaxprompt.training.evaluation import dispatch_ahead
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.run_record import PretrainingRecord
 from jaxprompt.training.state import make_state
@@ -74,7 +74,7 @@ def prepare(
     members, token_counts = [], functools.cache(corpus.token_counts)
     for run, key in readable:
         ppt_task = ppt_tasks[key].with_backbone(backbone)
-        prompt = method_of(run.config, backbone.module.dims)
+        prompt = get_method(run.config, backbone.module.dims)
         # One for all that are equal: its programs are compiled once.
         model = dataclasses.replace(ppt_task.scorer.model, prompt=prompt)
         model = models.setdefault(json.dumps([prompt.block(), key]), model)
@@ -86,7 +86,7 @@ def prepare(
         members.append(_member(run, prepared, flops[key]))
     objectives = ppt.make_objectives(config, members[0].scorer.model)[1]
     says = ppt.tell_corpus(config, backbone, loaded.report, corpus)
-    says += tell_kernel(config, placement, backbone)
+    says += kernel_notes(config, placement, backbone)
     for key, text in texts.items():
         says += ppt.tell_task(ppt_tasks[key], text)
     shared = Shared(config, placement, loaded, objectives, HeldOutScorer, says, pretrains=True)
@@ -102,7 +102,7 @@ def _member(run: GridRun, prepared: PreparedPrompt, flops: float) -> Member:
     config, scorer, text = run.config, prepared.ppt_task.scorer, prepared.text
     score = ppt.scoring(text.tasks[0])
     # What else depends on the length of an epoch is told by the plan.
-    epoch = prepared.steps_per_epoch if counts_epochs(config) else 0
+    epoch = prepared.steps_per_epoch if uses_epoch_length(config) else 0
     return Member(
         run, scorer, ppt.make_objectives(config, scorer.model)[0], prepared.milestones,
         prepared.steps_per_epoch, (epoch, scorer.layout), source=text,
@@ -161,7 +161,7 @@ class HeldOutScorer:
             )
             for each, batch in side_by_side(passes, layout)
         )
-        for sums in ahead(found):
+        for sums in dispatch_ahead(found):
             # Sums over many batches: float32 would round away what is small beside them.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals, tree
-from jaxprompt.build.examples import check_tunes
+from jaxprompt.build.examples import check_prompt_tuning
 from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
@@ -43,15 +43,15 @@ from jaxprompt.runs.grid.group import (
 from jaxprompt.runs.grid.memory import available, fitting
 from jaxprompt.runs.ppt import check_ppt
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.checkpoint_folders import folder_of, rewind
+from jaxprompt.training.checkpoint_folders import checkpoint_folder, rewind
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import count_runs
+from jaxprompt.training.loop import format_runs
 from jaxprompt.training.run_folder import (
-    check_kept,
+    bind_workdir,
     check_workdir,
-    guard_workdir,
-    lock,
+    lock_workdir,
     read_result,
+    require_record,
 )
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import TrainState
@@ -67,7 +67,7 @@ class RunKind(NamedTuple):
 
 
 KINDS = {  # by command
-    "train": RunKind(check_tunes, tune.prepare),
+    "train": RunKind(check_prompt_tuning, tune.prepare),
     "pretrain": RunKind(check_ppt, pretrain.prepare),
 }
 
@@ -102,7 +102,7 @@ def train(
             f"a grid trains in one process, not in {jax.process_count()}; leave --processes "
             "out, config.mesh distributes the runs over the devices of one host"
         )
-    with lock(workdir):
+    with lock_workdir(workdir):
         work = _Work(runs, workdir, size, stop_signal)
         work.note()
         try:
@@ -121,7 +121,7 @@ def train_grid(
     for run in grid:
         KINDS[command].check(run.config)
     keep_programs(config.train.compilation_cache)
-    bind = partial(guard_workdir, workdir, config.to_dict(), free)
+    bind = partial(bind_workdir, workdir, config.to_dict(), free)
     return grid, train(
         grid,
         workdir,
@@ -196,7 +196,7 @@ class _Work:
                 "these runs; use another workdir, or delete its checkpoints"
             )
         for name in self.started:
-            check_kept(by_name[name].folder, workdir)
+            require_record(by_name[name].folder, workdir)
         # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()
@@ -247,11 +247,11 @@ class _Work:
         groups = by_shape(members)
         with RunLog(self.workdir, tracker="none") as log:
             for line in shared.says:
-                log.say(line)
-            shared.fill(members, log.say)
+                log.info(line)
+            shared.fill(members, log.info)
             if len(groups) > 1:
                 sizes = " + ".join(str(len(group)) for group in groups)
-                log.say(
+                log.info(
                     f"runs with different shapes or lengths train one after another: {sizes} runs"
                 )
         groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
@@ -294,10 +294,10 @@ class _Work:
             return made[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.say(tree.overview(own.state.trainable, frozen | own.own))
+            log.info(tree.overview(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
-                log.say(f"compiling the training step for {count_runs(len(some))}")
+                log.info(f"compiling the training step for {format_runs(len(some))}")
                 programs, words = program(some)
                 first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
@@ -309,7 +309,7 @@ class _Work:
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 newest = self.checkpoints.latest() if resumed else None
                 where = "starting at step 0" if newest is None else f"resumed at step {newest}"
-                log.say(f"{count_runs(len(chunk))} at once, {total} steps, {where}")
+                log.info(f"{format_runs(len(chunk))} at once, {total} steps, {where}")
                 programs, words = program(chunk)
                 states: list[TrainState] = []
                 per_run = []
@@ -347,9 +347,9 @@ class _Work:
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
-                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
+                log.info(f"{len(rest)} runs in {len(more)} chunks: {limit} allows {size} at once")
             elif len(more) > 1:
-                log.say(
+                log.info(
                     f"{len(rest)} runs in {len(more)} chunks: on a CPU only runs with the same "
                     "batches train at once, other batches would need more padding; raise "
                     "config.runs.size to train more at once"
@@ -365,7 +365,7 @@ class _Work:
         self.failed[run.name] = str(error)
 
     def _clear(self) -> None:
-        rewind(folder_of(self.workdir), -1, keep=1)
+        rewind(checkpoint_folder(self.workdir), -1, keep=1)
         self.started = []
 
     def outcome(self) -> Outcome:

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 
 from jaxprompt.build.backbone import load_weights
-from jaxprompt.build.evaluation import build_measure
+from jaxprompt.build.evaluation import make_metrics_fn
 from jaxprompt.build.examples import examples_key
-from jaxprompt.build.initial_params import Weights, count_corpus, count_tokens, start
-from jaxprompt.build.method import method_of
-from jaxprompt.build.placement import build_placement, tell_kernel
+from jaxprompt.build.initial_params import InitialParams, count_corpus, count_tokens, init_params
+from jaxprompt.build.method import get_method
+from jaxprompt.build.placement import build_placement, kernel_notes
 from jaxprompt.build.task import (
     build_objectives,
+    example_notes,
     longest_batch,
-    open_fitting,
-    tell_examples,
+    open_checked_backbone,
     train_batches,
 )
 from jaxprompt.config.run import RunConfig
@@ -39,8 +39,8 @@ from jaxprompt.runs.grid.batched_steps import PerRun, Programs
 from jaxprompt.runs.grid.expand import GridRun
 from jaxprompt.runs.grid.group import Member, Shared, side_by_side
 from jaxprompt.runs.train import PreparedTask, TaskInputs, prepare_run, read_inputs
-from jaxprompt.training.evaluation import ahead
-from jaxprompt.training.features.cache import FeatureCache, KeepingPlan
+from jaxprompt.training.evaluation import dispatch_ahead
+from jaxprompt.training.features.cache import FeatureCache, FeatureCachePlan
 from jaxprompt.training.one_run import Feed
 from jaxprompt.tree import Flat
 from jaxprompt.types import Asks
@@ -68,8 +68,8 @@ def prepare(
     """
     config = runs[0].config
     placement = build_placement(config)
-    # What each run starts from is checked for it alone, see `check_start`.
-    backbone = open_fitting(config, placement, restored=True)
+    # What each run starts from is checked for it alone, see `check_prompt_init`.
+    backbone = open_checked_backbone(config, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     pairs = _read_inputs(runs, placement, backbone, failed)
     backbone, loaded = load_weights(backbone, placement)
@@ -78,7 +78,7 @@ def prepare(
     members = []
     for run, shared_inputs in pairs:
         inputs = shared_inputs.inputs
-        prompt, asks = method_of(run.config, backbone.module.dims), _asks(inputs.scorer)
+        prompt, asks = get_method(run.config, backbone.module.dims), _asks(inputs.scorer)
         if asks != _asks(pairs[0][1].inputs.scorer):
             failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
             continue
@@ -92,7 +92,7 @@ def prepare(
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.config.path} ({backbone.family})"]
-    says += tell_kernel(config, placement, backbone)
+    says += kernel_notes(config, placement, backbone)
     says += _example_lines([shared_inputs for _, shared_inputs in pairs])
     objectives = build_objectives(config, members[0].model) if members else []
     shared = Shared(config, placement, loaded, objectives, SplitScorer, says)
@@ -112,7 +112,7 @@ def _read_inputs(
         try:
             if key not in shared_inputs:
                 inputs = read_inputs(run.config, placement, backbone)
-                lines = tell_examples(inputs.scorer, inputs.splits, inputs.notes)
+                lines = example_notes(inputs.scorer, inputs.splits, inputs.notes)
                 # A split that is the same in all runs is laid out once.
                 splits = {
                     name: splits_by_digest.setdefault((name, part.digest()), part)
@@ -157,13 +157,13 @@ def _keep(
 
     Raises InputError if a run cannot cache states, or all exceed the limit.
     """
-    plan = KeepingPlan(config, placement, workdir, several=True)
-    weights: dict[int, Weights] = {}  # of equal models, whose numbers do not matter here
+    plan = FeatureCachePlan(config, placement, workdir, several=True)
+    weights: dict[int, InitialParams] = {}  # of equal models, whose numbers do not matter here
     cached_members = []
     for member in members:
         config_of_run, model = member.run.config, id(member.model)
-        if plan.keeps and model not in weights:
-            weights[model] = start(
+        if plan.is_enabled and model not in weights:
+            weights[model] = init_params(
                 config_of_run, member.scorer, loaded, member.counts, placement, restored=True
             )
         cache = plan.add(member.scorer, member.held, weights.get(model))
@@ -172,7 +172,7 @@ def _keep(
 
     def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
         # In the order of the runs; a split that several have stands there once.
-        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.parts))
+        parts = list(dict.fromkeys(part for m in members if m.kept for part in m.kept.splits))
         plan.open(parts)
         plan.fill(parts, next(iter(weights.values()), None), say)
 
@@ -240,7 +240,7 @@ class SplitScorer:
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
-        passes = [(m.kept or FeatureCache(m.scorer)).read(part) for m, part in laid]
+        passes = [(m.kept or FeatureCache(m.scorer)).batches(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
@@ -251,7 +251,7 @@ class SplitScorer:
             front_kv=front_kv,
         )  # fmt: skip
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
-        for each, values in ahead(found):
+        for each, values in dispatch_ahead(found):
             values = np.asarray(values, np.float32)  # [R, B, C]
             for row, part in enumerate(parts):
                 if scores[row] is None:
@@ -268,7 +268,7 @@ class SplitScorer:
         """Generates the texts of each run, one run after another."""
         if self._texts is None:
             config, scorer = self._shared.config, members[0].scorer
-            self._texts = build_measure(config, scorer, self._shared.placement)
+            self._texts = make_metrics_fn(config, scorer, self._shared.placement)
         programs = self._programs
         scores: list[dict[str, float] | InputError] = []
         for row, member in enumerate(members):

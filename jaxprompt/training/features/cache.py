@@ -25,17 +25,17 @@ from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.evaluation import ahead, place_step
+from jaxprompt.training.evaluation import compile_step, dispatch_ahead
 from jaxprompt.training.features import store as feature_store
-from jaxprompt.training.features.choice import OFF, What, choose, rest
-from jaxprompt.training.pace import Pace
+from jaxprompt.training.features.choice import OFF, FeatureSpec, choose_features, remaining_model
+from jaxprompt.training.pace import ProgressReporter
 from jaxprompt.types import Batch, Tokens
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclasses.dataclass(eq=False)
-class KeptSplit:
+class CachedSplit:
     """A split with cached states, shared by all runs that use it.
 
     Of several processes each caches the rows with row % process_count == process_index.
@@ -44,20 +44,20 @@ class KeptSplit:
     name: str
     scorer: Scorer
     split: Split
-    what: What
-    facts: Mapping[str, str]  # all that the states depend on
+    spec: FeatureSpec
+    setup: Mapping[str, str]  # everything that the states depend on
     sizes: np.ndarray  # the states of each row of the split
-    store: feature_store.Store | None = None  # this process's, once it is filled
+    store: feature_store.Store | None = None  # of this process, once it is filled
 
-    def most(self) -> int:
+    def max_states(self) -> int:
         """Returns the largest number of states that a process caches."""
         count = jax.process_count()
         return max(int(self.sizes[process::count].sum()) for process in range(count))
 
-    def own_sizes(self) -> np.ndarray:
+    def local_sizes(self) -> np.ndarray:
         """Returns the number of states of each row, 0 for rows of other processes."""
-        is_own = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
-        return np.where(is_own, self.sizes, 0)
+        is_local = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
+        return np.where(is_local, self.sizes, 0)
 
 
 class FeatureCache:
@@ -67,57 +67,62 @@ class FeatureCache:
     """
 
     def __init__(
-        self, scorer: Scorer, what: What | None = None, parts: Sequence[KeptSplit] = (),
+        self,
+        scorer: Scorer,
+        spec: FeatureSpec | None = None,
+        splits: Sequence[CachedSplit] = (),
         exchange: RowExchange | None = None,
-    ):  # fmt: skip
+    ):
         """Takes the cached splits, and `exchange` if several processes cache them."""
-        self.model = scorer.model if what is None else rest(scorer.model, what)
-        self.parts = parts
+        self.model = scorer.model if spec is None else remaining_model(scorer.model, spec)
+        self.splits = splits
         self._scorer, self._exchange = scorer, exchange
 
-    def holds(self, split: Split) -> bool:
+    def has(self, split: Split) -> bool:
         """Returns whether the states of this split are cached."""
         return self._find(split) is not None
 
-    def read(self, split: Split) -> Iterator[Batch]:
+    def batches(self, split: Split) -> Iterator[Batch]:
         """Yields the batches of a split, with their states if they are cached."""
         layout = self._scorer.layout
-        layout = layout.single_host() if self.holds(split) else layout
-        return (self.give(split, b) for b in EvalBatches(split.rows, split.labels, layout))
+        layout = layout.single_host() if self.has(split) else layout
+        return (self.add_states(split, b) for b in EvalBatches(split.rows, split.labels, layout))
 
-    def give(self, split: Split, batch: Batch) -> Batch:
+    def add_states(self, split: Split, batch: Batch) -> Batch:
         """Adds the cached states of its rows to a batch, if there are any.
 
         The batch is global: every process contributes its rows, and gets its share of the batch.
         """
-        part = self._find(split)
-        if part is None:
+        cached = self._find(split)
+        if cached is None:
             return batch
-        rows, mask, store = _rows(batch), _mask(batch, part.what), part.store
+        rows, mask, store = _rows(batch), _mask(batch, cached.spec), cached.store
         if store is None:
-            raise ValueError(f"the states of split {part.name} are read before they are computed")
-        kept: np.ndarray | jax.Array
+            raise ValueError(f"the states of split {cached.name} are read before they are computed")
+        states: np.ndarray | jax.Array
         if self._exchange is None:
-            kept = store.read(rows, mask)
+            states = store.read(rows, mask)
         else:
 
-            def own(chosen: np.ndarray) -> np.ndarray:
-                is_row = chosen >= 0
-                numbers = np.where(is_row, rows[chosen], -1)
-                return store.read(numbers, mask[chosen] & is_row[:, None])
+            def local_states(positions: np.ndarray) -> np.ndarray:
+                is_row = positions >= 0
+                row_ids = np.where(is_row, rows[positions], -1)
+                return store.read(row_ids, mask[positions] & is_row[:, None])
 
-            kept = self._exchange.join(np.where(rows >= 0, rows % jax.process_count(), -1), own)
+            states = self._exchange.join(
+                np.where(rows >= 0, rows % jax.process_count(), -1), local_states
+            )
             batch = host_share(batch, self._scorer.layout)
-        if not part.what.all_tokens:
+        if not cached.spec.all_tokens:
             batch = _narrow(batch)
-        return batch._replace(kept=kept)
+        return batch._replace(kept=states)
 
-    def _find(self, split: Split) -> KeptSplit | None:
+    def _find(self, split: Split) -> CachedSplit | None:
         # By identity: == would compare the arrays of two splits.
-        return next((part for part in self.parts if part.split is split), None)
+        return next((cached for cached in self.splits if cached.split is split), None)
 
 
-class KeepingPlan:
+class FeatureCachePlan:
     """Plans which states the runs of a config cache (block `cache`), once per split.
 
     With `several` runs each split has a folder on disk, a single run uses cache.folder.
@@ -128,10 +133,11 @@ class KeepingPlan:
     ):
         self._config, self._placement, self._several = config, placement, several
         self._folder = Path(config.cache.folder or Path(workdir) / "kept")
-        self.keeps, self._on_disk = bool(config.cache.location), config.cache.location == "disk"
-        self._parts: dict[tuple, KeptSplit] = {}
-        is_one = jax.process_count() == 1
-        self._exchange = RowExchange(placement) if self.keeps and not is_one else None
+        self.is_enabled = bool(config.cache.location)
+        self._on_disk = config.cache.location == "disk"
+        self._splits: dict[tuple, CachedSplit] = {}
+        exchanges = self.is_enabled and jax.process_count() > 1
+        self._exchange = RowExchange(placement) if exchanges else None
 
     def add(self, scorer: Scorer, splits: Mapping[str, Split], weights: Any) -> FeatureCache:
         """Plans what a run caches; equal splits of several runs are cached once.
@@ -140,42 +146,45 @@ class KeepingPlan:
         are used. The test split is cached only for several runs; one run scores it only once.
         """
         config = self._config
-        if not self.keeps:
+        if not self.is_enabled:
             return FeatureCache(scorer)
-        what = choose(config, scorer, splits["train"], weights)
-        # Texts are written by all layers, token by token.
-        scored = ["dev", *["test"] * (self._several and config.train.test and "test" in splits)]
+        spec = choose_features(config, scorer, splits["train"], weights)
+        # Generation uses all layers for every token.
+        caches_test = self._several and config.train.test and "test" in splits
+        scored = ["dev", "test"] if caches_test else ["dev"]
         names = ["train", *([] if scorer.head.WRITES else scored)]
-        at, parts = scorer.layout, []
+        layout, cached_splits = scorer.layout, []
         for name in names:
             split = splits[name]
-            laid = at.num_rows, at.shift, at.decoder_shift, scorer.template
-            key = name, id(split), what, *laid
-            if key not in self._parts:
-                facts, sizes = (
-                    _facts(config, scorer, split, what, weights),
-                    _sizes(scorer, split, what),
-                )
-                self._parts[key] = KeptSplit(name, scorer, split, what, facts, sizes)
-            parts.append(self._parts[key])
-        return FeatureCache(scorer, what, parts, self._exchange)
+            layout_key = layout.num_rows, layout.shift, layout.decoder_shift, scorer.template
+            key = name, id(split), spec, *layout_key
+            if key not in self._splits:
+                setup = _cache_setup(config, scorer, split, spec, weights)
+                sizes = _sizes(scorer, split, spec)
+                self._splits[key] = CachedSplit(name, scorer, split, spec, setup, sizes)
+            cached_splits.append(self._splits[key])
+        return FeatureCache(scorer, spec, cached_splits, self._exchange)
 
     def check(self) -> None:
         """Raises InputError if the states need more memory than the limit.
 
         Uses only lengths, so the error is raised before anything is computed.
         """
-        config, parts = self._config, list(self._parts.values())
-        room = self._room(parts)
-        if room > config.cache.limit:
-            shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
-            half = "set cache.dtype=bfloat16, " * (config.cache.dtype == "float32")
+        config, splits = self._config, list(self._splits.values())
+        gib = self._gib(splits)
+        if gib > config.cache.limit:
+            states = (
+                f"{_format_specs(splits)} of {len(splits)} splits"
+                if self._several
+                else _format_specs(splits)
+            )
+            half_advice = "set cache.dtype=bfloat16, " if config.cache.dtype == "float32" else ""
             raise InputError(
-                f"caching {shown} takes {room:.3g} GiB{_each()}, more than "
-                f"cache.limit={config.cache.limit}; raise the limit, {half}{OFF}"
+                f"caching {states} takes {gib:.3g} GiB{_per_process()}, more than "
+                f"cache.limit={config.cache.limit}; raise the limit, {half_advice}{OFF}"
             )
 
-    def open(self, parts: Sequence[KeptSplit]) -> None:
+    def open(self, splits: Sequence[CachedSplit]) -> None:
         """Opens states that an earlier run cached on disk, if every process finds its part.
 
         Raises the same InputError on every process for a cache that is damaged or belongs to a
@@ -185,117 +194,130 @@ class KeepingPlan:
             return
 
         def reopen() -> None:
-            for part in parts:
-                form = part.own_sizes(), *self._form(part)
-                part.store = feature_store.reopen(self._path(part), part.facts, *form)
+            for cached in splits:
+                state_type = cached.local_sizes(), *self._state_type(cached)
+                cached.store = feature_store.open_states(
+                    self._path(cached), cached.setup, *state_type
+                )
 
         processes.on_all(reopen)
-        found = [json.loads(x) for x in processes.gather(json.dumps([_filled(p) for p in parts]))]
-        for part, each in zip(parts, zip(*found, strict=True), strict=True):
-            part.store = part.store if all(each) else None
+        filled = [
+            json.loads(x) for x in processes.gather(json.dumps([_is_filled(p) for p in splits]))
+        ]
+        for cached, is_filled in zip(splits, zip(*filled, strict=True), strict=True):
+            cached.store = cached.store if all(is_filled) else None
 
-    def fill(self, parts: Sequence[KeptSplit], weights: Any, say: Say) -> None:
+    def fill(self, splits: Sequence[CachedSplit], weights: Any, log: Log) -> None:
         """Computes missing states and logs it. `weights` are those of any of the runs.
 
         All processes call this with the same parts.
         """
-        if not parts:
+        if not splits:
             return
-        started, old = time.monotonic(), [part.name for part in parts if _filled(part)]
-        new = [part for part in parts if not _filled(part)]
-        # Of all of them before the first is computed: where the disk is full no process waits.
-        stores = processes.on_all(lambda: [self._make(part) for part in new])
-        steps: dict[What, Any] = {}
-        total = sum(part.split.size for part in new)
-        pace = Pace(say, f"computing {_whats(new)}:", total, "examples")
-        for part, store in zip(new, stores, strict=True):
-            if part.what not in steps:
-                entering = _make_entering(part.scorer.model, part.what, store.states.dtype)
-                steps[part.what] = place_step(self._placement, entering)
-            _compute(steps[part.what], store, part, weights, pace)
+        started, reused = time.monotonic(), [cached.name for cached in splits if _is_filled(cached)]
+        new = [cached for cached in splits if not _is_filled(cached)]
+        # All stores are created first, so that a full disk does not leave other processes waiting.
+        stores = processes.on_all(lambda: [self._new_store(cached) for cached in new])
+        steps: dict[FeatureSpec, Any] = {}
+        total = sum(cached.split.size for cached in new)
+        progress = ProgressReporter(log, f"computing {_format_specs(new)}:", total, "examples")
+        for cached, store in zip(new, stores, strict=True):
+            if cached.spec not in steps:
+                feature_step = _make_feature_step(
+                    cached.scorer.model, cached.spec, store.states.dtype
+                )
+                steps[cached.spec] = compile_step(self._placement, feature_step)
+            _compute(steps[cached.spec], store, cached, weights, progress)
             if isinstance(store, feature_store.DiskStore):
-                part.store = store.seal(part.facts)
+                cached.store = store.seal(cached.setup)
             else:
-                part.store = store
-        place = str(self._folder) if self._on_disk else "host memory"
-        count = f" of {len(parts)} splits" if self._several else ""
-        known = f"{len(old)} splits" if self._several else ", ".join(old)
-        again = f" (reused from an earlier run: {known})" if old else ""
-        room = f"{self._room(parts):.3g} GiB in {place}{_each()}"
-        say(f"cached {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
-        others = {n for part in new for n in feature_store.of_others(self._path(part))}
+                cached.store = store
+        location = str(self._folder) if self._on_disk else "host memory"
+        count = f" of {len(splits)} splits" if self._several else ""
+        reused_text = f"{len(reused)} splits" if self._several else ", ".join(reused)
+        reuse_note = f" (reused from an earlier run: {reused_text})" if reused else ""
+        size = f"{self._gib(splits):.3g} GiB in {location}{_per_process()}"
+        log(
+            f"cached {_format_specs(splits)}{count}: {size}{reuse_note}, "
+            f"{time.monotonic() - started:.1f} s"
+        )
+        others = {
+            n for cached in new for n in feature_store.other_process_files(self._path(cached))
+        }
         if self._on_disk and others:
-            say(
+            log(
                 f"  {self._folder} also has states cached by another number of processes, which "
                 f"are not used: {', '.join(sorted(others))}"
             )
 
-    def _form(self, part: KeptSplit) -> tuple[int, np.dtype]:
+    def _state_type(self, cached: CachedSplit) -> tuple[int, np.dtype]:
         """Returns the width and dtype of a state."""
-        return part.scorer.model.backbone.dims.width, jnp.dtype(self._config.cache.dtype)
+        return cached.scorer.model.backbone.dims.width, jnp.dtype(self._config.cache.dtype)
 
-    def _room(self, parts: Sequence[KeptSplit]) -> float:
+    def _gib(self, splits: Sequence[CachedSplit]) -> float:
         """Returns the largest cache size of a process, in GiB."""
         total = 0
-        for part in parts:
-            width, dtype = self._form(part)
-            total += part.most() * width * dtype.itemsize
+        for cached in splits:
+            width, dtype = self._state_type(cached)
+            total += cached.max_states() * width * dtype.itemsize
         return total / 2**30
 
-    def _path(self, part: KeptSplit) -> Path:
+    def _path(self, cached: CachedSplit) -> Path:
         """Returns the path of a split's files."""
         folder = self._folder
         if self._several:
-            text = json.dumps(dict(part.facts), sort_keys=True)
+            text = json.dumps(dict(cached.setup), sort_keys=True)
             folder = folder / hashlib.sha256(text.encode()).hexdigest()[:12]
-        return feature_store.path_of(folder, part.name, jax.process_index(), jax.process_count())
+        return feature_store.states_path(
+            folder, cached.name, jax.process_index(), jax.process_count()
+        )
 
-    def _make(self, part: KeptSplit) -> feature_store.Store:
-        form = part.own_sizes(), *self._form(part)
+    def _new_store(self, cached: CachedSplit) -> feature_store.Store:
+        args = cached.local_sizes(), *self._state_type(cached)
         if not self._on_disk:
-            return feature_store.in_memory(*form)
-        return feature_store.DiskStore(self._path(part), *form)
+            return feature_store.memory_store(*args)
+        return feature_store.DiskStore(self._path(cached), *args)
 
 
-def plan_keeping(
+def plan_feature_cache(
     config: RunConfig,
     scorer: Scorer,
     splits: Mapping[str, Split],
     weights: Any,
     placement: Placement,
     workdir: str,
-) -> tuple[FeatureCache, Callable[[Say], None]]:
+) -> tuple[FeatureCache, Callable[[Log], None]]:
     """Plans the feature cache of one run. Returns the cache and `fill(say)`.
 
     `fill` computes the states, or reuses those of an earlier run on disk, and logs it. Raises
     InputError if nothing can be cached, if the limit is exceeded, and for a folder with states of
     a different setup.
     """
-    plan = KeepingPlan(config, placement, workdir)
-    kept = plan.add(scorer, splits, weights)
+    plan = FeatureCachePlan(config, placement, workdir)
+    feature_cache = plan.add(scorer, splits, weights)
     plan.check()
-    plan.open(kept.parts)
-    return kept, lambda say: plan.fill(kept.parts, weights, say)
+    plan.open(feature_cache.splits)
+    return feature_cache, lambda say: plan.fill(feature_cache.splits, weights, say)
 
 
-def _filled(part: KeptSplit) -> bool:
-    return part.store is not None
+def _is_filled(cached: CachedSplit) -> bool:
+    return cached.store is not None
 
 
-def _whats(parts: Sequence[KeptSplit]) -> str:
-    return " and ".join(dict.fromkeys(str(part.what) for part in parts))
+def _format_specs(splits: Sequence[CachedSplit]) -> str:
+    return " and ".join(dict.fromkeys(str(cached.spec) for cached in splits))
 
 
-def _each() -> str:
+def _per_process() -> str:
     count = jax.process_count()
     return f" on each of {count} processes" if count > 1 else ""
 
 
-def _facts(
-    config: RunConfig, scorer: Scorer, split: Split, what: What, weights: Any
+def _cache_setup(
+    config: RunConfig, scorer: Scorer, split: Split, spec: FeatureSpec, weights: Any
 ) -> dict[str, str]:
     """Returns everything that the states depend on."""
-    at = scorer.layout
+    layout = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
         "the backbone's layers": scorer_fingerprints(scorer)["layers"],
@@ -303,8 +325,8 @@ def _facts(
         "backbone.rescale": str(config.backbone.rescale),
         "the data": split.digest(),
         "the template": scorer.template,
-        "the first positions": f"{at.shift} and {at.decoder_shift}",
-        "what is kept": str(what),
+        "the first positions": f"{layout.shift} and {layout.decoder_shift}",
+        "what is kept": str(spec),
         "cache.dtype": config.cache.dtype,
     }
 
@@ -312,48 +334,52 @@ def _facts(
 # -- computing it ---------------------------------------------------------------------------------
 
 
-def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Array]:
+def _make_feature_step(model: Model, spec: FeatureSpec, dtype: Any) -> Callable[..., jax.Array]:
     """Returns (trainable, frozen, batch) -> states to cache [B*K, T or M, H]."""
 
-    def entering(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
+    def feature_step(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
         params = tree.merge(trainable, frozen)
-        if what.layer is None:
+        if spec.layer is None:
             states = model.hidden(params, batch)
-            states = states if what.all_tokens else take(states, batch.label_pos)
+            states = states if spec.all_tokens else take(states, batch.label_pos)
         else:
             backbone = {"params": params["backbone"]}
-            states = model.backbone.apply(backbone, batch, what.layer, method="enter")
+            states = model.backbone.apply(backbone, batch, spec.layer, method="enter")
         return states.astype(dtype)
 
-    return entering
+    return feature_step
 
 
 def _compute(
-    step: Any, store: feature_store.Store, part: KeptSplit, weights: Any, pace: Pace
+    step: Any,
+    store: feature_store.Store,
+    cached: CachedSplit,
+    weights: Any,
+    progress: ProgressReporter,
 ) -> None:
     """Fills a store in one pass, longest rows first, so that few shapes are compiled."""
-    layout, split = part.scorer.layout, part.split
-    # Whole on every process, which gets the states of all rows and takes its own.
+    layout, split = cached.scorer.layout, cached.split
+    # Every process iterates over whole batches, and stores only the states of its rows.
     batches = EvalBatches(split.rows, split.labels, layout.single_host())
-    # Nothing that trains has a part in what is kept.
-    look = step({}, weights.frozen)
-    found = ((batch, look(host_share(batch, layout))[1]) for batch in batches)
-    for batch, states in ahead(found, 1):
+    # The states do not depend on trainable parameters.
+    compute_states = step({}, weights.frozen)
+    results = ((batch, compute_states(host_share(batch, layout))[1]) for batch in batches)
+    for batch, states in dispatch_ahead(results, 1):
         rows = _rows(batch)
-        is_own = (rows >= 0) & (rows % jax.process_count() == jax.process_index())
-        mask = _mask(batch, part.what) & is_own[:, None]
-        store.write(np.where(is_own, rows, -1), mask, np.asarray(states))
-        pace.add(int((batch.index >= 0).sum()))
+        is_local = (rows >= 0) & (rows % jax.process_count() == jax.process_index())
+        mask = _mask(batch, cached.spec) & is_local[:, None]
+        store.write(np.where(is_local, rows, -1), mask, np.asarray(states))
+        progress.add(int((batch.index >= 0).sum()))
 
 
-def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:
+def _sizes(scorer: Scorer, split: Split, spec: FeatureSpec) -> np.ndarray:
     """Returns the number of states of each row, int [examples * K]."""
     width = max(len(row.label_pos) for example in split.rows for row in example)
     sizes = np.full((len(split.rows), scorer.layout.num_rows), width)
-    if what.all_tokens:
+    if spec.all_tokens:
         sizes[:] = 0
-        for own, example in zip(sizes, split.rows, strict=True):
-            own[: len(example)] = [len(row.ids) for row in example]
+        for row_sizes, example in zip(sizes, split.rows, strict=True):
+            row_sizes[: len(example)] = [len(row.ids) for row in example]
     return sizes.reshape(-1)
 
 
@@ -363,9 +389,9 @@ def _rows(batch: Batch) -> np.ndarray:
     return np.where(index >= 0, index * choices + np.arange(choices), -1).reshape(-1)
 
 
-def _mask(batch: Batch, what: What) -> np.ndarray:
+def _mask(batch: Batch, spec: FeatureSpec) -> np.ndarray:
     """Returns the mask of positions whose states are cached, bool [B*K, T or M]."""
-    if what.all_tokens:
+    if spec.all_tokens:
         return batch.encoder.mask
     return np.broadcast_to(_rows(batch)[:, None] >= 0, batch.label_pos.shape)
 
@@ -373,11 +399,13 @@ def _mask(batch: Batch, what: What) -> np.ndarray:
 def _narrow(batch: Batch) -> Batch:
     """Keeps one column of the tokens, so that batches of all lengths share one program."""
 
-    def narrow(tokens: Tokens) -> Tokens:
+    def narrow_tokens(tokens: Tokens) -> Tokens:
         first = jax.tree.map(lambda x: x[:, :1], tokens._replace(lengths=None))
         return first._replace(mask=tokens.mask.any(1, keepdims=True))
 
-    decoder = None if batch.decoder is None else narrow(batch.decoder)
+    decoder = None if batch.decoder is None else narrow_tokens(batch.decoder)
     columns = np.arange(batch.label_pos.shape[1], dtype=np.int32)
     label_pos = np.broadcast_to(columns, batch.label_pos.shape)
-    return batch._replace(encoder=narrow(batch.encoder), decoder=decoder, label_pos=label_pos)
+    return batch._replace(
+        encoder=narrow_tokens(batch.encoder), decoder=decoder, label_pos=label_pos
+    )

@@ -20,7 +20,7 @@ import numpy as np
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, open_scratch, parse_json, write_atomic, write_error
 
-_PIECE = 2**26  # bytes that are summed up at once
+_CHUNK_BYTES = 2**26  # bytes per checksum update
 
 
 class Store:
@@ -37,26 +37,26 @@ class Store:
 
         A row of -1 is padding.
         """
-        laid = np.zeros((*mask.shape, self.states.shape[1]), self.states.dtype)
-        laid[mask] = self.states[self._places(rows, mask)]
-        return laid
+        states = np.zeros((*mask.shape, self.states.shape[1]), self.states.dtype)
+        states[mask] = self.states[self._indices(rows, mask)]
+        return states
 
     def write(self, rows: np.ndarray, mask: np.ndarray, values: np.ndarray) -> None:
         """Stores what `read` will return. [B], bool [B, T], [B, T, H]"""
-        self.states[self._places(rows, mask)] = values[mask]
+        self.states[self._indices(rows, mask)] = values[mask]
 
-    def _places(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def _indices(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Returns the indices of the states where a mask is True, row by row."""
-        found = mask.sum(1)
+        counts = mask.sum(1)
         expected = np.where(rows >= 0, self._sizes[rows], 0)
-        if (found != expected).any():
-            raise ValueError(f"rows of {found} tokens, of which {expected} states are kept")
-        before = np.cumsum(found) - found
-        # A row of -1 has no token, so the number that it reads is repeated 0 times.
-        return np.repeat(self._starts[rows] - before, found) + np.arange(found.sum())
+        if (counts != expected).any():
+            raise ValueError(f"rows of {counts} tokens, of which {expected} states are kept")
+        before = np.cumsum(counts) - counts
+        # A row of -1 has no token, so its start is repeated 0 times.
+        return np.repeat(self._starts[rows] - before, counts) + np.arange(counts.sum())
 
 
-def in_memory(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
+def memory_store(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
     """Returns an empty store in host memory."""
     return Store(sizes, np.empty((int(sizes.sum()), width), dtype))
 
@@ -76,10 +76,10 @@ class DiskStore(Store):
         except OSError as error:
             raise write_error(self._scratch, error) from error
         try:
-            # The system drops the lock when the process ends, also one that is killed.
+            # The system releases the lock when the process ends, even if it is killed.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file.truncate(size)
-            # Taken now: a full disk met later, through the map, would end the process.
+            # Reserved now: a full disk during a write to the memory map would kill the process.
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(self._file.fileno(), 0, size)
         except BlockingIOError as error:
@@ -94,82 +94,86 @@ class DiskStore(Store):
         self._map = np.memmap(self._scratch, dtype, "r+", shape=shape)
         super().__init__(sizes, self._map)
 
-    def seal(self, facts: Mapping[str, str]) -> Store:
-        """Renames the file and records its setup (`facts`). Returns the store to read from."""
+    def seal(self, setup: Mapping[str, str]) -> Store:
+        """Renames the file and records its setup (`setup`). Returns the store to read from."""
         data, index = _files(self._path)
         try:
-            # The states are on disk before the file that calls them whole.
+            # The states must be on disk before the file that declares them complete.
             self._map.flush()
             os.fsync(self._file.fileno())
-            index.unlink(missing_ok=True)  # of states that another process lacked
+            index.unlink(missing_ok=True)  # of states that another process did not have
             os.replace(self._scratch, data)
         except OSError as error:
             raise write_error(data, error) from error
-        about = {"facts": dict(facts), "bytes": self.states.nbytes, "crc": _sum_up(self.states)}
-        write_atomic(index, json.dumps(about, indent=2) + "\n")
+        metadata = {
+            "facts": dict(setup),
+            "bytes": self.states.nbytes,
+            "crc": _checksum(self.states),
+        }
+        write_atomic(index, json.dumps(metadata, indent=2) + "\n")
         self._file.close()
         return Store(self._sizes, self.states)
 
 
-def reopen(
-    path: Path, facts: Mapping[str, str], sizes: np.ndarray, width: int, dtype: np.dtype
+def open_states(
+    path: Path, setup: Mapping[str, str], sizes: np.ndarray, width: int, dtype: np.dtype
 ) -> Store | None:
     """Opens the states of an earlier run, None if there are none.
 
-    Raises InputError if they belong to other `facts` or are damaged.
+    Raises InputError if they belong to other `setup` or are damaged.
     """
     data, index = _files(path)
     if not index.exists():
         return None
     damaged = InputError(f"{data} is damaged; delete {path.parent} to compute it again")
     try:
-        about = parse_json(index.read_bytes())
-        known, size, crc = about["facts"], about["bytes"], about["crc"]
-        other = [
-            f"{name} (cached {known.get(name)!r}, now {facts.get(name)!r})"
-            for name in sorted(known.keys() | facts.keys())
-            if known.get(name) != facts.get(name)
+        metadata = parse_json(index.read_bytes())
+        saved, size, crc = metadata["facts"], metadata["bytes"], metadata["crc"]
+        differing = [
+            f"{name} (cached {saved.get(name)!r}, now {setup.get(name)!r})"
+            for name in sorted(saved.keys() | setup.keys())
+            if saved.get(name) != setup.get(name)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged from error
-    if other:
+    if differing:
         raise InputError(
-            f"{path.parent} has states cached for a different setup: {', '.join(other)}; use "
+            f"{path.parent} has states cached for a different setup: {', '.join(differing)}; use "
             "another cache.folder, or delete this one"
         )
     shape = (int(sizes.sum()), width)
-    there = data.stat().st_size if data.exists() else -1
-    if not there == size == shape[0] * width * dtype.itemsize:
+    file_size = data.stat().st_size if data.exists() else -1
+    if not file_size == size == shape[0] * width * dtype.itemsize:
         raise damaged
     states = np.memmap(data, dtype, "r", shape=shape)
-    if _sum_up(states) != crc:
+    if _checksum(states) != crc:
         raise damaged
     return Store(sizes, states)
 
 
-def path_of(folder: Path, name: str, process: int, count: int) -> Path:
+def states_path(folder: Path, name: str, process: int, count: int) -> Path:
     """Returns the path of one process's files of a split."""
     return folder / (name if count == 1 else f"{name}-{process}-of-{count}")
 
 
-def of_others(path: Path) -> list[str]:
+def other_process_files(path: Path) -> list[str]:
     """Returns state files of the same split cached by another number of processes."""
-    name, *own = path.name.split("-", 1)
-    count = own[0].rpartition("-")[2] if own else "1"
-    found = []
+    name, *suffix = path.name.split("-", 1)
+    count = suffix[0].rpartition("-")[2] if suffix else "1"
+    names = []
     for index in path.parent.glob(f"{name}*.json"):
-        known = re.fullmatch(rf"{name}(?:-\d+-of-(\d+))?", index.stem)
-        if known and (known[1] or "1") != count:
-            found.append(index.with_suffix(".states").name)
-    return sorted(found)
+        match = re.fullmatch(rf"{name}(?:-\d+-of-(\d+))?", index.stem)
+        if match and (match[1] or "1") != count:
+            names.append(index.with_suffix(".states").name)
+    return sorted(names)
 
 
 def _files(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}.states"), path.with_name(f"{path.name}.json")
 
 
-def _sum_up(states: Any) -> int:
+def _checksum(states: Any) -> int:
     flat, total = states.reshape(-1).view(np.uint8), 0
-    for start in range(0, len(flat), _PIECE):
-        total = zlib.crc32(flat[start : start + _PIECE], total)
+    for start in range(0, len(flat), _CHUNK_BYTES):
+        total = zlib.crc32(flat[start : start + _CHUNK_BYTES], total)
     return total

@@ -51,7 +51,7 @@ def fill(store, width=2):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_any_batch_reads_what_was_written(dtype, side):
-    store = feature_store.in_memory(SIZES, 2, jnp.dtype(dtype))
+    store = feature_store.memory_store(SIZES, 2, jnp.dtype(dtype))
     fill(store)
     rows = [0, -1, 4, 2, 1]
     mask = lay(rows, 7, side)
@@ -67,7 +67,7 @@ def test_any_batch_reads_what_was_written(dtype, side):
 
 
 def test_a_row_of_another_length_is_an_error():
-    store = feature_store.in_memory(SIZES, 2, FLOAT)
+    store = feature_store.memory_store(SIZES, 2, FLOAT)
     with pytest.raises(ValueError, match=r"rows of \[4\] tokens, of which \[3\] states"):
         store.read(np.array([0]), np.ones((1, 4), bool))
 
@@ -85,20 +85,20 @@ def sealed(tmp_path):
 
 
 def reopen(path, facts=FACTS, sizes=SIZES, width=2):
-    return feature_store.reopen(path, facts, sizes, width, FLOAT)
+    return feature_store.open_states(path, facts, sizes, width, FLOAT)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sealed_store_is_read_again(tmp_path, dtype):
     path, form = tmp_path / "train", (SIZES, 2, jnp.dtype(dtype))
-    assert feature_store.reopen(path, FACTS, *form) is None
+    assert feature_store.open_states(path, FACTS, *form) is None
     store = feature_store.DiskStore(path, *form)
     fill(store)
-    assert feature_store.reopen(path, FACTS, *form) is None, "not whole yet"
+    assert feature_store.open_states(path, FACTS, *form) is None, "not whole yet"
     fresh = store.seal(FACTS)
     rows = np.array([4, 2])
     mask = lay(rows, 5, "right")
-    again = feature_store.reopen(path, FACTS, *form)
+    again = feature_store.open_states(path, FACTS, *form)
     np.testing.assert_array_equal(again.read(rows, mask), fresh.read(rows, mask))
     assert not again.states.flags.writeable
     found = sorted(p.name for p in tmp_path.iterdir())
@@ -153,13 +153,15 @@ def test_what_a_killed_run_left_is_written_over(tmp_path):
 
 
 def test_each_process_has_files_of_its_own(tmp_path):
-    paths = [feature_store.path_of(tmp_path, "train", i, n) for n in (1, 2, 12) for i in range(n)]
+    paths = [
+        feature_store.states_path(tmp_path, "train", i, n) for n in (1, 2, 12) for i in range(n)
+    ]
     assert [path.name for path in paths[:3]] == ["train", "train-0-of-2", "train-1-of-2"]
     assert len(set(paths)) == 15
     (tmp_path / "training.json").touch(), (tmp_path / "train-a-of-b.json").touch()
     for path in paths[:3]:
         path.with_name(f"{path.name}.json").touch()
-    others = [feature_store.of_others(paths[at]) for at in (0, 2, 3)]
+    others = [feature_store.other_process_files(paths[at]) for at in (0, 2, 3)]
     two = ["train-0-of-2.states", "train-1-of-2.states"]
     assert others == [two, ["train.states"], [*two, "train.states"]]
 
