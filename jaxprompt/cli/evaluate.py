@@ -72,7 +72,9 @@ def evaluate(
     _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    place = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
+    place = processes.run_on_first(
+        lambda: check_output(output, data_files(config)) if output else None
+    )
     keep_programs(config.train.compilation_cache)
     trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:

@@ -49,7 +49,7 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     work.check()
     keep_programs(config.train.compilation_cache)
     with run_folder.lock(workdir):
-        processes.agree(facts(config))
+        processes.check_agreement(facts(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
         scores = work.build_scores(prepared)(prepared.adapted.trainable)

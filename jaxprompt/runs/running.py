@@ -115,7 +115,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         started = Checkpoints(workdir).latest()
         signals.note(one_run.saved_at(started))
         # Before anything is read: processes that differ would wait for one another forever.
-        processes.agree(facts(config) | {"result.json": str(bool(finished))})
+        processes.check_agreement(facts(config) | {"result.json": str(bool(finished))})
         prepared = work.prepare(saved, started)
         # Each process reads for itself: of other text its share would be of another batch.
         agree_on(prepared.record)
@@ -147,7 +147,9 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
 def agree_on(record: RunRecord) -> None:
     """Raises the same InputError on every process if they have read different data."""
     digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
-    processes.agree({f"the {name}": digest(part) for name, part in record.to_json().items()})
+    processes.check_agreement(
+        {f"the {name}": digest(part) for name, part in record.to_json().items()}
+    )
 
 
 def facts(config: RunConfig) -> dict[str, str]:

@@ -146,7 +146,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
             rows = {f"the rows of {name}": part.digest() for name, part in inputs.splits.items()}
-            processes.agree(rows)
+            processes.check_agreement(rows)
         backbone, loaded = self.given.load(backbone, placement)
         return prepare_run(config, inputs, placement, backbone, loaded)
 

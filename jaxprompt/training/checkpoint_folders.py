@@ -53,7 +53,7 @@ def _has(path: Path, item: str) -> bool:
 def agreed_steps(folder: Path, item: str = STATE) -> list[int]:
     """Returns the complete steps that process 0 sees."""
     # A folder that was just written may look older to another host.
-    return json.loads(processes.gather(json.dumps(steps_of(folder, item)))[0])
+    return json.loads(processes.gather_texts(json.dumps(steps_of(folder, item)))[0])
 
 
 def outdated(states: Iterable[int], bests: Iterable[int], keep: int) -> set[int]:
@@ -96,14 +96,14 @@ def check_shared(folder: Path) -> None:
         return
     make_folder(folder)
     # A new name: what a host has looked up before, it may remember.
-    probe = folder / f"0.shared-{processes.gather(uuid.uuid4().hex)[0]}"
-    processes.on_first(lambda: write_atomic(probe, ""))
+    probe = folder / f"0.shared-{processes.gather_texts(uuid.uuid4().hex)[0]}"
+    processes.run_on_first(lambda: write_atomic(probe, ""))
     _check_seen(probe)
-    processes.on_first(probe.unlink)
+    processes.run_on_first(probe.unlink)
 
 
 def _check_seen(path: Path) -> None:
-    seen = processes.gather("yes" if path.exists() else "")
+    seen = processes.gather_texts("yes" if path.exists() else "")
 
     def conclude() -> None:
         if "" in seen:
@@ -112,7 +112,7 @@ def _check_seen(path: Path) -> None:
                 "processes need a --workdir on a disk that all of them share"
             )
 
-    processes.on_first(conclude)
+    processes.run_on_first(conclude)
 
 
 def seal(path: Path) -> None:
@@ -141,7 +141,7 @@ def find(folder: Path, item: str, step: int | None, state: int | None = None) ->
     path = folder / str(newest)
     # Every process reads a part, so each of them has to see the folder.
     _check_seen(path)
-    processes.on_first(lambda: _check_whole(path, item, fix))
+    processes.run_on_first(lambda: _check_whole(path, item, fix))
     return path
 
 

@@ -66,8 +66,8 @@ class CheckpointWriter:
             raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = folder_of(workdir)
-        processes.on_first(lambda: make_folder(self._folder))
-        processes.on_first(lambda: rewind(self._folder, step, keep))
+        processes.run_on_first(lambda: make_folder(self._folder))
+        processes.run_on_first(lambda: rewind(self._folder, step, keep))
         check_shared(self._folder)
         # The steps that are there or under way.
         self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
@@ -135,7 +135,7 @@ class CheckpointWriter:
         trees = {item: tree for item, tree in ((STATE, state), (BEST, best)) if tree is not None}
         path = self._folder / str(step)
         self._writing.begin(path, on_complete)
-        processes.on_first(lambda: _check_room(path, trees))
+        processes.run_on_first(lambda: _check_room(path, trees))
         # Orbax copies arrays to the host before `save` returns. On a CPU that is a view: XLA then
         # gives the next step, to which the state is donated, other memory.
         items: dict[str, Any] = {x: ocp.args.PyTreeSave(flat(tree)) for x, tree in trees.items()}
@@ -202,7 +202,7 @@ class _Writing:
         self._meetings[key] += 1
         failure, self.failure = self.failure, ""
         name = f"{self.name}/{key}/{self._meetings[key]}"
-        if failures := processes.meet(name, timeout_ms / 1000, failure):
+        if failures := processes.wait_for_all(name, timeout_ms / 1000, failure):
             raise InputError(failures[0])
 
 

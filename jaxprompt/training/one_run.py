@@ -269,7 +269,7 @@ def drive(
     if ended is not None:
         signals.note("after the last step; saved, run the same command again to finish")
         # One that came during the last step, on any process.
-        signals.check(max(map(int, processes.gather(str(stop_signal())))))
+        signals.check(max(map(int, processes.gather_texts(str(stop_signal())))))
     return ended
 
 

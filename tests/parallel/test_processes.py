@@ -47,10 +47,10 @@ def test_processes_exchange_texts_and_compare_facts(tmp_path):
 
 
 def test_a_process_alone_needs_no_other():
-    processes.start(None, None, None)
-    assert processes.gather("text") == ["text"] and processes.is_first()
-    processes.agree({"a": "1"})
-    with pytest.raises(InputError), processes.guard():
+    processes.connect(None, None, None)
+    assert processes.gather_texts("text") == ["text"] and processes.is_first()
+    processes.check_agreement({"a": "1"})
+    with pytest.raises(InputError), processes.exit_on_failure():
         raise InputError("nothing ends the process")
 
 
@@ -173,7 +173,7 @@ def start_all(*given: tuple, timeout: float = 2) -> list[str]:
 
     def call(i: int) -> None:
         try:
-            processes.start(*given[i], timeout=timeout)
+            processes.connect(*given[i], timeout=timeout)
         except InputError as error:
             said[i] = str(error)
 
@@ -209,10 +209,10 @@ def test_flags(case):
 
 def test_cluster_stands_alone():
     with pytest.raises(InputError, match="--cluster sets --processes itself"):
-        processes.start(None, 2, None, cluster=True)
+        processes.connect(None, 2, None, cluster=True)
     for timeout in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match=f"--timeout={timeout:g} must be more than 0"):
-            processes.start("h:1", 2, 0, timeout=timeout)
+            processes.connect("h:1", 2, 0, timeout=timeout)
 
 
 def test_no_cluster(monkeypatch):
@@ -221,12 +221,12 @@ def test_no_cluster(monkeypatch):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(InputError, match="JAX finds no cluster here .*; give --coordinator"):
-        processes.start(None, None, None, cluster=True)
+        processes.connect(None, None, None, cluster=True)
 
 
 @pytest.mark.long
 def test_a_silent_coordinator(monkeypatch):
-    monkeypatch.setattr(processes, "ANSWER", 0.5)
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         at = f"127.0.0.1:{port}"

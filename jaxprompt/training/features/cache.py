@@ -189,8 +189,10 @@ class KeepingPlan:
                 form = part.own_sizes(), *self._form(part)
                 part.store = feature_store.reopen(self._path(part), part.facts, *form)
 
-        processes.on_all(reopen)
-        found = [json.loads(x) for x in processes.gather(json.dumps([_filled(p) for p in parts]))]
+        processes.run_on_all(reopen)
+        found = [
+            json.loads(x) for x in processes.gather_texts(json.dumps([_filled(p) for p in parts]))
+        ]
         for part, each in zip(parts, zip(*found, strict=True), strict=True):
             part.store = part.store if all(each) else None
 
@@ -204,7 +206,7 @@ class KeepingPlan:
         started, old = time.monotonic(), [part.name for part in parts if _filled(part)]
         new = [part for part in parts if not _filled(part)]
         # Of all of them before the first is computed: where the disk is full no process waits.
-        stores = processes.on_all(lambda: [self._make(part) for part in new])
+        stores = processes.run_on_all(lambda: [self._make(part) for part in new])
         steps: dict[What, Any] = {}
         total = sum(part.split.size for part in new)
         pace = Pace(say, f"computing {_whats(new)}:", total, "examples")
