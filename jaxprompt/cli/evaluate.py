@@ -66,7 +66,7 @@ def evaluate(
     from jaxprompt.build.task import share_front
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.restore import is_zero_shot, restore
 
     _check_split(split)
@@ -75,7 +75,7 @@ def evaluate(
     place = processes.run_on_first(
         lambda: check_output(output, data_files(config)) if output else None
     )
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(

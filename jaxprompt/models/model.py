@@ -14,7 +14,7 @@ from jaxprompt.layers.embed import hide_slots
 from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.layers.reading import without_arrays
-from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
 from jaxprompt.tree import Params, flatten
@@ -182,7 +182,7 @@ class Model:
         return hidden, batch if reads is None else count_reads(batch), injection
 
 
-@shared
+@cached_factory
 def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | None):
     # One program, where every operation by itself would be one; and one for every seed.
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)

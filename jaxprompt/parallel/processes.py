@@ -28,9 +28,7 @@ MAX_TIMEOUT, MAX_PROCESSES = 10**6, 10**5  # seconds to wait, processes of a run
 GRACE_SECONDS = 2  # for which a failing process 0 waits for the others
 ACCEPTED, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
 RETRY_SECONDS = 0.5  # between two tries to reach the coordinator
-ANSWER_SECONDS = (
-    10  # seconds beyond its own time that a process which signed in waits for the answer
-)
+ANSWER_SECONDS = 10  # a process that signed in waits for so much longer than its timeout
 # What transports and the coordination service say of a process that is gone.
 _LOST = re.compile(r"gloo|nccl|closed by peer|reset by peer|heartbeat|another task died", re.I)
 

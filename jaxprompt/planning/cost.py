@@ -22,8 +22,8 @@ from jaxprompt.build.initial_params import divide
 from jaxprompt.build.optimizer import build_optimizer, plan_of
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
-from jaxprompt.parallel.compilation import known_options
-from jaxprompt.parallel.hlo import DeviceWork, read_work
+from jaxprompt.parallel.compilation import supported_options
+from jaxprompt.parallel.hlo import DeviceWork, count_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
@@ -251,7 +251,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
     lowered = jax.jit(within(placement, step)).lower(*found[1:])
-    memory = memory_of(lowered.compile(compiler_options=known_options(**_OPTIONS)))
+    memory = memory_of(lowered.compile(compiler_options=supported_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -278,10 +278,10 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
 def measure(shapes: Shapes, placement: Placement) -> Cost:
     """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
-    compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
+    compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
     memory = memory_of(compiled)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = read_work(text_of(compiled))
+    work = count_work(text_of(compiled))
     return Cost(weigh(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 

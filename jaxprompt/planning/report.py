@@ -88,7 +88,7 @@ def _describe_compiled(
         "collectives": {
             kind: {
                 "count": work.counts[kind], "bytes": work.sent[kind],
-                "asynchronous": work.beside[kind],
+                "asynchronous": work.overlapped[kind],
             }
             for kind in sorted(work.counts)
         },

@@ -19,7 +19,7 @@ from jaxprompt.data.text.identity import identify
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import denoising
 from jaxprompt.runs.replaced_tokens import tie
 from jaxprompt.runs.running import (
@@ -47,7 +47,7 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     """Evaluates held-out text with the initial weights; writes no config to the workdir."""
     work = Adapting(config, workdir)
     work.check()
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock(workdir):
         processes.check_agreement(facts(config))
         prepared = work.prepare(None, None)

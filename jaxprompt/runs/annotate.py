@@ -38,7 +38,7 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.ppt import thresholds_of
@@ -202,7 +202,7 @@ def _prepare(
 ) -> tuple[Annotator, Corpus] | None:
     """Trains the classifier, and opens it and the corpus; None if a signal stopped the training."""
     check_annotator(config)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
     if not trained:  # whether these are its own annotations could be told after the training only
         check_unfinished(output)

@@ -19,7 +19,7 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import record as records
 from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
@@ -106,7 +106,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
     config, workdir = work.config, work.workdir
     work.check()
     run_folder.check_workdir(workdir, config.to_dict(), _FREE)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock(workdir):
         saved, finished = (
             run_folder.read_record(workdir, work.RECORD),

@@ -16,7 +16,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement, put_batch, within
 from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat, merge
@@ -76,7 +76,7 @@ def place_step(
     return start
 
 
-@shared
+@cached_factory
 def scoring_step(placement: Placement, model: Model) -> Step:
     """Compiles the class scores, once for all equal models of a process."""
     return place_step(placement, make_eval_step(model), begin_pass(model))

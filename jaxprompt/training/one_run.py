@@ -119,7 +119,7 @@ class OneRun:
         self._train_step = jit(
             sharding.within(self._place, with_flags(job.step)),
             donate_argnums=0,
-            dropped=job.drops,
+            has_dropout=job.drops,
             # The state comes back to where it was: else the next step would be another program.
             out_shardings=(where, self._place.replicated, self._place.replicated),
         )

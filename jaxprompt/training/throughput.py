@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.parallel.devices import of_kind
+from jaxprompt.parallel.devices import find_device
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
@@ -26,7 +26,7 @@ class Meter:
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._taken = 0, 0
         self._shares, self._devices = placement.share()[1], placement.mesh.size
-        known = of_kind(placement.mesh.devices.flat[0].device_kind)
+        known = find_device(placement.mesh.devices.flat[0].device_kind)
         self._peak = known.peak(dtype) if known else None
 
     def take(self) -> Batch:

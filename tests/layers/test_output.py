@@ -10,7 +10,7 @@ from tiny import assert_close, assert_equal, jit
 
 from jaxprompt.layers.embed import output_bias
 from jaxprompt.layers.output import score_targets
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.types import ABSENT
 
@@ -184,7 +184,7 @@ def test_a_frozen_table_costs_no_product(trains):
     total = lambda features, table: loss(features, table, BIAS, block=28)[0]
     program = compiled(jax.grad(total, argnums=(0, 1) if trains else 0), FEATURES, TABLE)
     product = 2 * B * M * X * V
-    assert read_work(program.as_text()).flops == (3 + trains) * product
+    assert count_work(program.as_text()).flops == (3 + trains) * product
 
 
 # -- meshes ---------------------------------------------------------------------------------------
@@ -231,5 +231,5 @@ def test_a_mesh_changes_nothing(mesh, block):
 
 def test_the_tables_gradient_is_summed_over_the_devices_once():
     programs = [on_mesh("data", block)[0] for block in (1, 100)]
-    several, one = (read_work(program.as_text()).sent for program in programs)
+    several, one = (count_work(program.as_text()).sent for program in programs)
     assert several == one and sum(one.values()) > 0

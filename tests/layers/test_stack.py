@@ -11,7 +11,7 @@ from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_ti
 
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.types import Injection, Prefix, Seen, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))
@@ -203,7 +203,7 @@ def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
     for first in (0, 3, 5):
         loss, args = tuned(stack, "none", interval(first, 6), max_position_embeddings=64)
         program = jax.jit(jax.grad(loss)).lower(*args).compile()
-        work[first] = read_work(program.as_text()).flops
+        work[first] = count_work(program.as_text()).flops
         memory[first] = program.memory_analysis().temp_size_in_bytes
     assert work[3] / work[0] == pytest.approx((6 + 3) / (6 + 6), abs=0.04)
     assert 6 / (6 + 6) < work[5] / work[0] < (6 + 1) / (6 + 6)
@@ -218,7 +218,7 @@ def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
     for stack, reads in itertools.product(STACKS, (None, np.zeros((4, 1), np.int32))):
         loss, args = tuned(stack, "none", interval(0, 6), reads, max_position_embeddings=64)
         program = jax.jit(jax.grad(loss)).lower(*args).compile()
-        work[stack, reads is None] = read_work(program.as_text()).flops
+        work[stack, reads is None] = count_work(program.as_text()).flops
     for everything in (True, False):
         assert work["scan", everything] == pytest.approx(work["unroll", everything], rel=1e-3)
     assert work["scan", False] / work["scan", True] == pytest.approx((96 - 15) / (96 - 3), abs=0.01)

@@ -8,7 +8,7 @@ from tiny import make_batch, make_tiny
 
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.parallel.sharding import make_placement, put_batch, within
 from jaxprompt.prompts import make_prompt
 
@@ -25,6 +25,6 @@ def test_beams_are_not_sent_around(family):
     step = within(place, lambda params, batch: write(model, params, batch).ids)
     batch = put_batch(place, make_batch(rows=8, family=family))
     given = jax.device_put({"backbone": params}, place.replicated)
-    work = read_work(jax.jit(step).lower(given, batch).compile().as_text())
+    work = count_work(jax.jit(step).lower(given, batch).compile().as_text())
     keys = 8 * 2 * 12 * 16 * 4  # bytes of one layer
     assert sum(work.sent.values()) < keys, work.sent

@@ -143,7 +143,7 @@ def test_what_is_compiled_is_shared_by_equal_label_words():
     place = make_placement(1, 1)
     for step in (scoring_step, _injection):
         given = (place,) if step is scoring_step else ()
-        step.forget()
+        step.cache_clear()
         assert step(*given, with_words([7, 9])) is step(*given, with_words([7, 9]))
         assert step(*given, with_words([7, 9])) is not step(*given, with_words([7, 8]))
 

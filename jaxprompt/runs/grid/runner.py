@@ -21,7 +21,7 @@ from jaxprompt.build.examples import check_tunes
 from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.grid import batched_runs, pretrain
 from jaxprompt.runs.grid import train as tune
@@ -120,7 +120,7 @@ def train_grid(
     grid = list_runs(config, workdir)
     for run in grid:
         KINDS[command].check(run.config)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     bind = partial(guard_workdir, workdir, config.to_dict(), free)
     return grid, train(
         grid,

@@ -14,7 +14,7 @@ from jaxprompt.data.batches.stacking import empty, stack
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.parallel.sharding import make_placement, put
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
@@ -226,13 +226,13 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
     programs, state, batch, own = make_programs(case, mesh, runs, fsdp=fsdp)
     one, expected, same, _ = make_programs(case, (1, 1), runs)
     assert programs.is_apart(runs) == apart
-    work = read_work(programs.compile(state, batch, own).as_text())
+    work = count_work(programs.compile(state, batch, own).as_text())
     if fsdp:  # weights are joined, and nothing is summed
         assert set(work.counts) == {"all-gather"}
     elif apart and mesh[1] == 1:
         assert not work.counts, "the devices have nothing to tell each other"
     elif apart:  # the parts of heads, words and layers are joined; each device has its own runs
-        whole = read_work(one.compile(expected, same, own).as_text())
+        whole = count_work(one.compile(expected, same, own).as_text())
         assert work.flops < whole.flops / 4
     state, measured = programs.train(state, batch, own)
     expected, right = one.train(expected, same, one.put_own([NONE] * runs))

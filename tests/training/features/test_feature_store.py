@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.features import store as feature_store
@@ -258,8 +258,8 @@ def test_the_rest_of_a_model_gives_the_same(family, part, stack):
     assert_close(found[1][0], found[0][0], rtol=1e-5)
     assert np.abs(found[0][0][1]["prompt/" + next(iter(params["prompt"]))]).max() > 0
     # What is spared are the products of the layers below, exactly.
-    whole, left = (read_work(program.as_text()).flops for _, program in found)
-    below = read_work(jit(enter).lower(params, batch).compile().as_text()).flops
+    whole, left = (count_work(program.as_text()).flops for _, program in found)
+    below = count_work(jit(enter).lower(params, batch).compile().as_text()).flops
     assert below > 0 and whole - left == below
 
 
@@ -277,7 +277,7 @@ def test_keys_of_a_prefix_are_projected_once_a_step():
     for rows in (4, 8):
         model, _, params, batch, _, _ = prepare("bert", "", rows=rows, length=3, hidden=5)
         grad, args = make_grad(model, params)
-        work[rows] = read_work(grad.lower(*args, batch).compile().as_text()).flops
+        work[rows] = count_work(grad.lower(*args, batch).compile().as_text()).flops
     d = model.backbone.dims
     forward = 2 * 3 * 5 * (d.width + LAYERS * 2 * d.heads * d.head_dim)
     assert 2 * work[4] - work[8] == 3 * forward  # and two products as large in the backward pass
