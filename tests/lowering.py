@@ -24,7 +24,7 @@ from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.layers.word_rows import pack_ids
 from jaxprompt.models.model import Model, backbone_shapes
-from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
+from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, with_placement
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.prompts import make_prompt
 from jaxprompt.rng import key_for
@@ -263,7 +263,7 @@ def lower(case: Case) -> str:
     place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
     step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
     with standing_in(case.target):
-        traced = jax.jit(within(place, step)).trace(*given)
+        traced = jax.jit(with_placement(place, step)).trace(*given)
         return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
 
 
@@ -271,11 +271,11 @@ def make_step(case: Case, place: Placement):
     """Makes the step of a case. -> it, shapes of its arguments, where it runs"""
     model, objectives = make_model(case)
     trainable, frozen, batch = make_numbers(case, model)
-    frozen = _put(frozen, place.parameters(frozen))
+    frozen = _put(frozen, place.param_shardings(frozen))
     state = jax.eval_shape(lambda x: make_state(x, TX, key_for(0, "dropout", case.rng)), trainable)
     if case.work == "grid":
         apart = case.mesh[0] > 1
-        place = dataclasses.replace(place, runs=True)
+        place = dataclasses.replace(place, maps_runs=True)
         where = place.batch if apart else place.replicated
         many = lambda x: jax.ShapeDtypeStruct((RUNS, *x.shape), x.dtype)
         state, batch = (_put(jax.tree.map(many, tree), where) for tree in (state, batch))

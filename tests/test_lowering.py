@@ -41,7 +41,7 @@ from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel import row_exchange
-from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, within
+from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, with_placement
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.runs.grid.batched_steps import (
     PerRun,
@@ -400,7 +400,7 @@ def test_the_front_of_a_pass(target):
     place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
     place = dataclasses.replace(place, compiled_for=target)
     with standing_in(target):
-        traced = jax.jit(within(place, begin_pass(model))).trace(trainable, frozen)
+        traced = jax.jit(with_placement(place, begin_pass(model))).trace(trainable, frozen)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
 
@@ -414,7 +414,7 @@ def test_the_front_of_a_grid(target):
     many = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
     trainable, own = jax.tree.map(many, trainable), PerRun({}, {})
     place = make_placement(2, 2, devices=jax.devices()[:4])
-    place = dataclasses.replace(place, compiled_for=target, runs=True)
+    place = dataclasses.replace(place, compiled_for=target, maps_runs=True)
     at = RunsPlacement(**vars(place))
     front = make_group_fronts(model, axis=DATA)
     scores = make_group_scores(model, is_shared=True, axis=DATA)
@@ -422,7 +422,7 @@ def test_the_front_of_a_grid(target):
     for step, given in ((front, (trainable, frozen, own)),
                         (scores, (trainable, frozen, batch, own, kept))):  # fmt: skip
         with standing_in(target):
-            traced = jax.jit(within(at, step)).trace(*given)
+            traced = jax.jit(with_placement(at, step)).trace(*given)
             text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
         check(case, text)
 
@@ -442,10 +442,10 @@ def test_runs_that_share_the_states_of_a_batch(target):
     states = (*batch.encoder.ids.shape, model.backbone.dims.width)
     runs = runs._replace(kept=jax.ShapeDtypeStruct(states, jnp.bfloat16))
     place = make_placement(1, 1, devices=jax.devices()[:1])
-    place = dataclasses.replace(place, compiled_for=target, runs=True)
+    place = dataclasses.replace(place, compiled_for=target, maps_runs=True)
     step = make_group_step(model, TX, objectives, shares=True)
     with standing_in(target):
-        traced = jax.jit(within(place, step)).trace(state, frozen, runs, PerRun({}, {}))
+        traced = jax.jit(with_placement(place, step)).trace(state, frozen, runs, PerRun({}, {}))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
 
@@ -498,7 +498,7 @@ def test_prefixes_start_from_texts(target, family):
     batch = make_batch(rows=2, family=family)
     init = lambda key: module.init(key, batch, method="init_all")["params"]
     shapes = jax.eval_shape(init, jax.random.key(0))
-    run = within(place, functools.partial(text_keys, module))
+    run = with_placement(place, functools.partial(text_keys, module))
     with standing_in(target):
         traced = jax.jit(run).trace(shapes, jax.ShapeDtypeStruct((5,), "int32"))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
@@ -548,7 +548,7 @@ def test_a_bank_of_prompts(target, family):
         return Bank(models[0].backbone, kinds).scores(params[0], stack(added), held, batch)
 
     with standing_in(target):
-        traced = jax.jit(within(place, run)).trace(jax.random.key(0), batch)
+        traced = jax.jit(with_placement(place, run)).trace(jax.random.key(0), batch)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert len(traced.out_info) == 2 and "callback" not in text and "f64" not in text
 
@@ -572,7 +572,7 @@ def test_steps_of_tasks_that_share_a_prompt(target, task):
         {name: make_train_step(model, TX, [terms[0]._replace(head=name)]) for name in "ab"}
     )
     with standing_in(target):
-        traced = jax.jit(within(place, step)).trace(state, frozen, TaskBatch(batch, task))
+        traced = jax.jit(with_placement(place, step)).trace(state, frozen, TaskBatch(batch, task))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
 
@@ -587,7 +587,7 @@ def test_weights_are_drawn_on_gpus(family):
     place = dataclasses.replace(make_placement(1, 1, devices=jax.devices()[:1]), compiled_for=H100)
     init = lambda key: module.backbone.init(key, batch, method="init_all")["params"]
     with standing_in(H100):
-        traced = jax.jit(within(place, init)).trace(jax.random.key(0))
+        traced = jax.jit(with_placement(place, init)).trace(jax.random.key(0))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "fmha" not in text
 

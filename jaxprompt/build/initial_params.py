@@ -25,7 +25,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
-from jaxprompt.parallel.sharding import Placement, check_padding, put, within
+from jaxprompt.parallel.sharding import Placement, check_padding, put_global, with_placement
 from jaxprompt.prompts import BASE, Method, Source
 
 T = TypeVar("T")
@@ -85,11 +85,11 @@ def start(
             head["pooler"] = loaded.params["pooler"]
     trainable, frozen = divide(config, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
-    frozen |= put(prompt, placement.parameters(prompt))
+    frozen |= put_global(prompt, placement.param_shardings(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
+    trainable = jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
     return Weights(trainable, frozen, loaded.report)
 
 
@@ -178,11 +178,11 @@ def _read_tables(scorer: Scorer, params: tree.Params, placement: Placement) -> _
 
     def pick(rows: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
         # The table may lie on several hosts: only what is needed of it is brought here.
-        run = jax.jit(within(placement, rows), out_shardings=placement.replicated)
+        run = jax.jit(with_placement(placement, rows), out_shardings=placement.replicated)
         return np.asarray(run(params["backbone"], np.array(ids)))
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        run = within(placement, functools.partial(text_keys, backbone))
+        run = with_placement(placement, functools.partial(text_keys, backbone))
         found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 

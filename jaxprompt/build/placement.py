@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone
-from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+from jaxprompt.parallel.sharding import Placement, check_divisible, make_placement
 
 
 def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Placement:
@@ -40,9 +40,9 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
     """Raises InputError if the parameters of a backbone cannot be divided over the mesh."""
     if placement.mesh.size > 1:
         module = backbone.module
-        rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        rows = dataclasses.replace(module.cfg, rows=placement.padded_vocab(module.cfg.vocab))
         shapes = backbone_shapes(module.clone(cfg=rows), backbone.config.quantize)
-        check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
+        check_divisible(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
 def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:

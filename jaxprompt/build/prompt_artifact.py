@@ -31,7 +31,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
-from jaxprompt.parallel.sharding import Placement, put
+from jaxprompt.parallel.sharding import Placement, put_global
 from jaxprompt.prompts import BASE, Method, Take
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
@@ -332,7 +332,7 @@ def join(
                 f"{path}: {name} is {shape}, but the backbone needs {list(leaf.shape)}; use the "
                 "backbone that it was trained on, or another prompt"
             )
-    own = put(tensors, placement.parameters(tensors))
+    own = put_global(tensors, placement.param_shardings(tensors))
     return tree.unflatten(flat | own)
 
 

@@ -76,7 +76,7 @@ def scorer_from_config(
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
-        share=placement.share(),
+        share=placement.batch_part(),
         demos=demos_of(config, task, examples.splits),
     )
 

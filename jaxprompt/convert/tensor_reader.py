@@ -191,9 +191,9 @@ class Filler:
         letters = tensor.stack + tensor.axes
         if self.placement is None:
             return tuple(self.sizes[letter] for letter in letters), None
-        rows = lambda letter, size: self.placement.padded(size) if letter == "V" else size
+        rows = lambda letter, size: self.placement.padded_vocab(size) if letter == "V" else size
         shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
-        return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
+        return shape, self.placement.param_sharding(f"backbone/{tensor.path}", shape)
 
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""

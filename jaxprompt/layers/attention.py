@@ -40,10 +40,12 @@ def attend(
     kernel = "einsum" if seen.few else kernel  # the scores of few queries are small
     told = seen.keys is not None and (bias is None or not (seen.window or cap))
     shape = q.shape
-    if k.shape[2] % sharding.parts("act_heads"):  # each device has the keys that its heads need
+    if k.shape[2] % sharding.num_shards(
+        "act_heads"
+    ):  # each device has the keys that its heads need
         k, v = (_spread_heads(x, shape[2]) for x in (k, v))
     chosen = kernels.choose(
-        kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
+        kernel, sharding.current_target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
         length=q.shape[1], told=told, capped=cap > 0,
     )  # fmt: skip
     if chosen == "cudnn":

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
-from jaxprompt.parallel.sharding import target
+from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 
@@ -39,7 +39,9 @@ def copies_layers(platform: str) -> bool:
 
 def take_layers(tree, length: int) -> tuple | Stack:
     """Returns the layers for a loop over tokens with `each_layer`."""
-    return unstack(tree, length) if copies_layers(target().platform) else Stack(tree, length)
+    return (
+        unstack(tree, length) if copies_layers(current_target().platform) else Stack(tree, length)
+    )
 
 
 def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:

@@ -152,7 +152,7 @@ def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
             arrays.append(jnp.asarray(seen.window.local))
             axes.append(())
     # GSPMD cannot divide a Pallas call: each device runs it on its own part.
-    run = sharding.divide(run, [*[("act_batch", "act_heads", None, None)] * 3, *axes])
+    run = sharding.map_shards(run, [*[("act_batch", "act_heads", None, None)] * 3, *axes])
 
     def attend(q, k, v, arrays):
         def lay(x, *ends):

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.recompute import recompute
-from jaxprompt.parallel.sharding import target
+from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
 
 
@@ -82,7 +82,7 @@ def _gate(act, gate, x):
     """Computes act(gate) * x and saves these two for the backward pass. [..., F] x 2 -> [..., F]"""
     mix = lambda gate, x: act(gate) * x
     # A CPU takes longer to compute the activation again than to read it.
-    return mix(gate, x) if target().platform == "cpu" else recompute(mix, gate, x)
+    return mix(gate, x) if current_target().platform == "cpu" else recompute(mix, gate, x)
 
 
 class GatedMlp(nn.Module):

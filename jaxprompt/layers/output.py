@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.capping import soft_cap
-from jaxprompt.parallel.sharding import constrain, parts
+from jaxprompt.parallel.sharding import constrain, num_shards
 from jaxprompt.types import ABSENT, Array
 
 GROUP = 128  # tokens
@@ -35,7 +35,7 @@ def score_targets(
     rows, width = targets.shape
     # Blocks are cut inside of each device's rows: across devices every block would have its
     # features sent around.
-    devices = parts("act_batch")
+    devices = num_shards("act_batch")
     devices = devices if rows % devices == 0 else 1
     own = rows // devices * width  # positions of a device
     # Blocks of even size: else the last one might be padding for the most part.

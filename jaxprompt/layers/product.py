@@ -13,7 +13,7 @@ import string
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.parallel.sharding import target
+from jaxprompt.parallel.sharding import current_target
 
 
 def _is_narrow(x, y) -> bool:
@@ -21,7 +21,7 @@ def _is_narrow(x, y) -> bool:
 
 
 def _is_slow(x) -> bool:
-    return x.dtype == jnp.bfloat16 and target().platform == "cpu"
+    return x.dtype == jnp.bfloat16 and current_target().platform == "cpu"
 
 
 def einsum(equation: str, x, y, dtype=None):

@@ -154,7 +154,7 @@ def _make_apply(layer, params, shared, flags, *, key, takes):
             layer_params = jax.tree.map(pick, params)
         # Inside of what is checkpointed: the backward pass gathers and dequantizes again, and keeps
         # no whole layer. Codes are gathered, which are smaller than numbers.
-        layer_params = restore(sharding.gather(layer_params), x.dtype)
+        layer_params = restore(sharding.gather_params(layer_params), x.dtype)
         how = flags | more_flags
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **how)
         return sharding.constrain(x, "act_batch", None, None), more
@@ -164,7 +164,7 @@ def _make_apply(layer, params, shared, flags, *, key, takes):
 
 def _make_checkpoint(params, *, stack: str, remat: str, in_place: bool):
     """Makes (function of a layer, in_loop) -> that function, recomputed in the backward pass."""
-    computes_weights = sharding.gathers() or has_quantized(params)
+    computes_weights = sharding.gathers_params() or has_quantized(params)
     # Even without remat: else the weights of every layer, read, gathered or dequantized, would be
     # kept for the backward pass.
     if remat == WATCHED or not (remat != "none" or in_place or computes_weights):
@@ -196,7 +196,7 @@ def take_kept(kept, dtype):
 
 def _keep_but_weights(primitive, *_, **__) -> bool:
     """Keeps all for the backward pass but weights read from the stack, gathered or dequantized."""
-    # The first two are what `dynamic_index_in_dim` consists of, the third is `sharding.gather`'s.
+    # The first two are what `dynamic_index_in_dim` consists of, the third of `gather_params`.
     return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint", "dequantize")
 
 

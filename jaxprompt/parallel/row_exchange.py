@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxprompt.parallel.sharding import DATA, MODEL, Placement, put
+from jaxprompt.parallel.sharding import DATA, MODEL, Placement, put_global
 
 _ROOM_STEPS = 4  # the rows per device grow in this fraction of an even share: few programs compile
 
@@ -59,7 +59,7 @@ class RowExchange:
 
         shape = (processes * devices * room, *values.shape[1:])
         exchanged = jax.make_array_from_callback(shape, self._exchange_sharding, part)
-        return self._pick(exchanged, put(indices, self._replicated))
+        return self._pick(exchanged, put_global(indices, self._replicated))
 
     def _rows_by_process(self, owners: np.ndarray) -> list[np.ndarray]:
         """Lists the row indices of each process."""

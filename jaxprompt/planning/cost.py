@@ -24,7 +24,7 @@ from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.parallel.hlo import DeviceWork, count_work
-from jaxprompt.parallel.sharding import Placement, check_divides, like, within
+from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for, memory_of, text_of
 from jaxprompt.training.evaluation import make_writing
@@ -103,18 +103,18 @@ def make_shapes(
     Raises:
       InputError: if the model does not divide over the mesh.
     """
-    config, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
+    config, rows = run.config, placement.padded_vocab(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
     trainable, frozen, state = _numbers(run, rows, as_it_runs)
-    check_divides(placement, trainable | frozen)
+    check_divisible(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
         run.objectives, accumulate=config.optim.accumulate,
     )  # fmt: skip
     return Shapes(
-        within(placement, step),
-        _placed(state, like(placement, state, placement.parameters(trainable))),
-        _placed(frozen, placement.parameters(frozen)),
+        with_placement(placement, step),
+        _placed(state, shardings_like(placement, state, placement.param_shardings(trainable))),
+        _placed(frozen, placement.param_shardings(frozen)),
         jax.tree.map(lambda x: _place(x, placement.batch), run.batch),
     )
 
@@ -132,13 +132,13 @@ def make_evaluation(
     run: AbstractRun, placement: Placement, attention: str = "", *, as_it_runs: bool = False
 ) -> Evaluation:
     """Makes the model for evaluation on a mesh, with arguments as in `make_shapes`."""
-    rows = placement.padded(run.backbone.module.cfg.vocab)
+    rows = placement.padded_vocab(run.backbone.module.cfg.vocab)
     trainable, frozen, _ = _numbers(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
     return Evaluation(
         dataclasses.replace(run.scorer.model, backbone=module),
-        _placed(trainable, placement.parameters(trainable)),
-        _placed(frozen, placement.parameters(frozen)),
+        _placed(trainable, placement.param_shardings(trainable)),
+        _placed(frozen, placement.param_shardings(frozen)),
         jax.tree.map(lambda x: _place(x, placement.batch), run.evaluated),
     )
 
@@ -189,7 +189,7 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
     trainable, frozen = shapes.state.trainable, shapes.frozen
     # A layer's weights are gathered over the data axis before a matrix product reads them.
     whole = dataclasses.replace(placement, fsdp=False)
-    joined = _placed(frozen, whole.parameters(frozen))
+    joined = _placed(frozen, whole.param_shardings(frozen))
     return Sizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
@@ -237,7 +237,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
         return model.backbone.bind({"params": backbone}).reading_layers()
 
     reading, kept = _measure(placement, start, found)
-    state, cache = jax.eval_shape(within(placement, start), *found[1:])
+    state, cache = jax.eval_shape(with_placement(placement, start), *found[1:])
     layers = jax.eval_shape(take_apart, found.trainable, found.frozen)
     # The copies of the layers are sharded like the layers.
     copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
@@ -250,7 +250,7 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
 
 def _measure(placement: Placement, step: Callable, found: Evaluation) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
-    lowered = jax.jit(within(placement, step)).lower(*found[1:])
+    lowered = jax.jit(with_placement(placement, step)).lower(*found[1:])
     memory = memory_of(lowered.compile(compiler_options=supported_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
@@ -269,7 +269,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
         if run.scorer.head.WRITES
         else make_eval_step(found.model)
     )
-    compiled = compile_for(placement, within(placement, step), *found[1:])
+    compiled = compile_for(placement, with_placement(placement, step), *found[1:])
     # The state of the optimizer is not an argument, but stays in memory.
     stays = weigh(make_shapes(run, placement), placement).optimizer_bytes
     return compiled._replace(bytes=compiled.bytes + stays)

@@ -91,7 +91,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             # Before rows are planned: with other text the saved position would mean other rows.
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
-        share = placement.share()
+        share = placement.batch_part()
         dev = Pass(
             held,
             batch=config.data.eval_batch,

@@ -101,7 +101,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
-        text = ppt.read_text(config, corpus, ppt_task, placement.share())
+        text = ppt.read_text(config, corpus, ppt_task, placement.batch_part())
         ppt.check_same(saved, text.data, config)
         backbone, loaded = load_weights(ppt_task.backbone, placement)
         ppt_task = ppt_task.with_backbone(backbone)

@@ -17,7 +17,7 @@ from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import cached_factory
-from jaxprompt.parallel.sharding import Placement, put_batch, within
+from jaxprompt.parallel.sharding import Placement, put_batch, with_placement
 from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
@@ -65,7 +65,9 @@ def place_step(
         return batch.index, step(trainable, frozen, batch, *begun)
 
     # On every device, since a process cannot read the parts of another one.
-    compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
+    compile_ = lambda made: jax.jit(
+        with_placement(placement, made), out_shardings=placement.replicated
+    )
     each, first = compile_(whole), None if begin is None else compile_(begin)
     known: set[tuple[int, ...]] = set()
 

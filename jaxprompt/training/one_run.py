@@ -117,7 +117,7 @@ class OneRun:
         )
         where = jax.tree.map(lambda x: x.sharding, self.state)
         self._train_step = jit(
-            sharding.within(self._place, with_flags(job.step)),
+            sharding.with_placement(self._place, with_flags(job.step)),
             donate_argnums=0,
             has_dropout=job.drops,
             # The state comes back to where it was: else the next step would be another program.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxprompt.parallel.sharding import Placement, like
+from jaxprompt.parallel.sharding import Placement, shardings_like
 from jaxprompt.tree import Flat
 
 
@@ -42,7 +42,7 @@ def place_state(
     make = functools.partial(make_state, tx=tx, key=key)
     # Shapes first: where a leaf lives must be known before any is made.
     shapes = jax.eval_shape(make, trainable)
-    shardings = like(placement, shapes, placement.parameters(trainable))
+    shardings = shardings_like(placement, shapes, placement.param_shardings(trainable))
     # Made where it belongs: no device ever holds the whole of it.
     donated = (0,) if donate else ()
     return jax.jit(make, out_shardings=shardings, donate_argnums=donated)(trainable)

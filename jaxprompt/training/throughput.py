@@ -25,7 +25,7 @@ class Meter:
         """Starts counting before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._taken = 0, 0
-        self._shares, self._devices = placement.share()[1], placement.mesh.size
+        self._shares, self._devices = placement.batch_part()[1], placement.mesh.size
         known = find_device(placement.mesh.devices.flat[0].device_kind)
         self._peak = known.peak(dtype) if known else None
 

@@ -128,7 +128,7 @@ def time_ours(args: argparse.Namespace) -> None:
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
     step = jit(
-        sharding.within(placement, step), donate_argnums=0, has_dropout=False,
+        sharding.with_placement(placement, step), donate_argnums=0, has_dropout=False,
         out_shardings=(jax.tree.map(lambda x: x.sharding, state), placement.replicated),
     )  # fmt: skip
     batches, measured = cycle(make_batches(case)), None

@@ -88,7 +88,7 @@ def serve(args: argparse.Namespace) -> None:
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
     step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
-    step = jit(sharding.within(placement, step), donate_argnums=0)
+    step = jit(sharding.with_placement(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))
     programs, seen = {}, Counter()

@@ -13,7 +13,7 @@ from tiny import QUICK, assert_close, jit, make_tiny
 from jaxprompt.backbones import bert, families, gpt2, t5
 from jaxprompt.corpus.denoise.rows import Sample, encoded, join
 from jaxprompt.data.batches.batching import collate
-from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.training.features.cache import _narrow
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Batch, Injection, Prefix, Role, Seen, Stream
@@ -196,8 +196,8 @@ def test_a_mesh_changes_nothing(of):
     batch, value, hidden, grads = run(of, "prefix", "packed")
     placement = make_placement(2, 2, fsdp=True)
     flat = flatten({"backbone": params})
-    params = unflatten(put(flat, placement.parameters(flat)))["backbone"]
-    step = jax.jit(within(placement, program), compiler_options=QUICK)
+    params = unflatten(put_global(flat, placement.param_shardings(flat)))["backbone"]
+    step = jax.jit(with_placement(placement, program), compiler_options=QUICK)
     (found, states), more = step(params, put_batch(placement, batch))
     assert_close((found, states, more), (value, hidden, grads))
     assert len(put_batch(placement, batch).encoder.segments.sharding.device_set) == 4

@@ -11,7 +11,7 @@ from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
-from jaxprompt.parallel.sharding import Target, make_placement, within
+from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import Prefix, Seen, Tokens, Window
 
 N, D = 2, 8
@@ -304,11 +304,11 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
     (q, k, v, bias), seen, real = make(name)
     more = draw(7, 2, *q.shape)
 
-    place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), runs=True)
+    place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), maps_runs=True)
 
     def over(kernel):
         one = lambda x: kernel(q + x, k, v, seen, bias, D**-0.5)
-        return np.float32(jax.jit(within(place, jax.vmap(one)))(more))
+        return np.float32(jax.jit(with_placement(place, jax.vmap(one)))(more))
 
     assert_near(over(kernels.cudnn)[:, real], over(plainly)[:, real])
 

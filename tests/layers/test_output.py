@@ -11,7 +11,7 @@ from tiny import assert_close, assert_equal, jit
 from jaxprompt.layers.embed import output_bias
 from jaxprompt.layers.output import score_targets
 from jaxprompt.parallel.hlo import count_work
-from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.parallel.sharding import make_placement, with_placement
 from jaxprompt.types import ABSENT
 
 torch = pytest.importorskip("torch")
@@ -195,7 +195,7 @@ MESHES = {"data": (8, 1), "model": (1, 4), "both": (2, 4)}
 def on_mesh(mesh, block):
     """Compiles the gradient on a mesh, the vocabulary padded. -> the program, its arguments"""
     placement = make_placement(*MESHES[mesh])
-    rows = placement.padded(V)
+    rows = placement.padded_vocab(V)
     pad = lambda x: np.pad(x, [(0, rows - V)] + [(0, 0)] * (x.ndim - 1))
     whole = functools.partial(loss, block=block)
 
@@ -205,7 +205,7 @@ def on_mesh(mesh, block):
 
     split = lambda x: jax.device_put(x, placement.batch)
     at = [
-        placement.parameter(f"backbone/mlm/{name}", shape)
+        placement.param_sharding(f"backbone/mlm/{name}", shape)
         for name, shape in (("table", TABLE.shape), ("bias", BIAS.shape))
     ]
     args = (
@@ -213,7 +213,7 @@ def on_mesh(mesh, block):
         split(TARGETS), split(SLOPES), split(CHANCES),
     )  # fmt: skip
     grad = jax.value_and_grad(padded, argnums=(0, 1, 2), has_aux=True)
-    return jax.jit(within(placement, grad)).lower(*args).compile(), args
+    return jax.jit(with_placement(placement, grad)).lower(*args).compile(), args
 
 
 @pytest.mark.long_cases("data-3", "model-3", "both-3")

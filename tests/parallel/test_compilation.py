@@ -13,7 +13,7 @@ from jaxprompt.parallel import compilation
 
 @pytest.fixture(autouse=True)
 def ask_again():
-    caches = compilation._options, compilation.supported_options
+    caches = compilation._compiler_options, compilation.supported_options
     for cached in caches:
         cached.cache_clear()
     yield
@@ -38,7 +38,7 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
         return real(function, compiler_options=compiler_options, **settings)
 
     monkeypatch.setattr(jax, "jit", strict)
-    assert compilation._options(True) is None
+    assert compilation._compiler_options(True) is None
     assert compilation.jit(lambda x: x + 1)(1) == 2
     monkeypatch.undo()
     given = {"xla_no_such_option": False, "xla_backend_optimization_level": 0}
@@ -47,7 +47,7 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
 
 def test_other_backends_keep_their_own(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert compilation._options(True) is None
+    assert compilation._compiler_options(True) is None
 
 
 # -- where programs are kept ----------------------------------------------------------------------

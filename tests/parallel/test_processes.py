@@ -155,13 +155,13 @@ def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
 
 def test_one_address_is_bound():
     assert (
-        processes._bound("127.0.0.1:7") == "127.0.0.1:7"
-        and processes._bound("[::1]:7") == "[::1]:7"
+        processes._bind_address("127.0.0.1:7") == "127.0.0.1:7"
+        and processes._bind_address("[::1]:7") == "[::1]:7"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert processes._local(server, "127.0.0.1:7") == ""
+        assert processes._loopback_note(server, "127.0.0.1:7") == ""
         said = " (the name resolves to 127.0.0.1, which only this host can reach: give an address)"
-        assert processes._local(server, "my-host:7") == said
+        assert processes._loopback_note(server, "my-host:7") == said
 
 
 # -- what is refused before JAX starts, in threads ------------------------------------------------

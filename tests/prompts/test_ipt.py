@@ -367,7 +367,7 @@ def test_the_rows_are_sharded_over_the_vocabulary():
                 jax.random.key(0), make_batch(), None, deterministic=True
             )
         )
-        found = place.parameters(flatten({"prompt": shapes["params"]}))
+        found = place.param_shardings(flatten({"prompt": shapes["params"]}))
         rows = {n: x.spec for n, x in found.items() if "/words/" in n}
         assert rows and set(rows.values()) == {PartitionSpec("model", None)}
         others = {x.spec for n, x in found.items() if n not in rows}

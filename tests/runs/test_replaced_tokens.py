@@ -18,7 +18,7 @@ from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.errors import InputError
 from jaxprompt.layers.output import Scored
-from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.runs.replaced_tokens import (
     Pair,
     generator_config,
@@ -277,10 +277,12 @@ def test_a_mesh_changes_nothing():
     case, batch, (state, measured) = make_case(), batch_of(), whole()
     placement = make_placement(2, 4)
     step = make_train_step(case.pair, KEEP_GRADIENT, make_objectives())
-    trainable = put(case.trainable, placement.parameters(case.trainable))
+    trainable = put_global(case.trainable, placement.param_shardings(case.trainable))
     spread = place_state(placement, trainable, KEEP_GRADIENT, jax.random.key(0))
     assert not spread.trainable["generator/layers/mlp/up/kernel"].sharding.is_fully_replicated
-    found, found_measured = jit(within(placement, step))(spread, {}, put_batch(placement, batch))
+    found, found_measured = jit(with_placement(placement, step))(
+        spread, {}, put_batch(placement, batch)
+    )
     assert_close(found_measured, measured)
     assert_close(moving(found.opt_state[0].trace), moving(state.opt_state[0].trace))
 

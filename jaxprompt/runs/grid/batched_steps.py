@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxprompt.models.folding import as_constants, replace_prompt
 from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
-from jaxprompt.parallel.sharding import DATA, Placement, like, within
+from jaxprompt.parallel.sharding import DATA, Placement, shardings_like, with_placement
 from jaxprompt.prompts import Method
 from jaxprompt.runs.grid.group import Words, with_words
 from jaxprompt.training.state import TrainState
@@ -137,7 +137,9 @@ class Programs:
         self._model, self._rest = model, rest or model
         self._objectives = objectives
         self._one = jax.eval_shape(lambda x: x, state)
-        self._specs = like(placement, self._one, placement.parameters(state.trainable))
+        self._specs = shardings_like(
+            placement, self._one, placement.param_shardings(state.trainable)
+        )
         data = placement.mesh.shape[DATA]
         divided = any(DATA in str(s.spec) for s in jax.tree.leaves(self._specs))
         # An axis of the mesh cannot divide two axes of one array.
@@ -201,7 +203,7 @@ class Programs:
 
     def one_trainable(self) -> Flat:
         """Returns shapes of the trainable parameters of one run."""
-        where = self.placement.parameters(self._one.trainable)
+        where = self.placement.param_shardings(self._one.trainable)
         describe = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
         return jax.tree.map(describe, self._one.trainable, where)
 
@@ -211,12 +213,12 @@ class Programs:
         apart = self.is_apart(runs)
         step = self._make_step(axis=DATA if apart else None, shares=shares)
         return jit(
-            within(self._within(runs), step), donate_argnums=0,
+            with_placement(self._within(runs), step), donate_argnums=0,
             out_shardings=(self._state_shardings(runs), self._lay(runs)),
         )  # fmt: skip
 
     def _within(self, runs: int) -> Placement:
-        at = dataclasses.replace(self.placement, runs=True)
+        at = dataclasses.replace(self.placement, maps_runs=True)
         return RunsPlacement(**vars(at)) if self.is_apart(runs) else at
 
     def compile(self, state: TrainState, batch: Batch, per_run: PerRun):
@@ -258,14 +260,14 @@ class Programs:
             return self._model.inject(merge(trainable, frozen | per_run.frozen), batch)
 
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
-        return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
+        return jax.jit(with_placement(dataclasses.replace(self.placement, maps_runs=True), mapped))
 
     def _make_scores(self, prompt: Method, runs: int, is_shared: bool, goes_on: bool):
         axis = DATA if self.is_apart(runs) else None
         model = self._rest if goes_on else self._model
         model = dataclasses.replace(model, prompt=prompt)
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
-        return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
+        return jax.jit(with_placement(self._within(runs), scores), out_shardings=self._lay(runs))
 
     def front(
         self, prompt: Method, trainable: Flat, per_run: PerRun, runs: int
@@ -281,7 +283,7 @@ class Programs:
     def _make_fronts(self, prompt: Method, runs: int):
         model = dataclasses.replace(self._model, prompt=prompt)
         fronts = make_group_fronts(model, axis=DATA if self.is_apart(runs) else None)
-        return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
+        return jax.jit(with_placement(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
@@ -295,7 +297,7 @@ class Programs:
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None
         counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
-        return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
+        return jit(with_placement(self._within(runs), counts), out_shardings=self._lay(runs))
 
     def counts(self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *, is_shared: bool):
         """Sums the objectives of a batch with every run: {objective: {name: [R]}}."""
@@ -306,7 +308,7 @@ class Programs:
 
     @functools.cached_property
     def _pick(self):
-        where = self.placement.parameters(self._one.trainable)
+        where = self.placement.param_shardings(self._one.trainable)
         return jax.jit(lambda tree, row: jax.tree.map(lambda x: x[row], tree), out_shardings=where)
 
     def pick(self, trainable: Flat, row: int) -> Flat:

@@ -15,7 +15,7 @@ from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.hlo import count_work
-from jaxprompt.parallel.sharding import make_placement, put
+from jaxprompt.parallel.sharding import make_placement, put_global
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
 from jaxprompt.runs.grid.batched_runs import halves
@@ -206,7 +206,7 @@ def make_programs(case, mesh, runs, **options):
     """Makes (programs, states, batch, own) on a mesh."""
     placement = make_placement(*mesh, devices=jax.devices()[: mesh[0] * mesh[1]], **options)
     model, starts, frozen = parts(case)
-    frozen = put(frozen, placement.parameters(frozen))
+    frozen = put_global(frozen, placement.param_shardings(frozen))
     tx = adamw(0.01)
     states = [make_state(starts[i % 3], tx, jax.random.key(i)) for i in range(runs)]
     programs = Programs(placement, model, tx, OBJECTIVES, frozen, states[0])
