@@ -45,7 +45,7 @@ class Tokens(NamedTuple):
     # front and none is of a branch: then kernels need no mask
 
 
-class Front(NamedTuple):
+class SharedPrefix(NamedTuple):
     """Prefix shared by all sequences, constant at compile time; positions count from 0. [T] each"""
 
     ids: tuple[int, ...]
@@ -102,7 +102,7 @@ class Window(NamedTuple):
     outside: int = 0  # the first so many are seen besides, from everywhere
 
 
-class Seen(NamedTuple):
+class AttentionMask(NamedTuple):
     """Which keys each query attends to: a mask, and its structure for attention kernels.
 
     The mask is `keys` without what `causal`, `segments` and `window` hide; keys = None if these do
@@ -119,7 +119,7 @@ class Seen(NamedTuple):
     few: bool = False  # the queries are those that a head reads: no kernel gains by them
 
 
-class Memory(NamedTuple):
+class LayerCache(NamedTuple):
     """Cached keys and values of one layer."""
 
     k: Array  # [B, N, S, D]
@@ -130,9 +130,9 @@ class Memory(NamedTuple):
 class Cache(NamedTuple):
     """Key-value cache of generation, in arrays of fixed shape."""
 
-    own: tuple[Memory, ...]  # of each layer: the prefix, the tokens and the room for more
+    own: tuple[LayerCache, ...]  # of each layer: the prefix, the tokens and the room for more
     positions: Array  # int32 [B, S] where each column stands, -1 = outside of a relative bias
-    cross: tuple[Memory, ...] | None = None  # of the encoder's output, its prefix in front
+    cross: tuple[LayerCache, ...] | None = None  # of the encoder's output, its prefix in front
 
 
 class Stream(NamedTuple):

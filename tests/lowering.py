@@ -42,7 +42,7 @@ from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
-from jaxprompt.types import Asks, Front, Objective, Role
+from jaxprompt.types import Asks, SharedPrefix, Objective, Role
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -171,7 +171,7 @@ def make_model(case: Case):
     model = Model(backbone, prompt, {"main": head} | prompt.modules())
     if case.front:
         none = (0,) * case.length
-        front = Front(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
+        front = SharedPrefix(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
         model = dataclasses.replace(model, front=front)
     return model, [loss, *prompt.objectives()]
 

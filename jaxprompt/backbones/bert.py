@@ -25,7 +25,7 @@ from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Prefix, Seen
+from jaxprompt.types import Batch, Dims, Injection, Prefix, AttentionMask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool, reads=None):
+    def __call__(self, x, prefix, seen: AttentionMask, *, deterministic: bool, reads=None):
         """Runs the layer, only at the positions `reads` [B, M] if given."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
@@ -178,7 +178,7 @@ class Encoder(nn.Module):
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
         """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
-        return None, Seen(jnp.ones((1, 2), bool))
+        return None, AttentionMask(jnp.ones((1, 2), bool))
 
     @property
     def dims(self) -> Dims:

@@ -27,7 +27,7 @@ from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens
+from jaxprompt.types import Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False,
+        self, x, prefix: Prefix | None, seen: AttentionMask, *, deterministic: bool, keep: bool = False,
         reads=None,
     ):  # fmt: skip
         """Runs the layer, only at the positions `reads` [B, M] if given.
@@ -98,7 +98,7 @@ class Layer(nn.Module):
         y = self.mlp(self.mlp_norm(x))
         return x + self.drop(y, deterministic=deterministic), (stream_k, stream_v) if keep else None
 
-    def step(self, x, own: Memory, column):
+    def step(self, x, own: LayerCache, column):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token"""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
@@ -242,7 +242,7 @@ class Backbone(Decoder):
     def setup(self):
         """Declares the parts in the checkpoint."""
         c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))

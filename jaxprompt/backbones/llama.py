@@ -44,7 +44,7 @@ from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens, Window
+from jaxprompt.types import Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask, Tokens, Window
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False,
+        self, x, item: Item, seen: AttentionMask, places, turns, *, deterministic: bool, keep: bool = False,
         reads=None,
     ):  # fmt: skip
         """Runs the layer, only at the positions `reads` [B, M] if given.
@@ -145,7 +145,7 @@ class Layer(nn.Module):
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self._behind("mlp", y, deterministic), (stream_k, stream_v) if keep else None
 
-    def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
+    def step(self, x, own: LayerCache, column, is_local: bool, position, columns, turns):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
         position: int [B]; columns: int [B, S], the positions of the memory
@@ -179,7 +179,7 @@ class Layer(nn.Module):
             return turns[int(self.cfg.is_local[0])]
         return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *turns)
 
-    def _narrow(self, seen: Seen, item: Item, places) -> Seen:
+    def _narrow(self, seen: AttentionMask, item: Item, places) -> AttentionMask:
         """Hides what is out of a local layer's window."""
         c, where = self.cfg, None if item.prefix is None else item.prefix.positions
         length = 0 if item.prefix is None else item.prefix.k.shape[1]
@@ -195,7 +195,7 @@ class Layer(nn.Module):
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
-        narrow = Seen(mask & ~(hidden & item.is_local))
+        narrow = AttentionMask(mask & ~(hidden & item.is_local))
         if seen.lengths is None:
             return narrow
         # Columns are as far from each other as positions, so a kernel needs no mask of the window.
@@ -242,7 +242,7 @@ class Backbone(Decoder):
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         x, places = jnp.zeros((1, 2, c.width)), jnp.zeros((1, 2), jnp.int32)
-        example = Item(None, False), Seen(jnp.ones((1, 2), bool)), places, self._turns(places)
+        example = Item(None, False), AttentionMask(jnp.ones((1, 2), bool)), places, self._turns(places)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
         self.norm = c.norm()
         if not c.tied:

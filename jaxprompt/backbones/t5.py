@@ -24,7 +24,7 @@ from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EncoderLayer(nn.Module):
         self.attention_norm, self.mlp_norm = RMSNorm(c.eps), RMSNorm(c.eps)
         self.drop = Dropout(c.dropout)
 
-    def __call__(self, x, prefix: Prefix | None, seen: Seen, bias, *, deterministic: bool):
+    def __call__(self, x, prefix: Prefix | None, seen: AttentionMask, bias, *, deterministic: bool):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
@@ -104,7 +104,7 @@ class DecoderLayer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
+        self, x, prefixes, seen: AttentionMask, bias, source, source_seen: AttentionMask, *, deterministic: bool,
         keep: bool = False, reads=None,
     ):  # fmt: skip
         """Runs the layer, only at the positions `reads` [B, M] if given.
@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
         x = x + self.drop(y, deterministic=deterministic)
         return x, (stream_k, stream_v, cross_k, cross_v) if keep else None
 
-    def step(self, x, own: Memory, cross: Memory, bias, column):
+    def step(self, x, own: LayerCache, cross: LayerCache, bias, column):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
         `cross` has B rows, or fewer: then as many consecutive rows share a source.
@@ -171,7 +171,7 @@ class Backbone(nn.Module):
     def setup(self):
         """Declares the parts in the checkpoint."""
         c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen, None))

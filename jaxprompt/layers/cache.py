@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
 from jaxprompt.parallel.sharding import target
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.types import Cache, LayerCache, Prefix, AttentionMask
 
 
 class Stack(NamedTuple):
@@ -55,7 +55,7 @@ def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
     return map(take, range(layers.length))
 
 
-def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:
+def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCache, ...]:
     """Joins the prefix, the keys and values read so far, and `room` empty columns.
 
     [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
@@ -64,11 +64,11 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, 
     prefix = prefix and prefix._replace(positions=None)
     found = []
     for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
-        own_k, own_v, seen = put_in_front(front, own_k, own_v, Seen(mask))
+        own_k, own_v, seen = put_in_front(front, own_k, own_v, AttentionMask(mask))
         # The mask is padded with False, so a column is hidden until a token is written there.
         k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
-        found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
+        found.append(LayerCache(heads_first(k_all), heads_first(v_all), seen))
     return tuple(found)
 
 
@@ -85,12 +85,12 @@ def place(prefix: Prefix | None, positions, room: int):
     return _grow(positions, room)
 
 
-def write(memory: Memory, k, v, column) -> Memory:
+def write(memory: LayerCache, k, v, column) -> LayerCache:
     """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
     # All rows write the same column, so that a slice will do and no scatter is needed.
     put = jax.lax.dynamic_update_slice_in_dim
     seen = jnp.ones((len(memory.mask), 1), bool)
-    return Memory(
+    return LayerCache(
         put(memory.k, k[:, :, None].astype(memory.k.dtype), column, 2),
         put(memory.v, v[:, :, None].astype(memory.v.dtype), column, 2),
         put(memory.mask, seen, column, 1),

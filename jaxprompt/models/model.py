@@ -18,7 +18,7 @@ from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
 from jaxprompt.tree import Params, flatten
-from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
+from jaxprompt.types import Array, Batch, SharedPrefix, Injection, Prefix, Tokens
 
 KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
 LAST_LAYER = ("needed", "all")
@@ -33,7 +33,7 @@ class Model:
     heads: Mapping[str, nn.Module]
     is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
     last_layer: str = "needed"  # positions computed in the last layer: those of the heads | all
-    front: Front | None = None  # what every row begins with; rows of batches are without it
+    front: SharedPrefix | None = None  # what every row begins with; rows of batches are without it
     varies: bool = True  # batches differ in length
 
     def init(

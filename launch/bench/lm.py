@@ -143,14 +143,14 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
 
 def share_front(model, batch):
     """Takes soft tokens that stand in front of all rows out of these. -> model, batch"""
-    from jaxprompt.types import Front
+    from jaxprompt.types import SharedPrefix
 
     # A token is left to each row, as in a run.
     count = model.prompt.num_slots() - 1
     if count < 1 or not getattr(model.backbone, "shares_front", False):
         return model, batch
     none = (0,) * count
-    front = Front(none, tuple(range(count)), none, none)
+    front = SharedPrefix(none, tuple(range(count)), none, none)
     tokens = batch.encoder._replace(
         **{name: x[:, count:] for name, x in batch.encoder._asdict().items() if x is not None}
     )

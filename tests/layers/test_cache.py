@@ -15,7 +15,7 @@ from jaxprompt.layers.cache import (
     write,
     write_positions,
 )
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.types import Cache, LayerCache, Prefix, AttentionMask
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -103,16 +103,16 @@ def test_recall_equals_attend(scale, fold):
     q, bias = draw(B * fold, N, D), draw(B * fold, N, P + T + ROOM)
     memory = remember(FRONT, K, V, MASK, ROOM)[0]
     front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
-    k, v, joined = put_in_front(front, K[0], V[0], Seen(MASK))
+    k, v, joined = put_in_front(front, K[0], V[0], AttentionMask(MASK))
     k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
     for added, seen in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, Seen(mask), seen, scale=scale)[:, 0]
+        expected = attend(q[:, None], k, v, AttentionMask(mask), seen, scale=scale)[:, 0]
         assert_close(recall(q, memory, added, scale=scale), expected)
 
 
 def test_what_a_memory_hides_has_no_part():
     memory = remember(None, K, V, MASK, ROOM)[0]
     hidden = ~memory.mask[:, None, :, None]
-    spoilt = Memory(np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask)
+    spoilt = LayerCache(np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask)
     q = draw(B, N, D)
     assert_equal(recall(q, spoilt), recall(q, memory))

@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
 from jaxprompt.parallel.sharding import Target, make_placement, within
-from jaxprompt.types import Prefix, Seen, Tokens, Window
+from jaxprompt.types import Prefix, AttentionMask, Tokens, Window
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
@@ -114,7 +114,7 @@ def run(kernel, given, seen, real):
 
 
 def plainly(q, k, v, seen, bias, scale):
-    return attend(q, k, v, Seen(seen.mask), bias, scale=scale, kernel="einsum")
+    return attend(q, k, v, AttentionMask(seen.mask), bias, scale=scale, kernel="einsum")
 
 
 def assert_near(found, expected):
@@ -219,7 +219,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
 
     def plainly(q, k, v, seen, bias, scale):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
-        return attend(q, k, v, Seen(mask), bias, scale=scale, cap=cap, kernel="einsum")
+        return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
     given = (q, k, v, None), seen, tokens.mask
     (y, grads), (expected, slopes) = (run(attend, *given) for attend in (by_window, plainly))
@@ -316,7 +316,7 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
 def test_rows_of_no_keys_stay_finite(described, interpreted):
     """Filling of a batch: what it gives is never read, but NaN would spread."""
     q, k, v = (draw(i, 2, 8, N, D) for i in range(3))
-    none = Seen(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
+    none = AttentionMask(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
     for seen in (none, none._replace(lengths=None)):
         assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
     assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()

@@ -22,7 +22,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_fronts, make_group_scores
 from jaxprompt.training.evaluation import make_writer, predict_scores, scoring_step
 from jaxprompt.tree import merge, split, trainable_mask
-from jaxprompt.types import Front, Role
+from jaxprompt.types import SharedPrefix, Role
 
 METHODS = {
     "soft": dict(length=3),
@@ -61,7 +61,7 @@ def lay(model, side):
     """Lays the same rows whole, and without their front. -> models and batches of both"""
     slots = model.prompt.num_slots()
     rows = make_rows(slots)
-    front = Front(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
     assert front.slot == (*range(slots), -1) and front.ids[slots:] == (WORDS[0],)
     whole = Layout(5, 24, 0, side=side, shift=model.prompt.position_shift())
     layouts = whole, dataclasses.replace(whole, front=front)
@@ -184,7 +184,7 @@ def test_work_is_that_of_one_row():
     model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
     params = make_params(model, weights)
     rows = make_rows(16, 4) * 8
-    front = Front(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
     flops = []
     for own in (None, front):
         batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, front=own))
@@ -198,7 +198,7 @@ def test_work_is_that_of_one_row():
 
 def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():
     rows = make_rows(3)
-    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
     rows[1][0].ids[3] = 11
     with pytest.raises(ValueError, match="does not begin with what its layout says"):
         one_batch(rows, [0] * 5, Layout(5, 24, 0, front=front))
@@ -210,7 +210,7 @@ def test_dropout_of_the_front_is_drawn_once():
     model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
     params = make_params(model, weights)
     rows = make_rows(4, 2)[:1] * 4
-    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
     model = dataclasses.replace(model, front=front)
     batch = one_batch(rows, [0] * 4, Layout(4, 16, 0, front=front))
     injection = model.inject(params, batch)

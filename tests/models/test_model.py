@@ -21,7 +21,7 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
 from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import Front, Injection, Role
+from jaxprompt.types import SharedPrefix, Injection, Role
 
 HEAD = linear.Classifier(3, dropout=0.0)
 
@@ -190,7 +190,7 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     model = Model(
         part("backbone", bind=lambda params: bound, cfg=cfg),
         part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
-        front=Front((7,), (-1,), (0,), (Role.HARD,)),
+        front=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
