@@ -65,7 +65,7 @@ class Batch(NamedTuple):
     decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
     targets: Array | None = None  # int32 [B*K, M] the token asked for at label_pos, -1 = none: what
     # follows in free text, what was hidden in pre-training (behind its generator see ReplacedHead)
-    kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before
+    cached: Array | None = None  # [B*K, T, H] states of frozen layers, computed before
     counts: Array | None = None  # int32 [B] choices of each example; None = all have all classes
     prompt: Array | None = None  # int32 [B] which prompt of a bank each example takes
 

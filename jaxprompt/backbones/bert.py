@@ -54,7 +54,7 @@ class EncoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # layers below this one are not run: Batch.cached is what enters it
     takes: tuple[int, ...] = ()  # the parameters that each layer takes, where layers share them
     drops_mlp: bool = True  # dropout behind the feed-forward block
     projects: bool = False  # embeddings are widened though they are as wide
@@ -196,7 +196,7 @@ class Encoder(nn.Module):
         """Encodes a batch: [B, T, H], or [B, M, H] at the positions `reads` [B, M]."""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.

@@ -176,7 +176,9 @@ class Backbone(nn.Module):
                 "data.max_target or generate.max_new_tokens"
             )
 
-    def _run(self, x, prefix, seen: AttentionMask, deterministic: bool, keep: bool = True, **how: Any):
+    def _run(
+        self, x, prefix, seen: AttentionMask, deterministic: bool, keep: bool = True, **how: Any
+    ):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
             self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,

@@ -48,7 +48,7 @@ class DecoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # layers below this one are not run: Batch.cached is what enters it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Decoder(nn.Module):
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic

@@ -44,7 +44,17 @@ from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask, Tokens, Window
+from jaxprompt.types import (
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+    AttentionMask,
+    Tokens,
+    Window,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +252,12 @@ class Backbone(Decoder):
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         x, places = jnp.zeros((1, 2, c.width)), jnp.zeros((1, 2), jnp.int32)
-        example = Item(None, False), AttentionMask(jnp.ones((1, 2), bool)), places, self._turns(places)
+        example = (
+            Item(None, False),
+            AttentionMask(jnp.ones((1, 2), bool)),
+            places,
+            self._turns(places),
+        )
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
         self.norm = c.norm()
         if not c.tied:
@@ -304,7 +319,7 @@ class Backbone(Decoder):
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
         how = how | dict(first=self.cfg.skip, fresh=slots is None)

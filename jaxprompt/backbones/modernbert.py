@@ -70,7 +70,9 @@ class Layer(nn.Module):
     cfg: ModernBertConfig
 
     @nn.compact
-    def __call__(self, x, item: Item, near, seen: AttentionMask, turns, *, deterministic: bool, reads=None):
+    def __call__(
+        self, x, item: Item, near, seen: AttentionMask, turns, *, deterministic: bool, reads=None
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         near: bool [B, T, T], the part of `seen` for local layers; turns: rotations of global and of

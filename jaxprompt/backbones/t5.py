@@ -24,7 +24,16 @@ from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask
+from jaxprompt.types import (
+    NO_LIMIT,
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+    AttentionMask,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,7 @@ class T5Config:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # the encoder's layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # the encoder's layers below this one are not run: Batch.cached is what enters it
 
 
 def _attention(c: T5Config) -> Attention:
@@ -219,7 +228,7 @@ class Backbone(nn.Module):
         """Runs the encoder. -> [B, T, H]"""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         how = dict(first=self.cfg.skip, fresh=slots is None)

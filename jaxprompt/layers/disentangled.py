@@ -124,7 +124,16 @@ class Disentangled(Attention):
         return self.key(x), self.value(x)
 
     def __call__(
-        self, x, k, v, seen: AttentionMask, relative=None, reads=None, *, queries=None, deterministic: bool
+        self,
+        x,
+        k,
+        v,
+        seen: AttentionMask,
+        relative=None,
+        reads=None,
+        *,
+        queries=None,
+        deterministic: bool,
     ):
         """Attends from x; the last T keys belong to x, those before them to a prefix.
 

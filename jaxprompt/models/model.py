@@ -31,7 +31,7 @@ class Model:
     backbone: nn.Module
     prompt: Method
     heads: Mapping[str, nn.Module]
-    is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
+    is_cached: bool = False  # Batch.cached is what the backbone gives: it is not run
     last_layer: str = "needed"  # positions computed in the last layer: those of the heads | all
     front: SharedPrefix | None = None  # what every row begins with; rows of batches are without it
     varies: bool = True  # batches differ in length
@@ -63,7 +63,7 @@ class Model:
 
     def _key(self) -> tuple[Any, ...]:
         heads = frozenset((name, *without_arrays(head)) for name, head in self.heads.items())
-        own = self.is_kept, self.last_layer, self.front, self.varies
+        own = self.is_cached, self.last_layer, self.front, self.varies
         return (self.backbone, self.prompt, heads, *own)
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Model:
         Returns its keys and values, after those of the method's prefix, for `front_kv`; None if
         rows share nothing.
         """
-        if self.front is None or self.is_kept:
+        if self.front is None or self.is_cached:
             return None
         # A method that reads the batch shares no front.
         batch = _dummy_batch(1, decodes=False)
@@ -164,10 +164,10 @@ class Model:
         Where few positions are read the states are these, [B*K, M, H], and `label_pos` counts them.
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
-        if self.is_kept:
-            if batch.kept is None:
+        if self.is_cached:
+            if batch.cached is None:
                 raise ValueError("the batch lacks the states that the backbone gave before")
-            return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
+            return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
         injection = self.share_front(
             params, injection, front_kv=front_kv, deterministic=deterministic, key=key

@@ -212,7 +212,7 @@ def test_layers_go_on_from_kept_states(of):
     kept = jit(lambda batch: module.apply(weights, batch, 1, method="enter"))(batch)
     upper = module.clone(cfg=dataclasses.replace(module.cfg, skip=1))
     go_on = jit(lambda batch: upper.apply(weights, batch, injection, deterministic=True))
-    assert_close(np.asarray(go_on(batch._replace(kept=kept))), hidden)
+    assert_close(np.asarray(go_on(batch._replace(cached=kept))), hidden)
     narrow = _narrow(batch)
     assert narrow.encoder.segments.shape == narrow.encoder.ids.shape == (len(ROWS), 1)
 

@@ -115,9 +115,9 @@ def test_16_bit_probabilities_are_all_that_is_kept_for_the_backward_pass():
     _, back = jax.vjp(loss, q, k, v)
     kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == (B, N, T, S)]
     assert kept and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
-    exact = jax.grad(lambda *x: attend(*x, AttentionMask(jnp.asarray(MASK))).sum(), argnums=(0, 1, 2))(
-        *(x.astype(jnp.float32) for x in (q, k, v))
-    )
+    exact = jax.grad(
+        lambda *x: attend(*x, AttentionMask(jnp.asarray(MASK))).sum(), argnums=(0, 1, 2)
+    )(*(x.astype(jnp.float32) for x in (q, k, v)))
     for found, expected in zip(back(jnp.float32(1.0)), exact, strict=True):
         assert_close(found, expected, rtol=0.03)
 

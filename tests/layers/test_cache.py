@@ -113,6 +113,8 @@ def test_recall_equals_attend(scale, fold):
 def test_what_a_memory_hides_has_no_part():
     memory = remember(None, K, V, MASK, ROOM)[0]
     hidden = ~memory.mask[:, None, :, None]
-    spoilt = LayerCache(np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask)
+    spoilt = LayerCache(
+        np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask
+    )
     q = draw(B, N, D)
     assert_equal(recall(q, spoilt), recall(q, memory))

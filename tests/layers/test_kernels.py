@@ -316,7 +316,9 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
 def test_rows_of_no_keys_stay_finite(described, interpreted):
     """Filling of a batch: what it gives is never read, but NaN would spread."""
     q, k, v = (draw(i, 2, 8, N, D) for i in range(3))
-    none = AttentionMask(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
+    none = AttentionMask(
+        jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
+    )
     for seen in (none, none._replace(lengths=None)):
         assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
     assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()

@@ -61,7 +61,7 @@ def make_group_step(
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | per_run.frozen, batch)
 
-    batches = Batch._make([0] * len(Batch._fields))._replace(kept=None if shares else 0)
+    batches = Batch._make([0] * len(Batch._fields))._replace(cached=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
     return jax.vmap(one, in_axes=(0, None, batches, 0), spmd_axis_name=axis)
 
@@ -108,7 +108,7 @@ def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_share
 
 def _is_once(batch: Batch) -> bool:
     """Returns whether the cached states are shared by all runs, [B*K, T, H]."""
-    return batch.kept is not None and batch.kept.ndim == 3
+    return batch.cached is not None and batch.cached.ndim == 3
 
 
 def _join(trees: Sequence[_Tree], where: _Tree) -> _Tree:
@@ -189,9 +189,9 @@ class Programs:
         once = self.placement.replicated if apart else self.placement.batch
         where = once if is_shared else self._lay(runs) if apart else self._lay(runs, DATA)
         kept = None
-        if batch.kept is not None:
-            kept = jax.device_put(batch.kept, once if _is_once(batch) else where)
-        return jax.device_put(batch._replace(kept=None), where)._replace(kept=kept)
+        if batch.cached is not None:
+            kept = jax.device_put(batch.cached, once if _is_once(batch) else where)
+        return jax.device_put(batch._replace(cached=None), where)._replace(cached=kept)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
         """Returns shapes of the state and best parameters of runs, to restore a checkpoint."""
@@ -289,7 +289,7 @@ class Programs:
     ):  # fmt: skip
         """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        step = self._scores(prompt, runs, is_shared, batch.kept is not None)
+        step = self._scores(prompt, runs, is_shared, batch.cached is not None)
         return step(trainable, self.frozen, batch, per_run, front_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
