@@ -25,7 +25,7 @@ from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Prefix, AttentionMask
+from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import take
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Dims, Prefix, AttentionMask
+from jaxprompt.types import NO_LIMIT, AttentionMask, Batch, Dims, Prefix
 
 
 @dataclasses.dataclass(frozen=True)

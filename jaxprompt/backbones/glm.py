@@ -26,7 +26,7 @@ from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, AttentionMask, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, Prefix, Role, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,11 @@ class Backbone(nn.Module):
         # All columns have the position of the blank, so that of the first will do.
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
         own = []
-        for params, memory in zip(layers, cache.own, strict=True):
+        for params, memory in zip(layers, cache.self_attention, strict=True):
             params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
-        return self.norm(x), cache._replace(own=tuple(own))
+        return self.norm(x), cache._replace(self_attention=tuple(own))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""

@@ -27,7 +27,7 @@ from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, LayerCache, Prefix, AttentionMask, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, LayerCache, Prefix, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,15 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, seen: AttentionMask, *, deterministic: bool, keep: bool = False,
+        self,
+        x,
+        prefix: Prefix | None,
+        seen: AttentionMask,
+        *,
+        deterministic: bool,
+        keep: bool = False,
         reads=None,
-    ):  # fmt: skip
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns its k, v, without the prefix.
@@ -190,11 +196,13 @@ class Decoder(nn.Module):
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
         x, own = self.embed(ids, positions, deterministic=True), []
-        for params, memory in zip(layers, cache.own, strict=True):
+        for params, memory in zip(layers, cache.self_attention, strict=True):
             params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+        return self.norm(x), write_positions(
+            cache._replace(self_attention=tuple(own)), positions, column
+        )
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""

@@ -45,15 +45,15 @@ from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
+    AttentionMask,
+    AttentionWindow,
     Batch,
     Cache,
     Dims,
     Injection,
     LayerCache,
     Prefix,
-    AttentionMask,
     Tokens,
-    Window,
 )
 
 
@@ -136,9 +136,17 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, item: Item, seen: AttentionMask, places, turns, *, deterministic: bool, keep: bool = False,
+        self,
+        x,
+        item: Item,
+        seen: AttentionMask,
+        places,
+        turns,
+        *,
+        deterministic: bool,
+        keep: bool = False,
         reads=None,
-    ):  # fmt: skip
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns its k, v, without the prefix. places: int [B, T]; turns: rotations of
@@ -210,7 +218,7 @@ class Layer(nn.Module):
             return narrow
         # Columns are as far from each other as positions, so a kernel needs no mask of the window.
         local = True if all(c.is_local) else item.is_local
-        window = Window(c.window, local, outside)
+        window = AttentionWindow(c.window, local, outside)
         return narrow._replace(keys=seen.keys, causal=True, window=window)
 
 
@@ -288,13 +296,15 @@ class Backbone(Decoder):
         x, own = self.embed(ids, deterministic=True), []
         turns = self._turns(positions[:, None])
         kinds = self.cfg.is_local
-        for params, memory, is_local in zip(layers, cache.own, kinds, strict=True):
+        for params, memory, is_local in zip(layers, cache.self_attention, kinds, strict=True):
             x, memory = self.layer.apply(
                 {"params": restore_at(params, x)}, x, memory, column, is_local, positions,
                 cache.positions, turns, method="step",
             )  # fmt: skip
             own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+        return self.norm(x), write_positions(
+            cache._replace(self_attention=tuple(own)), positions, column
+        )
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""

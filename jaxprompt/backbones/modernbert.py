@@ -33,7 +33,7 @@ from jaxprompt.layers.norm import LayerNorm, normalize
 from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Prefix, AttentionMask, Window
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -93,7 +93,9 @@ class Layer(nn.Module):
         k, v = attention.keys(y, own)
         k, v, seen = put_in_front(item.prefix, k, v, seen)
         outside = k.shape[1] - x.shape[1]
-        seen = seen._replace(window=Window(c.window + 1, ~jnp.asarray(item.is_global), outside))
+        seen = seen._replace(
+            window=AttentionWindow(c.window + 1, ~jnp.asarray(item.is_global), outside)
+        )
         seen, x, y, own = read_at(reads, seen, x, y, own)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
         # The rate of the probabilities is that of the output too.

@@ -26,13 +26,13 @@ from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     NO_LIMIT,
+    AttentionMask,
     Batch,
     Cache,
     Dims,
     Injection,
     LayerCache,
     Prefix,
-    AttentionMask,
 )
 
 
@@ -113,9 +113,18 @@ class DecoderLayer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefixes, seen: AttentionMask, bias, source, source_seen: AttentionMask, *, deterministic: bool,
-        keep: bool = False, reads=None,
-    ):  # fmt: skip
+        self,
+        x,
+        prefixes,
+        seen: AttentionMask,
+        bias,
+        source,
+        source_seen: AttentionMask,
+        *,
+        deterministic: bool,
+        keep: bool = False,
+        reads=None,
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns the k, v of both attentions, without prefixes.
@@ -273,12 +282,14 @@ class Backbone(nn.Module):
         # Before the bias is looked up: the token sees itself, at distance 0.
         cache = write_positions(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        for params, memory, cross in zip(layers, cache.own, cache.cross or (), strict=True):
+        for params, memory, cross in zip(
+            layers, cache.self_attention, cache.cross or (), strict=True
+        ):
             x, memory = self.decoder_layer.apply(
                 {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
             )
             own.append(memory)
-        return self.decoder_norm(x), cache._replace(own=tuple(own))
+        return self.decoder_norm(x), cache._replace(self_attention=tuple(own))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""

@@ -12,11 +12,12 @@ from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
-from jaxprompt.types import LayerCache, Prefix, AttentionMask, Tokens
+from jaxprompt.types import AttentionMask, LayerCache, Prefix, Tokens
 
 
 def attend(
-    q, k, v, seen: AttentionMask, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0, key=None
+    q, k, v, seen: AttentionMask, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0,
+    key=None,
 ):  # fmt: skip
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
@@ -37,7 +38,7 @@ def attend(
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kernel = "einsum" if seen.few else kernel  # the scores of few queries are small
+    kernel = "einsum" if seen.few_queries else kernel  # the scores of few queries are small
     told = seen.keys is not None and (bias is None or not (seen.window or cap))
     shape = q.shape
     if k.shape[2] % sharding.parts("act_heads"):  # each device has the keys that its heads need
@@ -237,7 +238,7 @@ class Attention(MultiHead):
 def put_in_front(prefix: Prefix | None, k, v, seen: AttentionMask):
     """Joins the prefix of one layer with the keys, values and mask of the text.
 
-    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, AttentionMask
+    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, the mask
     """
     if prefix is None:
         return k, v, seen
@@ -281,7 +282,7 @@ def read_at(reads, seen: AttentionMask, *states):
         mask = jnp.take_along_axis(mask, reads[..., None], axis=1)  # [B, M, S]
     # What else `AttentionMask` tells is of all queries, in their order.
     pick = lambda leaf: jnp.take_along_axis(leaf, jnp.expand_dims(reads, range(2, leaf.ndim)), 1)
-    return AttentionMask(mask, few=True), *jax.tree.map(pick, states)
+    return AttentionMask(mask, few_queries=True), *jax.tree.map(pick, states)
 
 
 def seen_of(queries: Tokens, keys: Tokens) -> AttentionMask:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
 from jaxprompt.parallel.sharding import target
-from jaxprompt.types import Cache, LayerCache, Prefix, AttentionMask
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 
 class Stack(NamedTuple):
@@ -106,9 +106,9 @@ def write_positions(cache: Cache, positions, column) -> Cache:
 def repeat_rows(cache: Cache, num_beams: int) -> Cache:
     """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
     own, positions = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.own, cache.positions)
+        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.self_attention, cache.positions)
     )
-    return cache._replace(own=own, positions=positions)
+    return cache._replace(self_attention=own, positions=positions)
 
 
 def pick_beams(cache: Cache, parents) -> Cache:
@@ -123,8 +123,8 @@ def pick_beams(cache: Cache, parents) -> Cache:
         at = parents.reshape(rows, num_beams, *[1] * (leaf.ndim - 1))
         return jnp.take_along_axis(own, at, axis=1).reshape(leaf.shape)
 
-    own, positions = jax.tree.map(pick, (cache.own, cache.positions))
-    return cache._replace(own=own, positions=positions)
+    own, positions = jax.tree.map(pick, (cache.self_attention, cache.positions))
+    return cache._replace(self_attention=own, positions=positions)
 
 
 def _grow(x, room: int):

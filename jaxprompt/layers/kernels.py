@@ -15,7 +15,7 @@ import numpy as np
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import AttentionMask, Window
+from jaxprompt.types import AttentionMask, AttentionWindow
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
 FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
@@ -31,7 +31,8 @@ def choose(
     """Returns the kernel for a config's choice: einsum, recompute, cudnn or pallas.
 
     "recompute" is "einsum" with scores that are recomputed in the backward pass. `length` counts
-    the queries; `told` says whether the mask is also given as `AttentionMask.keys` and its related fields.
+    the queries; `told` says whether the mask is also given as
+    `AttentionMask.keys` and its related fields.
     """
     if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
         return "einsum"
@@ -203,11 +204,11 @@ def _splash(q, k, v, own, others, local=False, *, seen: AttentionMask, before: i
 
 
 def _window_mask(
-    pallas, shape: tuple[int, int], before: int, window: Window, *, causal: bool
+    pallas, shape: tuple[int, int], before: int, window: AttentionWindow, *, causal: bool
 ):  # fmt: skip
     back = window.columns - 1
     ahead = 0 if causal else back
-    if not window.outside:
+    if not window.num_global:
         return pallas.LocalMask(shape, (back, ahead), before)
 
     class Mask(pallas.Mask):
@@ -221,7 +222,7 @@ def _window_mask(
             place, column = (np.arange(n)[i] for n, i in zip(shape, blocks, strict=True))
             place = before + place[:, None]
             near = (place - back <= column) & (column <= place + ahead)
-            return near | (column < window.outside)
+            return near | (column < window.num_global)
 
         __eq__, __hash__ = object.__eq__, object.__hash__
 

@@ -155,7 +155,7 @@ def share_front(model, batch):
         **{name: x[:, count:] for name, x in batch.encoder._asdict().items() if x is not None}
     )
     batch = batch._replace(encoder=tokens, label_pos=batch.label_pos - count)
-    return dataclasses.replace(model, front=front), batch
+    return dataclasses.replace(model, shared_prefix=front), batch
 
 
 def draw_params(model, batch):
@@ -196,7 +196,7 @@ def time_step(args: argparse.Namespace) -> None:
     loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
 
     params = draw_params(model, batch)
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, [r"prompt/.*"]))
     now, frozen = state.make_state(trainable, tx, rng.key_for(0, "dropout")), jax.device_put(frozen)
     del params
     step = steps.make_train_step(model, tx, [Objective("main", loss)])

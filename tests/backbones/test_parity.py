@@ -16,7 +16,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.types import Batch, Injection, Prefix, AttentionMask, Stream, Tokens
+from jaxprompt.types import AttentionMask, Batch, Injection, Prefix, Stream, Tokens
 
 torch = pytest.importorskip("torch")
 

@@ -16,7 +16,7 @@ from jaxprompt.data.batches.batching import collate
 from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
 from jaxprompt.training.features.cache import _narrow
 from jaxprompt.tree import flatten, unflatten
-from jaxprompt.types import Batch, Injection, Prefix, Role, AttentionMask, Stream
+from jaxprompt.types import AttentionMask, Batch, Injection, Prefix, Role, Stream
 
 VOCAB, P, S = 54, 3, 2  # a vocabulary that two devices divide
 # Lengths of the documents of each row, in the encoder and in the decoder.

@@ -30,7 +30,7 @@ from jaxprompt.heads.verbalizer import log_probabilities
 from jaxprompt.layers.attention import seen_before
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.types import Injection, Prefix, AttentionMask, Stream
+from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
 

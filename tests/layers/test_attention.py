@@ -7,7 +7,7 @@ import pytest
 from tiny import assert_close, assert_equal, fill
 
 from jaxprompt.layers.attention import Attention, attend, put_in_front, seen_before, seen_of
-from jaxprompt.types import Prefix, AttentionMask, Tokens
+from jaxprompt.types import AttentionMask, Prefix, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8
 RNG = np.random.default_rng(0)

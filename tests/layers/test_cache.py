@@ -15,7 +15,7 @@ from jaxprompt.layers.cache import (
     write,
     write_positions,
 )
-from jaxprompt.types import Cache, LayerCache, Prefix, AttentionMask
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -86,13 +86,13 @@ def test_beams_take_from_their_own_row_and_leave_the_source():
     own, cross = remember(None, K, V, MASK, ROOM), remember(None, K, V, MASK)
     cache = Cache(own, place(None, POSITIONS, ROOM), cross)
     wide = repeat_rows(cache, 2)
-    assert_equal(wide.own[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
+    assert_equal(wide.self_attention[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
     marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
     found = pick_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
     rows = np.array([1, 1, 2, 3, 5, 4])
     assert_equal(found.positions, marks[rows])
-    assert_equal(found.own[1].v, wide.own[1].v[rows])
-    assert_equal(found.own[0].mask, wide.own[0].mask[rows])
+    assert_equal(found.self_attention[1].v, wide.self_attention[1].v[rows])
+    assert_equal(found.self_attention[0].mask, wide.self_attention[0].mask[rows])
     assert found.cross is wide.cross is cache.cross
 
 

@@ -8,7 +8,7 @@ from tiny import fill
 
 from jaxprompt.layers.attention import put_in_front
 from jaxprompt.layers.disentangled import Disentangled, by_distance, distance_rows
-from jaxprompt.types import Prefix, AttentionMask
+from jaxprompt.types import AttentionMask, Prefix
 
 torch = pytest.importorskip("torch")
 deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")

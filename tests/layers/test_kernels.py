@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
 from jaxprompt.parallel.sharding import Target, make_placement, within
-from jaxprompt.types import Prefix, AttentionMask, Tokens, Window
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
@@ -211,7 +211,13 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
         pick = lambda local: kernels.by_pallas(
-            q, k, v, seen._replace(window=Window(columns, local, front * out)), bias, scale, cap
+            q,
+            k,
+            v,
+            seen._replace(window=AttentionWindow(columns, local, front * out)),
+            bias,
+            scale,
+            cap,
         )
         if not traced:
             return pick(local)
@@ -232,7 +238,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
 def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
     """Splash attention takes no bias, and flash attention knows no window."""
     (q, k, v, _), seen, _ = make("causal")
-    seen = seen._replace(window=Window(7, True))
+    seen = seen._replace(window=AttentionWindow(7, True))
     chosen, inner = [], kernels.choose
 
     def choose(*args, **how):

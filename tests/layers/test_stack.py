@@ -12,7 +12,7 @@ from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_ti
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
 from jaxprompt.parallel.hlo import read_work
-from jaxprompt.types import Injection, Prefix, AttentionMask, Stream
+from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))
 LAYERS = 3

@@ -20,8 +20,8 @@ from jaxprompt.models.model import Model, few_reads
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
-from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import SharedPrefix, Injection, Role
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
+from jaxprompt.types import Injection, Role, SharedPrefix
 
 HEAD = linear.Classifier(3, dropout=0.0)
 
@@ -116,7 +116,7 @@ def test_parts_without_numbers_survive_split_and_merge():
     head = verbalizer.LabelWords(np.array([7, 9]), where, np.zeros_like(where))
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
     params = model.init(jax.random.key(0), weights)
-    merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))
+    merged = merge(*split_trainable(params, trainable_mask(params, [r"backbone/.*"])))
     assert set(merged) == {"backbone"}
     forward = jit(model.forward)
     assert_equal(forward(merged, make_batch()), forward(params, make_batch()))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
 from jaxprompt.errors import InputError
-from jaxprompt.types import Batch, SharedPrefix, Role, Tokens
+from jaxprompt.types import Batch, Role, SharedPrefix, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 Part = TypeVar("Part")

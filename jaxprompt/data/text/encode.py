@@ -32,7 +32,7 @@ from jaxprompt.data.text.tokenizer import (
     takes_one_space,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.types import SharedPrefix, Role
+from jaxprompt.types import Role, SharedPrefix
 
 _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
 

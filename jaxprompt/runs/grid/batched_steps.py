@@ -67,17 +67,17 @@ def make_group_step(
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Returns (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
+    """Returns (trainables, frozen, batches, per_run, shared_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `front_kv` is the result of `make_group_fronts` for these parameters,
+    A shared batch has no R. `shared_kv` is the result of `make_group_fronts` for these parameters,
     None without a shared prefix.
     """
 
     def one(
-        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, front_kv: KeyValues | None
+        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, shared_kv: KeyValues | None
     ):
         step = make_eval_step(with_words(model, per_run.words))
-        return step(trainable, frozen | per_run.frozen, batch, front_kv)
+        return step(trainable, frozen | per_run.frozen, batch, shared_kv)
 
     mapped = (0, None, None if is_shared else 0, 0, 0)
     return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
@@ -87,7 +87,7 @@ def make_group_fronts(model: Model, *, axis=None):
     """Returns (trainables, frozen, per_run) -> shared prefix of each run [R, L, B|1, ...]."""
 
     def one(trainable: Flat, frozen: Flat, per_run: PerRun):
-        return model.run_front(merge(trainable, frozen | per_run.frozen))
+        return model.run_shared_prefix(merge(trainable, frozen | per_run.frozen))
 
     return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
@@ -274,7 +274,7 @@ class Programs:
 
         Returns the argument of `scores`; None without a shared prefix.
         """
-        if self._model.front is None:
+        if self._model.shared_prefix is None:
             return None
         return self._fronts(prompt, runs)(trainable, self.frozen, per_run)
 
@@ -285,12 +285,12 @@ class Programs:
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
-        is_shared: bool, front_kv: KeyValues | None = None,
+        is_shared: bool, shared_kv: KeyValues | None = None,
     ):  # fmt: skip
-        """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
+        """Scores a batch with every run, [R, B, C]; `shared_kv` is the result of `front`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(prompt, runs, is_shared, batch.cached is not None)
-        return step(trainable, self.frozen, batch, per_run, front_kv)
+        return step(trainable, self.frozen, batch, per_run, shared_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

@@ -20,7 +20,7 @@ from jaxprompt.parallel.hlo import read_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.features import store as feature_store
-from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.tree import merge, split_trainable, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])
 FACTS = {"the data": "5 rows", "cache.dtype": "float32"}
@@ -231,7 +231,7 @@ def prepare(family, part, stack="scan", rows=8, **fields):
 
 
 def make_grad(model, params):
-    trainable, frozen = split(params, trainable_mask(params, model.prompt.TRAINABLE))
+    trainable, frozen = split_trainable(params, trainable_mask(params, model.prompt.TRAINABLE))
 
     def loss(trainable, frozen, batch):
         scores = model.forward(
