@@ -41,8 +41,8 @@ from jaxprompt.scoring.losses import (
 from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
-from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
-from jaxprompt.types import Asks, Front, Objective, Role
+from jaxprompt.tree import cast, is_plane, split_trainable, trainable_mask, unflatten
+from jaxprompt.types import Asks, Objective, Role, SharedPrefix
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -171,8 +171,8 @@ def make_model(case: Case):
     model = Model(backbone, prompt, {"main": head} | prompt.modules())
     if case.front:
         none = (0,) * case.length
-        front = Front(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
-        model = dataclasses.replace(model, front=front)
+        front = SharedPrefix(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
+        model = dataclasses.replace(model, shared_prefix=front)
     return model, [loss, *prompt.objectives()]
 
 
@@ -238,7 +238,7 @@ def make_numbers(case: Case, model):
     patterns = (".*",) if case.work == "adapt" else (r"prompt/.*", r"head/.*")
     given = {part for part in ("prompt", "head") if jax.tree.leaves(params.get(part, {}))}
     patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
-    trainable, frozen = split(params, trainable_mask(params, patterns))
+    trainable, frozen = split_trainable(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
     by_token = case.head in ("tags", "spans", "multi_spans")
     several = by_token or case.work == "adapt" or case.head == "discriminator"

@@ -440,7 +440,7 @@ def test_runs_that_share_the_states_of_a_batch(target):
     many = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
     state, runs = jax.tree.map(many, (state, batch))
     states = (*batch.encoder.ids.shape, model.backbone.dims.width)
-    runs = runs._replace(kept=jax.ShapeDtypeStruct(states, jnp.bfloat16))
+    runs = runs._replace(cached=jax.ShapeDtypeStruct(states, jnp.bfloat16))
     place = make_placement(1, 1, devices=jax.devices()[:1])
     place = dataclasses.replace(place, compiled_for=target, maps_runs=True)
     step = make_group_step(model, TX, objectives, shares=True)

@@ -25,7 +25,7 @@ from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Prefix, Seen
+from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EncoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # layers below this one are not run: Batch.cached is what enters it
     takes: tuple[int, ...] = ()  # the parameters that each layer takes, where layers share them
     drops_mlp: bool = True  # dropout behind the feed-forward block
     projects: bool = False  # embeddings are widened though they are as wide
@@ -66,7 +66,7 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool, reads=None):
+    def __call__(self, x, prefix, seen: AttentionMask, *, deterministic: bool, reads=None):
         """Runs the layer, only at the positions `reads` [B, M] if given."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
@@ -178,7 +178,7 @@ class Encoder(nn.Module):
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
         """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
-        return None, Seen(jnp.ones((1, 2), bool))
+        return None, AttentionMask(jnp.ones((1, 2), bool))
 
     @property
     def dims(self) -> Dims:
@@ -196,7 +196,7 @@ class Encoder(nn.Module):
         """Encodes a batch: [B, T, H], or [B, M, H] at the positions `reads` [B, M]."""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.

@@ -33,7 +33,7 @@ from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import take
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Dims, Prefix, Seen
+from jaxprompt.types import NO_LIMIT, AttentionMask, Batch, Dims, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None,
+        self, x, prefix, seen: AttentionMask, relative=None, *, deterministic: bool, reads=None,
         queries=None,
     ):  # fmt: skip
         """Runs the layer, only at the positions `reads` [B, M] if given.

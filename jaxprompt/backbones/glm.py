@@ -26,7 +26,7 @@ from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, Prefix, Role, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Backbone(nn.Module):
     def setup(self):
         """Declares the parts in the checkpoint."""
         c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
@@ -125,11 +125,11 @@ class Backbone(nn.Module):
         # All columns have the position of the blank, so that of the first will do.
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
         own = []
-        for params, memory in zip(layers, cache.own, strict=True):
+        for params, memory in zip(layers, cache.self_attention, strict=True):
             params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
-        return self.norm(x), cache._replace(own=tuple(own))
+        return self.norm(x), cache._replace(self_attention=tuple(own))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""
@@ -176,7 +176,9 @@ class Backbone(nn.Module):
                 "data.max_target or generate.max_new_tokens"
             )
 
-    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, **how: Any):
+    def _run(
+        self, x, prefix, seen: AttentionMask, deterministic: bool, keep: bool = True, **how: Any
+    ):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
             self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,

@@ -27,7 +27,7 @@ from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, LayerCache, Prefix, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class DecoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # layers below this one are not run: Batch.cached is what enters it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,15 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False,
+        self,
+        x,
+        prefix: Prefix | None,
+        seen: AttentionMask,
+        *,
+        deterministic: bool,
+        keep: bool = False,
         reads=None,
-    ):  # fmt: skip
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns its k, v, without the prefix.
@@ -98,7 +104,7 @@ class Layer(nn.Module):
         y = self.mlp(self.mlp_norm(x))
         return x + self.drop(y, deterministic=deterministic), (stream_k, stream_v) if keep else None
 
-    def step(self, x, own: Memory, column):
+    def step(self, x, own: LayerCache, column):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token"""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
@@ -190,11 +196,13 @@ class Decoder(nn.Module):
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
         x, own = self.embed(ids, positions, deterministic=True), []
-        for params, memory in zip(layers, cache.own, strict=True):
+        for params, memory in zip(layers, cache.self_attention, strict=True):
             params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+        return self.norm(x), write_positions(
+            cache._replace(self_attention=tuple(own)), positions, column
+        )
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""
@@ -216,7 +224,7 @@ class Decoder(nn.Module):
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
@@ -242,7 +250,7 @@ class Backbone(Decoder):
     def setup(self):
         """Declares the parts in the checkpoint."""
         c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))

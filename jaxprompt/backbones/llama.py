@@ -44,7 +44,17 @@ from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens, Window
+from jaxprompt.types import (
+    AttentionMask,
+    AttentionWindow,
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+    Tokens,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,9 +136,17 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False,
+        self,
+        x,
+        item: Item,
+        seen: AttentionMask,
+        places,
+        turns,
+        *,
+        deterministic: bool,
+        keep: bool = False,
         reads=None,
-    ):  # fmt: skip
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns its k, v, without the prefix. places: int [B, T]; turns: rotations of
@@ -145,7 +163,7 @@ class Layer(nn.Module):
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self._behind("mlp", y, deterministic), (stream_k, stream_v) if keep else None
 
-    def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
+    def step(self, x, own: LayerCache, column, is_local: bool, position, columns, turns):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
         position: int [B]; columns: int [B, S], the positions of the memory
@@ -179,7 +197,7 @@ class Layer(nn.Module):
             return turns[int(self.cfg.is_local[0])]
         return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *turns)
 
-    def _narrow(self, seen: Seen, item: Item, places) -> Seen:
+    def _narrow(self, seen: AttentionMask, item: Item, places) -> AttentionMask:
         """Hides what is out of a local layer's window."""
         c, where = self.cfg, None if item.prefix is None else item.prefix.positions
         length = 0 if item.prefix is None else item.prefix.k.shape[1]
@@ -195,12 +213,12 @@ class Layer(nn.Module):
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
-        narrow = Seen(mask & ~(hidden & item.is_local))
+        narrow = AttentionMask(mask & ~(hidden & item.is_local))
         if seen.lengths is None:
             return narrow
         # Columns are as far from each other as positions, so a kernel needs no mask of the window.
         local = True if all(c.is_local) else item.is_local
-        window = Window(c.window, local, outside)
+        window = AttentionWindow(c.window, local, outside)
         return narrow._replace(keys=seen.keys, causal=True, window=window)
 
 
@@ -242,7 +260,12 @@ class Backbone(Decoder):
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
         x, places = jnp.zeros((1, 2, c.width)), jnp.zeros((1, 2), jnp.int32)
-        example = Item(None, False), Seen(jnp.ones((1, 2), bool)), places, self._turns(places)
+        example = (
+            Item(None, False),
+            AttentionMask(jnp.ones((1, 2), bool)),
+            places,
+            self._turns(places),
+        )
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
         self.norm = c.norm()
         if not c.tied:
@@ -273,13 +296,15 @@ class Backbone(Decoder):
         x, own = self.embed(ids, deterministic=True), []
         turns = self._turns(positions[:, None])
         kinds = self.cfg.is_local
-        for params, memory, is_local in zip(layers, cache.own, kinds, strict=True):
+        for params, memory, is_local in zip(layers, cache.self_attention, kinds, strict=True):
             x, memory = self.layer.apply(
                 {"params": restore_at(params, x)}, x, memory, column, is_local, positions,
                 cache.positions, turns, method="step",
             )  # fmt: skip
             own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+        return self.norm(x), write_positions(
+            cache._replace(self_attention=tuple(own)), positions, column
+        )
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""
@@ -304,7 +329,7 @@ class Backbone(Decoder):
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
         how = how | dict(first=self.cfg.skip, fresh=slots is None)

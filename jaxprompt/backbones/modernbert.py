@@ -33,7 +33,7 @@ from jaxprompt.layers.norm import LayerNorm, normalize
 from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Prefix, Seen, Window
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -70,7 +70,9 @@ class Layer(nn.Module):
     cfg: ModernBertConfig
 
     @nn.compact
-    def __call__(self, x, item: Item, near, seen: Seen, turns, *, deterministic: bool, reads=None):
+    def __call__(
+        self, x, item: Item, near, seen: AttentionMask, turns, *, deterministic: bool, reads=None
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         near: bool [B, T, T], the part of `seen` for local layers; turns: rotations of global and of
@@ -91,7 +93,9 @@ class Layer(nn.Module):
         k, v = attention.keys(y, own)
         k, v, seen = put_in_front(item.prefix, k, v, seen)
         outside = k.shape[1] - x.shape[1]
-        seen = seen._replace(window=Window(c.window + 1, ~jnp.asarray(item.is_global), outside))
+        seen = seen._replace(
+            window=AttentionWindow(c.window + 1, ~jnp.asarray(item.is_global), outside)
+        )
         seen, x, y, own = read_at(reads, seen, x, y, own)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
         # The rate of the probabilities is that of the output too.
@@ -191,7 +195,7 @@ class Backbone(Encoder):
         rates = make_rates(c.width // c.heads, c.local_theta)
         turns = make_turns(jnp.zeros((1, 2), jnp.int32), rates)
         near = jnp.ones((1, 2, 2), bool)
-        return item, near, Seen(near), (turns, turns)
+        return item, near, AttentionMask(near), (turns, turns)
 
     def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **how: Any):
         c, tokens = self.cfg, batch.encoder

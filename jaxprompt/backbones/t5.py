@@ -24,7 +24,16 @@ from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+from jaxprompt.types import (
+    NO_LIMIT,
+    AttentionMask,
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,7 @@ class T5Config:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # the encoder's layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # the encoder's layers below this one are not run: Batch.cached is what enters it
 
 
 def _attention(c: T5Config) -> Attention:
@@ -78,7 +87,7 @@ class EncoderLayer(nn.Module):
         self.attention_norm, self.mlp_norm = RMSNorm(c.eps), RMSNorm(c.eps)
         self.drop = Dropout(c.dropout)
 
-    def __call__(self, x, prefix: Prefix | None, seen: Seen, bias, *, deterministic: bool):
+    def __call__(self, x, prefix: Prefix | None, seen: AttentionMask, bias, *, deterministic: bool):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
@@ -104,9 +113,18 @@ class DecoderLayer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
-        keep: bool = False, reads=None,
-    ):  # fmt: skip
+        self,
+        x,
+        prefixes,
+        seen: AttentionMask,
+        bias,
+        source,
+        source_seen: AttentionMask,
+        *,
+        deterministic: bool,
+        keep: bool = False,
+        reads=None,
+    ):
         """Runs the layer, only at the positions `reads` [B, M] if given.
 
         keep=True also returns the k, v of both attentions, without prefixes.
@@ -129,7 +147,7 @@ class DecoderLayer(nn.Module):
         x = x + self.drop(y, deterministic=deterministic)
         return x, (stream_k, stream_v, cross_k, cross_v) if keep else None
 
-    def step(self, x, own: Memory, cross: Memory, bias, column):
+    def step(self, x, own: LayerCache, cross: LayerCache, bias, column):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
 
         `cross` has B rows, or fewer: then as many consecutive rows share a source.
@@ -171,7 +189,7 @@ class Backbone(nn.Module):
     def setup(self):
         """Declares the parts in the checkpoint."""
         c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
         self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen, None))
@@ -219,7 +237,7 @@ class Backbone(nn.Module):
         """Runs the encoder. -> [B, T, H]"""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = take_kept(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         how = dict(first=self.cfg.skip, fresh=slots is None)
@@ -264,12 +282,14 @@ class Backbone(nn.Module):
         # Before the bias is looked up: the token sees itself, at distance 0.
         cache = write_positions(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        for params, memory, cross in zip(layers, cache.own, cache.cross or (), strict=True):
+        for params, memory, cross in zip(
+            layers, cache.self_attention, cache.cross or (), strict=True
+        ):
             x, memory = self.decoder_layer.apply(
                 {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
             )
             own.append(memory)
-        return self.decoder_norm(x), cache._replace(own=tuple(own))
+        return self.decoder_norm(x), cache._replace(self_attention=tuple(own))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""

@@ -98,7 +98,7 @@ def divide(config: RunConfig, scorer: Scorer, params: tree.Params) -> tuple[tree
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     if codes := next(filter(tree.is_plane, trainable), None):
         raise InputError(
             f"backbone.quantize={config.backbone.quantize} quantises {codes.rpartition('/')[0]}, "

@@ -20,7 +20,7 @@ from jaxprompt.data.text.identity import identity_of
 from jaxprompt.data.text.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
-from jaxprompt.models.scorer import Backbone, Scorer, with_front
+from jaxprompt.models.scorer import Backbone, Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
@@ -146,7 +146,7 @@ def share_front(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
     # Cached states are of whole rows.
     return (
-        with_front(scorer)
+        with_shared_prefix(scorer)
         if config.backbone.cache_shared_prefix and not config.cache.location
         else scorer
     )

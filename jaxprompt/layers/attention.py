@@ -12,11 +12,12 @@ from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
-from jaxprompt.types import Memory, Prefix, Seen, Tokens
+from jaxprompt.types import AttentionMask, LayerCache, Prefix, Tokens
 
 
 def attend(
-    q, k, v, seen: Seen, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0, key=None
+    q, k, v, seen: AttentionMask, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0,
+    key=None,
 ):  # fmt: skip
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
@@ -37,7 +38,7 @@ def attend(
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kernel = "einsum" if seen.few else kernel  # the scores of few queries are small
+    kernel = "einsum" if seen.few_queries else kernel  # the scores of few queries are small
     told = seen.keys is not None and (bias is None or not (seen.window or cap))
     shape = q.shape
     if k.shape[2] % sharding.num_shards(
@@ -111,12 +112,12 @@ def _probabilities(q, k, seen, bias, scale, cap=0.0):
     return softmax(scores, q.dtype)
 
 
-def _spread(seen: Seen):
+def _spread(seen: AttentionMask):
     """Gives a mask the axes of scores. -> [B, 1, 1|T, S]"""
     return seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
 
 
-def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
+def recall(q, memory: LayerCache, bias=None, *, scale=None, cap=0.0):
     """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
 
     The memory has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
@@ -188,7 +189,7 @@ class MultiHead(nn.Module):
         behind = bias if self.out_bias is None else self.out_bias
         self.out = dense(self.width, axis=(-2, -1), use_bias=behind)
 
-    def mix(self, q, k, v, seen: Seen, bias=None, *, deterministic: bool):
+    def mix(self, q, k, v, seen: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from queries. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
@@ -200,7 +201,7 @@ class MultiHead(nn.Module):
         )  # fmt: skip
         return self.out(y)
 
-    def probabilities(self, q, k, seen: Seen, bias=None):
+    def probabilities(self, q, k, seen: AttentionMask, bias=None):
         """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         if k.shape[2] < q.shape[2]:
@@ -208,11 +209,11 @@ class MultiHead(nn.Module):
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
         return _probabilities(q, k, _spread(seen), bias, scale, self.cap)
 
-    def recall(self, x, memory: Memory, bias=None):
+    def recall(self, x, memory: LayerCache, bias=None):
         """Attends from one token of each row over cached keys and values. [R, H] -> [R, H]"""
         return self.recall_from(self.query(x), memory, bias)
 
-    def recall_from(self, q, memory: Memory, bias=None):
+    def recall_from(self, q, memory: LayerCache, bias=None):
         """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
         return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
 
@@ -224,11 +225,11 @@ class Attention(MultiHead):
         """Projects keys and values. [B, S, H] -> k, v [B, S, N, D]"""
         return self.key(x), self.value(x)
 
-    def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
+    def __call__(self, x, k, v, seen: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
         return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, bias=None):
+    def weigh(self, x, k, seen: AttentionMask, bias=None):
         """Returns the probabilities that `__call__` weights the values with, for any kernel.
 
         [B, T, H], [B, S, N, D] -> [B, N, T, S]
@@ -236,10 +237,10 @@ class Attention(MultiHead):
         return self.probabilities(self.query(x), k, seen, bias)
 
 
-def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
+def put_in_front(prefix: Prefix | None, k, v, seen: AttentionMask):
     """Joins the prefix of one layer with the keys, values and mask of the text.
 
-    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, Seen
+    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, the mask
     """
     if prefix is None:
         return k, v, seen
@@ -270,10 +271,10 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
     return k, v, seen
 
 
-def read_at(reads, seen: Seen, *states):
+def read_at(reads, seen: AttentionMask, *states):
     """Selects the queries at `reads`: int [B, M], or None for all of them.
 
-    States are trees of [B, T, ...]. -> Seen, states [B, M, ...]
+    States are trees of [B, T, ...]. -> AttentionMask, states [B, M, ...]
     """
     if reads is None:
         return seen, *states
@@ -281,25 +282,25 @@ def read_at(reads, seen: Seen, *states):
     if mask.ndim == 3:
         mask = jnp.broadcast_to(mask, (len(reads), *mask.shape[1:]))
         mask = jnp.take_along_axis(mask, reads[..., None], axis=1)  # [B, M, S]
-    # What else `Seen` tells is of all queries, in their order.
+    # What else `AttentionMask` tells is of all queries, in their order.
     pick = lambda leaf: jnp.take_along_axis(leaf, jnp.expand_dims(reads, range(2, leaf.ndim)), 1)
-    return Seen(mask, few=True), *jax.tree.map(pick, states)
+    return AttentionMask(mask, few_queries=True), *jax.tree.map(pick, states)
 
 
-def seen_of(queries: Tokens, keys: Tokens) -> Seen:
+def seen_of(queries: Tokens, keys: Tokens) -> AttentionMask:
     """Returns the mask by which each token sees the real tokens of its document."""
     own, others = queries.segments, keys.segments
     if own is None and others is None:
-        return Seen(keys.mask, keys.mask, lengths=keys.lengths)
+        return AttentionMask(keys.mask, keys.mask, lengths=keys.lengths)
     if own is None or others is None:
         raise TypeError("one stream of tokens has segments and the other has none")
     # Padding shares document 0, so the keys' own mask has to hide it.
     same = own[:, :, None] == others[:, None, :]  # [B, T, S]
     # Lengths do not tell which keys are seen.
-    return Seen(same & keys.mask[:, None, :], keys.mask, segments=(own, others))
+    return AttentionMask(same & keys.mask[:, None, :], keys.mask, segments=(own, others))
 
 
-def seen_before(tokens: Tokens) -> Seen:
+def seen_before(tokens: Tokens) -> AttentionMask:
     """Returns the causal mask: real tokens of the same document, in branch 0 or the same branch."""
     number = jnp.arange(tokens.mask.shape[1])
     order = number[:, None] >= number  # [T, T]
@@ -311,4 +312,4 @@ def seen_before(tokens: Tokens) -> Seen:
         return own._replace(mask=mask, causal=True)
     branch = tokens.types
     sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    return Seen(mask & sees)
+    return AttentionMask(mask & sees)

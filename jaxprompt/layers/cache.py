@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
 from jaxprompt.parallel.sharding import current_target
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 
 class Stack(NamedTuple):
@@ -57,7 +57,7 @@ def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
     return map(take, range(layers.length))
 
 
-def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:
+def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCache, ...]:
     """Joins the prefix, the keys and values read so far, and `room` empty columns.
 
     [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
@@ -66,11 +66,11 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, 
     prefix = prefix and prefix._replace(positions=None)
     found = []
     for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
-        own_k, own_v, seen = put_in_front(front, own_k, own_v, Seen(mask))
+        own_k, own_v, seen = put_in_front(front, own_k, own_v, AttentionMask(mask))
         # The mask is padded with False, so a column is hidden until a token is written there.
         k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
-        found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
+        found.append(LayerCache(heads_first(k_all), heads_first(v_all), seen))
     return tuple(found)
 
 
@@ -87,12 +87,12 @@ def place(prefix: Prefix | None, positions, room: int):
     return _grow(positions, room)
 
 
-def write(memory: Memory, k, v, column) -> Memory:
+def write(memory: LayerCache, k, v, column) -> LayerCache:
     """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
     # All rows write the same column, so that a slice will do and no scatter is needed.
     put = jax.lax.dynamic_update_slice_in_dim
     seen = jnp.ones((len(memory.mask), 1), bool)
-    return Memory(
+    return LayerCache(
         put(memory.k, k[:, :, None].astype(memory.k.dtype), column, 2),
         put(memory.v, v[:, :, None].astype(memory.v.dtype), column, 2),
         put(memory.mask, seen, column, 1),
@@ -108,9 +108,9 @@ def write_positions(cache: Cache, positions, column) -> Cache:
 def repeat_rows(cache: Cache, num_beams: int) -> Cache:
     """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
     own, positions = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.own, cache.positions)
+        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.self_attention, cache.positions)
     )
-    return cache._replace(own=own, positions=positions)
+    return cache._replace(self_attention=own, positions=positions)
 
 
 def pick_beams(cache: Cache, parents) -> Cache:
@@ -125,8 +125,8 @@ def pick_beams(cache: Cache, parents) -> Cache:
         at = parents.reshape(rows, num_beams, *[1] * (leaf.ndim - 1))
         return jnp.take_along_axis(own, at, axis=1).reshape(leaf.shape)
 
-    own, positions = jax.tree.map(pick, (cache.own, cache.positions))
-    return cache._replace(own=own, positions=positions)
+    own, positions = jax.tree.map(pick, (cache.self_attention, cache.positions))
+    return cache._replace(self_attention=own, positions=positions)
 
 
 def _grow(x, room: int):

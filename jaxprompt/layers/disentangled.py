@@ -17,7 +17,7 @@ from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.reading import take
-from jaxprompt.types import Seen
+from jaxprompt.types import AttentionMask
 
 
 @functools.cache
@@ -124,7 +124,16 @@ class Disentangled(Attention):
         return self.key(x), self.value(x)
 
     def __call__(
-        self, x, k, v, seen: Seen, relative=None, reads=None, *, queries=None, deterministic: bool
+        self,
+        x,
+        k,
+        v,
+        seen: AttentionMask,
+        relative=None,
+        reads=None,
+        *,
+        queries=None,
+        deterministic: bool,
     ):
         """Attends from x; the last T keys belong to x, those before them to a prefix.
 
@@ -141,7 +150,7 @@ class Disentangled(Attention):
         bias = self._bias(q, k, relative, x.shape[1], reads)
         return self.mix(q, k, v, seen, bias, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, relative=None, reads=None):
+    def weigh(self, x, k, seen: AttentionMask, relative=None, reads=None):
         """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
         q = self._queries(x if reads is None else take(x, reads))
         return self.probabilities(q, k, seen, self._bias(q, k, relative, x.shape[1], reads))

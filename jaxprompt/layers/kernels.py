@@ -15,7 +15,7 @@ import numpy as np
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import Seen, Window
+from jaxprompt.types import AttentionMask, AttentionWindow
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
 FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
@@ -31,7 +31,8 @@ def choose(
     """Returns the kernel for a config's choice: einsum, recompute, cudnn or pallas.
 
     "recompute" is "einsum" with scores that are recomputed in the backward pass. `length` counts
-    the queries; `told` says whether the mask is also given as `Seen.keys` and its related fields.
+    the queries; `told` says whether the mask is also given as
+    `AttentionMask.keys` and its related fields.
     """
     if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
         return "einsum"
@@ -58,7 +59,7 @@ def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool
     return chosen in ("cudnn", "pallas")
 
 
-def cudnn(q, k, v, seen: Seen, bias, scale: float):
+def cudnn(q, k, v, seen: AttentionMask, bias, scale: float):
     """Attends by cuDNN. [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]"""
     (rows, queries, heads, _), keys = q.shape, k.shape[1]
     counts = seen.lengths is not None
@@ -119,14 +120,14 @@ def _map_alike(size, is_mapped, arrays):
 _batch_alike.defvjp(lambda arrays: (_alike(arrays), None), lambda _, given: (given,))
 
 
-def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
+def by_pallas(q, k, v, seen: AttentionMask, bias, scale: float, cap: float = 0.0):
     """Attends with a TPU kernel of JAX; `seen.keys` is required.
 
     [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention supports
     windows, soft caps and shared key heads; flash attention supports a bias.
     """
     if seen.keys is None:
-        raise ValueError("the kernel needs Seen.keys, which is None; see `choose`")
+        raise ValueError("the kernel needs AttentionMask.keys, which is None; see `choose`")
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
     splash = bias is None and bool(seen.window or cap or k.shape[2] < heads)
@@ -170,7 +171,7 @@ def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
     )
 
 
-def _splash(q, k, v, own, others, local=False, *, seen: Seen, before: int, cap: float):
+def _splash(q, k, v, own, others, local=False, *, seen: AttentionMask, before: int, cap: float):
     """Attends row by row, with `before` keys in front of causal queries' own.
 
     [B, N, T, D], [B, G, S, D] x 2, ..., bool [] -> [B, N, T, D]
@@ -203,11 +204,11 @@ def _splash(q, k, v, own, others, local=False, *, seen: Seen, before: int, cap: 
 
 
 def _window_mask(
-    pallas, shape: tuple[int, int], before: int, window: Window, *, causal: bool
+    pallas, shape: tuple[int, int], before: int, window: AttentionWindow, *, causal: bool
 ):  # fmt: skip
     back = window.columns - 1
     ahead = 0 if causal else back
-    if not window.outside:
+    if not window.num_global:
         return pallas.LocalMask(shape, (back, ahead), before)
 
     class Mask(pallas.Mask):
@@ -221,7 +222,7 @@ def _window_mask(
             place, column = (np.arange(n)[i] for n, i in zip(shape, blocks, strict=True))
             place = before + place[:, None]
             near = (place - back <= column) & (column <= place + ahead)
-            return near | (column < window.outside)
+            return near | (column < window.num_global)
 
         __eq__, __hash__ = object.__eq__, object.__hash__
 

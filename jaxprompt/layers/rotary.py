@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.layers.attention import MultiHead
-from jaxprompt.types import Seen
+from jaxprompt.types import AttentionMask
 
 
 def make_rates(size: int, theta: float):
@@ -44,10 +44,10 @@ class RotaryAttention(MultiHead):
         """Projects and rotates queries. [B, T, H] -> [B, T, N, D]"""
         return turn(self.query(x), turns)
 
-    def __call__(self, x, k, v, seen: Seen, turns, *, deterministic: bool):
+    def __call__(self, x, k, v, seen: AttentionMask, turns, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
         return self.mix(self.queries(x, turns), k, v, seen, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, turns):
+    def weigh(self, x, k, seen: AttentionMask, turns):
         """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
         return self.probabilities(self.queries(x, turns), k, seen)

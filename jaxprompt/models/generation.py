@@ -34,7 +34,7 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
-    front_kv: KeyValues | None = None,
+    shared_kv: KeyValues | None = None,
     checked: bool = False,
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
@@ -55,7 +55,7 @@ def generate(
       early_stopping: what an open continuation may reach: False is its current score, "never" its
         score over `max_new_tokens` tokens if longer is better; True ends the row without this
         comparison.
-      front_kv: the result of `Model.run_front` with these parameters, if any.
+      shared_kv: the result of `Model.run_shared_prefix` with these parameters, if any.
       checked: whether `check_room` has checked the batch. Under jit only the padded length is
         known.
 
@@ -68,7 +68,7 @@ def generate(
     if not checked:
         check_room(model, batch, max_new_tokens)
     room = max_new_tokens - 1  # nothing follows the last token, so it is not read
-    batch, states, cache = read_input(model, params, batch, room, front_kv=front_kv)
+    batch, states, cache = read_input(model, params, batch, room, shared_kv=shared_kv)
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
     columns = jnp.arange(tokens.mask.shape[1])
@@ -104,7 +104,7 @@ def generate(
 
 
 def read_input(
-    model: Model, params: Params, batch: Batch, room: int, *, front_kv: KeyValues | None = None
+    model: Model, params: Params, batch: Batch, room: int, *, shared_kv: KeyValues | None = None
 ) -> tuple[Batch, Array, Cache]:
     """Processes the input, with room for `room` more tokens.
 
@@ -112,7 +112,7 @@ def read_input(
     """
     injection = model.inject(params, batch)
     batch = place(batch, injection)
-    injection = model.share_front(params, injection, front_kv=front_kv)
+    injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
     return batch, *backbone.prefill(batch, injection, room)
 
@@ -279,7 +279,7 @@ def check_room(model: Model, batch: Batch, max_new_tokens: int) -> None:
         return
     unknown = isinstance(mask, jax.core.Tracer)
     longest = mask.shape[1] if unknown else int(np.asarray(mask).sum(1).max())
-    front = len(model.front.ids) if model.front else 0  # which rows are without
+    front = len(model.shared_prefix.ids) if model.shared_prefix else 0  # which rows are without
     read, shift = front + longest, model.prompt.position_shift()
     if (free := limit - read - shift) < max_new_tokens:
         advice = (

@@ -166,7 +166,7 @@ def module_for(backbone: Backbone, kind: Kind) -> nn.Module:
     return for_words(backbone.module) if kind.READS_WORDS else backbone.module
 
 
-def with_front(scorer: Scorer) -> Scorer:
+def with_shared_prefix(scorer: Scorer) -> Scorer:
     """Moves the shared prefix of all rows out of the template: soft tokens, words, special tokens.
 
     The scorer stays as it is if rows do not see such a prefix separately (encoders), if a method
@@ -178,4 +178,4 @@ def with_front(scorer: Scorer) -> Scorer:
         return scorer
     front = scorer.encoder.shared_front()
     layout = dataclasses.replace(scorer.layout, front=front)
-    return scorer._replace(layout=layout, model=dataclasses.replace(model, front=front))
+    return scorer._replace(layout=layout, model=dataclasses.replace(model, shared_prefix=front))

@@ -242,7 +242,9 @@ def _weigh_writing(run: AbstractRun, found: Evaluation, placement: Placement) ->
     # The copies of the layers are sharded like the layers.
     copies = run.copies * _whole(layers) * _local(found.frozen) // _whole(found.frozen)
     # Each beam has its cache, and the scores of the whole vocabulary.
-    num_beams = (generation.num_beams - 1) * kept * _whole(cache.own) // _whole((state, cache))
+    num_beams = (
+        (generation.num_beams - 1) * kept * _whole(cache.self_attention) // _whole((state, cache))
+    )
     rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
     scores = 2 * 4 * rows * model.backbone.dims.vocab  # float32, as they are and as logarithms
     return copies + kept + max(reading, num_beams + scores)

@@ -162,7 +162,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             f"{prepared.dev.size} held-out sequences"
         )
         yield from corpus.notes()
-        yield tree.overview(adapted.trainable, adapted.frozen)
+        yield tree.parameter_table(adapted.trainable, adapted.frozen)
         yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
         yield from tell_kernel(config, prepared.placement, adapted.backbone)
 

@@ -211,7 +211,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
     # Copied: a step takes the state's buffers over.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))

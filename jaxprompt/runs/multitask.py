@@ -338,7 +338,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
             for line in tell_examples(task.scorer, task.splits, task.notes):
                 yield f"  {line}"
-        yield tree.overview(trainable, frozen)
+        yield tree.parameter_table(trainable, frozen)
         yield f"{prepared.milestones.total} steps, {where}"
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, ended: Ended) -> RunResult:

@@ -141,7 +141,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
         yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
         yield from ppt.tell_task(prepared.ppt_task, prepared.text)
-        yield tree.overview(learner.trainable, learner.frozen)
+        yield tree.parameter_table(learner.trainable, learner.frozen)
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {size}, {where}"
         yield from tell_kernel(config, prepared.placement, backbone)

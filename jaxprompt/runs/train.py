@@ -192,7 +192,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
         for line in tell_examples(scorer, prepared.splits, prepared.notes):
             yield f"  {line}"
-        yield tree.overview(trainable, frozen)
+        yield tree.parameter_table(trainable, frozen)
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
         if fresh and config.train.init_head:
             yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"

@@ -86,9 +86,9 @@ def scoring_step(placement: Placement, model: Model) -> Step:
 
 def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
     """Returns a function (trainable, frozen) -> shared prefix of all rows; None without one."""
-    if model.front is None:
+    if model.shared_prefix is None:
         return None
-    return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
+    return lambda trainable, frozen: model.run_shared_prefix(merge(trainable, frozen))
 
 
 def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:

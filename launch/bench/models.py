@@ -96,7 +96,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
 
     def begin(params):
         mask = tree.trainable_mask(params, model.prompt.TRAINABLE)
-        trainable, frozen = tree.split(params, mask)
+        trainable, frozen = tree.split_trainable(params, mask)
         return state.make_state(trainable, tx, rng.key_for(0, "dropout")), frozen
 
     def draw(key):

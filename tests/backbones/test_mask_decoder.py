@@ -132,7 +132,7 @@ def test_states_that_are_kept_enter_it(tmp_path):
     for skip in range(1, module.dims.layers + 1):
         kept = module.apply({"params": params}, batch, skip, method="enter")
         rest = module.clone(cfg=dataclasses.replace(module.cfg, skip=skip))
-        assert_near(run(rest, batch._replace(kept=kept)), whole, 1e-5, batch.encoder.mask)
+        assert_near(run(rest, batch._replace(cached=kept)), whole, 1e-5, batch.encoder.mask)
 
 
 def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):

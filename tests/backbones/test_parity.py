@@ -16,7 +16,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.types import Batch, Injection, Prefix, Seen, Stream, Tokens
+from jaxprompt.types import AttentionMask, Batch, Injection, Prefix, Stream, Tokens
 
 torch = pytest.importorskip("torch")
 
@@ -198,7 +198,7 @@ def test_modules(pairs, kind, shape):
     for i in range(pair.config["num_hidden_layers"]):
         params = {"params": jax.tree.map(lambda leaf, i=i: leaf[i], pair.params["layers"])}
         x = jnp.asarray(expected[i].numpy())
-        y, _ = layer.apply(params, x, None, Seen(tokens.mask), deterministic=True)
+        y, _ = layer.apply(params, x, None, AttentionMask(tokens.mask), deterministic=True)
         assert_close(y, expected[i + 1], MODULE, tokens.mask)
     x = np.random.default_rng(0).normal(size=(2, 3, pair.module.dims.width)).astype(np.float32)
     with torch.no_grad():

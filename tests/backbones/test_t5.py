@@ -30,7 +30,7 @@ from jaxprompt.heads.verbalizer import log_probabilities
 from jaxprompt.layers.attention import seen_before
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.types import Injection, Prefix, Seen, Stream
+from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
 
@@ -144,7 +144,7 @@ def test_modules(pairs, kind):
     with recorded(pair.torch, {kinds.upper() + part for part in parts}) as seen:
         output = run_torch(pair, batch)
     bound = pair.module.bind({"params": params})
-    masks = {"encoder": Seen(batch.encoder.mask), "decoder": seen_before(batch.decoder)}
+    masks = {"encoder": AttentionMask(batch.encoder.mask), "decoder": seen_before(batch.decoder)}
     count = 0
 
     def check(name, module, params, *args, **flags):
@@ -181,7 +181,7 @@ def test_modules(pairs, kind):
             last = 1
             if side == "decoder":
                 last, source = 2, output.encoder_last_hidden_state.numpy()
-                args = source, Seen(batch.encoder.mask), None
+                args = source, AttentionMask(batch.encoder.mask), None
                 count += check(f"{at}.1.layer_norm", norm, own["cross_norm"])
                 count += check(f"{at}.1.EncDecAttention", _attention(c), own["cross"], *args)
             count += check(f"{at}.{last}.layer_norm", norm, own["mlp_norm"])

@@ -15,7 +15,7 @@ from jaxprompt.layers.cache import (
     write,
     write_positions,
 )
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -86,13 +86,13 @@ def test_beams_take_from_their_own_row_and_leave_the_source():
     own, cross = remember(None, K, V, MASK, ROOM), remember(None, K, V, MASK)
     cache = Cache(own, place(None, POSITIONS, ROOM), cross)
     wide = repeat_rows(cache, 2)
-    assert_equal(wide.own[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
+    assert_equal(wide.self_attention[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
     marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
     found = pick_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
     rows = np.array([1, 1, 2, 3, 5, 4])
     assert_equal(found.positions, marks[rows])
-    assert_equal(found.own[1].v, wide.own[1].v[rows])
-    assert_equal(found.own[0].mask, wide.own[0].mask[rows])
+    assert_equal(found.self_attention[1].v, wide.self_attention[1].v[rows])
+    assert_equal(found.self_attention[0].mask, wide.self_attention[0].mask[rows])
     assert found.cross is wide.cross is cache.cross
 
 
@@ -103,16 +103,18 @@ def test_recall_equals_attend(scale, fold):
     q, bias = draw(B * fold, N, D), draw(B * fold, N, P + T + ROOM)
     memory = remember(FRONT, K, V, MASK, ROOM)[0]
     front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
-    k, v, joined = put_in_front(front, K[0], V[0], Seen(MASK))
+    k, v, joined = put_in_front(front, K[0], V[0], AttentionMask(MASK))
     k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
     for added, seen in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, Seen(mask), seen, scale=scale)[:, 0]
+        expected = attend(q[:, None], k, v, AttentionMask(mask), seen, scale=scale)[:, 0]
         assert_close(recall(q, memory, added, scale=scale), expected)
 
 
 def test_what_a_memory_hides_has_no_part():
     memory = remember(None, K, V, MASK, ROOM)[0]
     hidden = ~memory.mask[:, None, :, None]
-    spoilt = Memory(np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask)
+    spoilt = LayerCache(
+        np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask
+    )
     q = draw(B, N, D)
     assert_equal(recall(q, spoilt), recall(q, memory))

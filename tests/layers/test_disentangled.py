@@ -8,7 +8,7 @@ from tiny import fill
 
 from jaxprompt.layers.attention import put_in_front
 from jaxprompt.layers.disentangled import Disentangled, by_distance, distance_rows
-from jaxprompt.types import Prefix, Seen
+from jaxprompt.types import AttentionMask, Prefix
 
 torch = pytest.importorskip("torch")
 deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
@@ -49,7 +49,7 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
     prefix = Prefix(draw(1, FRONT, HEADS, SIZE), draw(1, FRONT, HEADS, SIZE), None)
 
     def attend(module):
-        k, v, seen = put_in_front(prefix, *module.keys(x), Seen(jnp.asarray(keep)))
+        k, v, seen = put_in_front(prefix, *module.keys(x), AttentionMask(jnp.asarray(keep)))
         return module(x, k, v, seen, relative, deterministic=True), k, v, module._queries(x)
 
     shapes = jax.eval_shape(lambda key: module.init(key, method=attend), jax.random.key(0))

@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
-from jaxprompt.types import Prefix, Seen, Tokens, Window
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
@@ -114,7 +114,7 @@ def run(kernel, given, seen, real):
 
 
 def plainly(q, k, v, seen, bias, scale):
-    return attend(q, k, v, Seen(seen.mask), bias, scale=scale, kernel="einsum")
+    return attend(q, k, v, AttentionMask(seen.mask), bias, scale=scale, kernel="einsum")
 
 
 def assert_near(found, expected):
@@ -211,7 +211,13 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
         pick = lambda local: kernels.by_pallas(
-            q, k, v, seen._replace(window=Window(columns, local, front * out)), bias, scale, cap
+            q,
+            k,
+            v,
+            seen._replace(window=AttentionWindow(columns, local, front * out)),
+            bias,
+            scale,
+            cap,
         )
         if not traced:
             return pick(local)
@@ -219,7 +225,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
 
     def plainly(q, k, v, seen, bias, scale):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
-        return attend(q, k, v, Seen(mask), bias, scale=scale, cap=cap, kernel="einsum")
+        return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
     given = (q, k, v, None), seen, tokens.mask
     (y, grads), (expected, slopes) = (run(attend, *given) for attend in (by_window, plainly))
@@ -232,7 +238,7 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
 def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
     """Splash attention takes no bias, and flash attention knows no window."""
     (q, k, v, _), seen, _ = make("causal")
-    seen = seen._replace(window=Window(7, True))
+    seen = seen._replace(window=AttentionWindow(7, True))
     chosen, inner = [], kernels.choose
 
     def choose(*args, **how):
@@ -316,7 +322,9 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
 def test_rows_of_no_keys_stay_finite(described, interpreted):
     """Filling of a batch: what it gives is never read, but NaN would spread."""
     q, k, v = (draw(i, 2, 8, N, D) for i in range(3))
-    none = Seen(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
+    none = AttentionMask(
+        jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
+    )
     for seen in (none, none._replace(lengths=None)):
         assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
     assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()

@@ -12,7 +12,7 @@ from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_ti
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
 from jaxprompt.parallel.hlo import count_work
-from jaxprompt.types import Injection, Prefix, Seen, Stream
+from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))
 LAYERS = 3
@@ -144,7 +144,7 @@ def test_remat_keeps_less():
 def test_stacked_parameters_are_drawn_layer_by_layer():
     backbone, _ = make_tiny(num_hidden_layers=LAYERS)
     one = EncoderLayer(backbone.cfg)
-    example = jnp.zeros((1, 2, 16)), None, Seen(jnp.ones((1, 2), bool))
+    example = jnp.zeros((1, 2, 16)), None, AttentionMask(jnp.ones((1, 2), bool))
     params = jit(init_stack(one, LAYERS, *example))(jax.random.key(0))
     kernel = params["mlp"]["up"]["kernel"]
     assert kernel.shape == (LAYERS, 16, 24)

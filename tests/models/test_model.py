@@ -20,8 +20,8 @@ from jaxprompt.models.model import Model, few_reads
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
-from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import Front, Injection, Role
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
+from jaxprompt.types import Injection, Role, SharedPrefix
 
 HEAD = linear.Classifier(3, dropout=0.0)
 
@@ -116,7 +116,7 @@ def test_parts_without_numbers_survive_split_and_merge():
     head = verbalizer.LabelWords(np.array([7, 9]), where, np.zeros_like(where))
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
     params = model.init(jax.random.key(0), weights)
-    merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))
+    merged = merge(*split_trainable(params, trainable_mask(params, [r"backbone/.*"])))
     assert set(merged) == {"backbone"}
     forward = jit(model.forward)
     assert_equal(forward(merged, make_batch()), forward(params, make_batch()))
@@ -190,7 +190,7 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     model = Model(
         part("backbone", bind=lambda params: bound, cfg=cfg),
         part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
-        front=Front((7,), (-1,), (0,), (Role.HARD,)),
+        front=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)

@@ -38,7 +38,7 @@ from jaxprompt.training.evaluation import place_step
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step, with_flags
-from jaxprompt.tree import flatten, split, trainable_mask, unflatten
+from jaxprompt.tree import flatten, split_trainable, trainable_mask, unflatten
 from jaxprompt.types import Objective
 
 HEADS = {
@@ -75,7 +75,7 @@ def make_case(family, method, *, stack="scan", remat="none", patterns=None, accu
     head = verbalizer.LabelWords(words + 4, words[:, None, None], 0 * words[:, None, None], scores)
     model = Model(backbone, prompt, {"main": head})
     params = make_params(model, weights)
-    parts = split(params, trainable_mask(params, patterns or (r"prompt/.*",)))
+    parts = split_trainable(params, trainable_mask(params, patterns or (r"prompt/.*",)))
     objectives = [Objective("main", make_loss(scores, 0.0))]
     step = make_train_step(model, KEEP_GRADIENT, objectives, accumulate=accumulate)
     batch = make_batch(

@@ -21,7 +21,7 @@ from jaxprompt.heads.linear import Classifier
 from jaxprompt.layers.hiding import hide_text
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
-from jaxprompt.tree import flatten, merge, split, trainable_mask
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
 torch = pytest.importorskip("torch")
@@ -170,7 +170,7 @@ def test_loss_and_gradients_are_those_of_the_equations(
     head = make_head("label_rows", scores=scores)
     objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)
-    trainable, frozen = split(params, trainable_mask(params, (".*",)))
+    trainable, frozen = split_trainable(params, trainable_mask(params, (".*",)))
     seen = batch
 
     def loss_of(trainable):

@@ -28,7 +28,7 @@ from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
-from jaxprompt.tree import count, flatten, split, trainable_mask
+from jaxprompt.tree import count, flatten, split_trainable, trainable_mask
 from jaxprompt.types import Dims, Injection, Objective, Prefix, Role, Stream
 
 torch = pytest.importorskip("torch")
@@ -321,7 +321,7 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
     ends = {}
     for rows, seen in (("all", ""), ("seen", pack_ids(ids))):
         prompt, params, step = trainer(tx, rows, seen)
-        own = split(params, trainable_mask(params, prompt.TRAINABLE))
+        own = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
         trainable, frozen = own
         whole = np.random.default_rng(1).normal(0, 0.3, (53, 16)).astype(np.float32)
         stored, table = whole if rows == "all" else whole[ids], np.zeros((64, 16), np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
 from jaxprompt.errors import InputError
-from jaxprompt.types import Batch, Front, Role, Tokens
+from jaxprompt.types import Batch, Role, SharedPrefix, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 Part = TypeVar("Part")
@@ -30,7 +30,7 @@ class Layout:
     multiple: int = 8
     ends: tuple[int, ...] = ()  # tokens that end what is written, where anything is
     branches: bool = False  # of a causal model's rows, see data/text/target.py
-    front: Front | None = None  # what every row begins with, which the model has by itself
+    front: SharedPrefix | None = None  # what every row begins with, which the model has by itself
     host: int = 0
     hosts: int = 1
 

@@ -43,9 +43,9 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         )
         if counted and batch.counts is None:  # every class is there
             part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
-        if batch.kept is not None:
+        if batch.cached is not None:
             size, at = (length, side) if by_token else (reads, "right")
-            part = part._replace(kept=_widen(batch.kept, size, 0, at))
+            part = part._replace(cached=_widen(batch.cached, size, 0, at))
         if batch.targets is not None:
             part = part._replace(targets=_widen(batch.targets, reads, -1))
         if batch.labels.ndim > 1:  # one a read position
@@ -64,7 +64,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
 
 
 def _has_state_per_token(batch: Batch) -> bool:
-    return batch.kept is not None and batch.kept.shape[1] == batch.encoder.ids.shape[1]
+    return batch.cached is not None and batch.cached.shape[1] == batch.encoder.ids.shape[1]
 
 
 def empty(batch: Batch) -> Batch:

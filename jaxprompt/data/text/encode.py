@@ -32,7 +32,7 @@ from jaxprompt.data.text.tokenizer import (
     takes_one_space,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.types import Front, Role
+from jaxprompt.types import Role, SharedPrefix
 
 _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
 
@@ -191,7 +191,7 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
-    def shared_front(self) -> Front | None:
+    def shared_front(self) -> SharedPrefix | None:
         """Returns the prefix that all rows share, before the first text; None = no prefix."""
         layout, runs = self._layout(1), []
         for run in layout if self._beside is None else ():
@@ -201,7 +201,7 @@ class ExampleEncoder:
         # A token is left to each row: where its text is empty, that is what is read.
         row = join_runs(runs)
         parts = (row.ids, row.slot, row.types, row.roles)
-        return Front(*(tuple(x[:-1].tolist()) for x in parts)) if len(row.ids) > 1 else None
+        return SharedPrefix(*(tuple(x[:-1].tolist()) for x in parts)) if len(row.ids) > 1 else None
 
     def _encode_chunk(
         self, examples: Sequence[Example], targets: bool, shown: Sequence[Sequence[Example]]

@@ -61,23 +61,23 @@ def make_group_step(
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | per_run.frozen, batch)
 
-    batches = Batch._make([0] * len(Batch._fields))._replace(kept=None if shares else 0)
+    batches = Batch._make([0] * len(Batch._fields))._replace(cached=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
     return jax.vmap(one, in_axes=(0, None, batches, 0), spmd_axis_name=axis)
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Returns (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
+    """Returns (trainables, frozen, batches, per_run, shared_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `front_kv` is the result of `make_group_fronts` for these parameters,
+    A shared batch has no R. `shared_kv` is the result of `make_group_fronts` for these parameters,
     None without a shared prefix.
     """
 
     def one(
-        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, front_kv: KeyValues | None
+        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, shared_kv: KeyValues | None
     ):
         step = make_eval_step(with_words(model, per_run.words))
-        return step(trainable, frozen | per_run.frozen, batch, front_kv)
+        return step(trainable, frozen | per_run.frozen, batch, shared_kv)
 
     mapped = (0, None, None if is_shared else 0, 0, 0)
     return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
@@ -87,7 +87,7 @@ def make_group_fronts(model: Model, *, axis=None):
     """Returns (trainables, frozen, per_run) -> shared prefix of each run [R, L, B|1, ...]."""
 
     def one(trainable: Flat, frozen: Flat, per_run: PerRun):
-        return model.run_front(merge(trainable, frozen | per_run.frozen))
+        return model.run_shared_prefix(merge(trainable, frozen | per_run.frozen))
 
     return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
@@ -108,7 +108,7 @@ def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_share
 
 def _is_once(batch: Batch) -> bool:
     """Returns whether the cached states are shared by all runs, [B*K, T, H]."""
-    return batch.kept is not None and batch.kept.ndim == 3
+    return batch.cached is not None and batch.cached.ndim == 3
 
 
 def _join(trees: Sequence[_Tree], where: _Tree) -> _Tree:
@@ -191,9 +191,9 @@ class Programs:
         once = self.placement.replicated if apart else self.placement.batch
         where = once if is_shared else self._lay(runs) if apart else self._lay(runs, DATA)
         kept = None
-        if batch.kept is not None:
-            kept = jax.device_put(batch.kept, once if _is_once(batch) else where)
-        return jax.device_put(batch._replace(kept=None), where)._replace(kept=kept)
+        if batch.cached is not None:
+            kept = jax.device_put(batch.cached, once if _is_once(batch) else where)
+        return jax.device_put(batch._replace(cached=None), where)._replace(cached=kept)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
         """Returns shapes of the state and best parameters of runs, to restore a checkpoint."""
@@ -276,7 +276,7 @@ class Programs:
 
         Returns the argument of `scores`; None without a shared prefix.
         """
-        if self._model.front is None:
+        if self._model.shared_prefix is None:
             return None
         return self._fronts(prompt, runs)(trainable, self.frozen, per_run)
 
@@ -287,12 +287,12 @@ class Programs:
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
-        is_shared: bool, front_kv: KeyValues | None = None,
+        is_shared: bool, shared_kv: KeyValues | None = None,
     ):  # fmt: skip
-        """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
+        """Scores a batch with every run, [R, B, C]; `shared_kv` is the result of `front`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        step = self._scores(prompt, runs, is_shared, batch.kept is not None)
-        return step(trainable, self.frozen, batch, per_run, front_kv)
+        step = self._scores(prompt, runs, is_shared, batch.cached is not None)
+        return step(trainable, self.frozen, batch, per_run, shared_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

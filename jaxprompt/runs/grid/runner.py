@@ -294,7 +294,7 @@ class _Work:
             return made[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.say(tree.overview(own.state.trainable, frozen | own.own))
+            log.say(tree.parameter_table(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
                 log.say(f"compiling the training step for {count_runs(len(some))}")

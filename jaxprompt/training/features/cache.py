@@ -110,7 +110,7 @@ class FeatureCache:
             batch = share_of(batch, self._scorer.layout)
         if not part.what.all_tokens:
             batch = _narrow(batch)
-        return batch._replace(kept=kept)
+        return batch._replace(cached=kept)
 
     def _find(self, split: Split) -> KeptSplit | None:
         # By identity: == would compare the arrays of two splits.

@@ -96,6 +96,6 @@ def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
 def rest(model: Model, what: What) -> Model:
     """Returns the model that continues from the cached states."""
     if what.layer is None:
-        return dataclasses.replace(model, is_kept=True)
+        return dataclasses.replace(model, is_cached=True)
     cfg = dataclasses.replace(model.backbone.cfg, skip=what.layer)
     return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))

@@ -28,7 +28,7 @@ from jaxprompt.training.progress import Progress
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
-from jaxprompt.tree import split, trainable_mask
+from jaxprompt.tree import split_trainable, trainable_mask
 from jaxprompt.types import ABSENT, Objective
 
 OBJECTIVES = (Objective("main", cross_entropy),)
@@ -72,7 +72,7 @@ def parts(case, dropout=0.0, head=None):
     for seed in range(len(RATES)):
         params = make_params(model, weights, seed)
         trains = patterns or (prompt.TRAINABLE if head is None else (r"prompt/.*",))
-        found.append(split(params, trainable_mask(params, trains)))
+        found.append(split_trainable(params, trainable_mask(params, trains)))
     return model, [trainable for trainable, _ in found], found[0][1]
 
 

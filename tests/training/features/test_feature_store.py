@@ -20,7 +20,7 @@ from jaxprompt.parallel.hlo import count_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.features import store as feature_store
-from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.tree import merge, split_trainable, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])
 FACTS = {"the data": "5 rows", "cache.dtype": "float32"}
@@ -224,14 +224,14 @@ def prepare(family, part, stack="scan", rows=8, **fields):
     shift = {"shift": prompt.position_shift(), "decoder_shift": prompt.decoder_shift()}
     batch = make_batch(rows=rows, family=family, **shift)
     enter = lambda p, b: backbone.apply({"params": p["backbone"]}, b, low, method="enter")
-    kept = batch._replace(kept=np.asarray(jit(enter)(params, batch))) if low else batch
+    kept = batch._replace(cached=np.asarray(jit(enter)(params, batch))) if low else batch
     cfg = dataclasses.replace(backbone.cfg, skip=low)
     rest = dataclasses.replace(model, backbone=backbone.clone(cfg=cfg))
     return model, rest, params, batch, kept, enter
 
 
 def make_grad(model, params):
-    trainable, frozen = split(params, trainable_mask(params, model.prompt.TRAINABLE))
+    trainable, frozen = split_trainable(params, trainable_mask(params, model.prompt.TRAINABLE))
 
     def loss(trainable, frozen, batch):
         scores = model.forward(
@@ -265,7 +265,7 @@ def test_the_rest_of_a_model_gives_the_same(family, part, stack):
 
 def test_padding_with_other_lengths_is_no_part_of_what_is_kept():
     model, rest, params, batch, kept, _ = prepare("bert", "upper")
-    empty = kept._replace(kept=np.where(batch.encoder.mask[..., None], kept.kept, 0.0))
+    empty = kept._replace(cached=np.where(batch.encoder.mask[..., None], kept.cached, 0.0))
     score = lambda model: jit(lambda b: model.forward(params, b))
     assert_close(score(rest)(empty), score(model)(batch), rtol=1e-5)
 
