@@ -17,7 +17,7 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, bidirectional_mask
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -75,8 +75,8 @@ class EncoderLayer(nn.Module):
             name="attention",
         )  # fmt: skip
         k, v = attention.keys(x)
-        k, v, seen = put_in_front(prefix, k, v, seen)
-        seen, x = read_at(reads, seen, x)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
+        seen, x = select_queries(reads, seen, x)
         y = attention(x, k, v, seen, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
@@ -241,7 +241,7 @@ class Encoder(nn.Module):
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
         last: int | None = None, reads=None, fresh: bool = False,
     ):  # fmt: skip
-        seen = seen_of(batch.encoder, batch.encoder)
+        seen = bidirectional_mask(batch.encoder, batch.encoder)
         return run_stack(
             self.layer, self.layers, x, prefix, seen, first=first, last=last, reads=reads,
             fresh=fresh, **self._way(deterministic),

@@ -23,7 +23,7 @@ from jaxprompt.convert.names.deberta import (
     read_terms,
 )
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import prepend_prefix, select_queries, bidirectional_mask
 from jaxprompt.layers.disentangled import Disentangled
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
@@ -79,8 +79,8 @@ class Layer(nn.Module):
         )  # fmt: skip
         drop = Dropout(c.dropout)
         k, v = attention.keys(x)
-        k, v, seen = put_in_front(prefix, k, v, seen)
-        seen, own = read_at(reads, seen, x)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
+        seen, own = select_queries(reads, seen, x)
         if queries is not None:
             own = queries
         y = attention(x, k, v, seen, relative, reads, queries=queries, deterministic=deterministic)
@@ -219,7 +219,7 @@ class Backbone(Encoder):
         last: int | None = None, reads=None, fresh: bool = False,
     ):  # fmt: skip
         tokens, way, behind, top = batch.encoder, self._way(deterministic), None, self.cfg.layers
-        given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
+        given = bidirectional_mask(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
             # x is the embeddings where layer 0 runs, and elsewhere `run_stack` does not call this.
             behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)

@@ -17,8 +17,8 @@ from flax import linen as nn
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import seen_before, seen_of
-from jaxprompt.layers.cache import remember, take_layers
+from jaxprompt.layers.attention import causal_mask, bidirectional_mask
+from jaxprompt.layers.cache import make_layer_caches, decoding_layers
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
@@ -109,13 +109,13 @@ class Backbone(nn.Module):
         # The input is a prefix to the answer, which sees all of it and is never seen by it.
         front = self._read(batch.encoder, injection, True)[1]
         x, (k, v) = self._answer(batch, front, True, keep=True)
-        own = remember(front, k, v, batch.decoder_tokens.mask, room)
+        own = make_layer_caches(front, k, v, batch.decoder_tokens.mask, room)
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], own[0].mask.shape)
         return x, Cache(own, blank)
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.layers, self.cfg.layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
@@ -156,7 +156,7 @@ class Backbone(nn.Module):
         )
         prefix = prefix and prefix._replace(positions=None)
         how = how | dict(fresh=slots is None)
-        x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic, **how)
+        x, (k, v) = self._run(x, prefix, bidirectional_mask(tokens, tokens), deterministic, **how)
         return x, put_behind(prefix, k, v, tokens.mask)
 
     def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
@@ -164,7 +164,7 @@ class Backbone(nn.Module):
         self._check_room(tokens.ids.shape[1])
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
         x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
-        x, kept = self._run(x, front, seen_before(tokens), deterministic, **how)
+        x, kept = self._run(x, front, causal_mask(tokens), deterministic, **how)
         return self.norm(x), kept
 
     def _check_room(self, length: int) -> None:

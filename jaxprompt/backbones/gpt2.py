@@ -17,8 +17,8 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before
-from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
+from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, causal_mask
+from jaxprompt.layers.cache import column_positions, make_layer_caches, decoding_layers, write_token, write_position
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -95,10 +95,10 @@ class Layer(nn.Module):
         keep=True also returns its k, v, without the prefix.
         """
         y = self.attention_norm(x)
-        # Kept without the prefix, which `remember` puts in front.
+        # Kept without the prefix, which `make_layer_caches` puts in front.
         stream_k, stream_v = self.attention.keys(y)
-        k, v, seen = put_in_front(prefix, stream_k, stream_v, seen)
-        seen, x, y = read_at(reads, seen, x, y)
+        k, v, seen = prepend_prefix(prefix, stream_k, stream_v, seen)
+        seen, x, y = select_queries(reads, seen, x, y)
         y = self.attention(y, k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x))
@@ -108,7 +108,7 @@ class Layer(nn.Module):
         """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token"""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        own = write(own, k, v, column)
+        own = write_token(own, k, v, column)
         x = x + self.attention.recall(y, own)
         return x + self.mlp(self.mlp_norm(x)), own
 
@@ -183,12 +183,12 @@ class Decoder(nn.Module):
         """Processes the input, with room for more tokens. -> states [B, T, H], the cache"""
         tokens, prefix = batch.encoder, injection.encoder.prefix
         x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
-        own = remember(prefix, k, v, tokens.mask, room)
-        return x, Cache(own, place(prefix, tokens.positions, room))
+        own = make_layer_caches(prefix, k, v, tokens.mask, room)
+        return x, Cache(own, column_positions(prefix, tokens.positions, room))
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.layers, self.cfg.layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
@@ -200,7 +200,7 @@ class Decoder(nn.Module):
             params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
-        return self.norm(x), write_positions(
+        return self.norm(x), write_position(
             cache._replace(self_attention=tuple(own)), positions, column
         )
 
@@ -237,7 +237,7 @@ class Decoder(nn.Module):
     def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, seen_before(tokens), stack=c.stack, remat=c.remat,
+            self.layer, self.layers, x, prefix, causal_mask(tokens), stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
         )  # fmt: skip
 

@@ -34,8 +34,8 @@ from jaxprompt.convert.llama_fields import (
 )
 from jaxprompt.convert.rope import Turning, read_turning
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import put_in_front, read_at, seen_before
-from jaxprompt.layers.cache import write, write_positions
+from jaxprompt.layers.attention import prepend_prefix, select_queries, causal_mask
+from jaxprompt.layers.cache import write_token, write_position
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import GatedMlp
@@ -155,9 +155,9 @@ class Layer(nn.Module):
         own = self._choose(item.is_local, turns)
         y = self.attention_norm(x)
         stream_k, stream_v = self.attention.keys(y, own)
-        k, v, seen = put_in_front(item.prefix, stream_k, stream_v, seen)
+        k, v, seen = prepend_prefix(item.prefix, stream_k, stream_v, seen)
         seen = self._narrow(seen, item, places)
-        seen, x, y, own = read_at(reads, seen, x, y, own)
+        seen, x, y, own = select_queries(reads, seen, x, y, own)
         y = self.attention(y, k, v, seen, own, deterministic=deterministic)
         x = x + self._behind("attention", y, deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -172,7 +172,7 @@ class Layer(nn.Module):
         turns = turns[int(is_local)]
         y = self.attention_norm(x)[:, None]
         k, v = self.attention.keys(y, turns)
-        own = write(own, k[:, 0], v[:, 0], column)
+        own = write_token(own, k[:, 0], v[:, 0], column)
         mask = own.mask
         if is_local:
             near = columns > position[:, None] - self.cfg.window
@@ -302,7 +302,7 @@ class Backbone(Decoder):
                 cache.positions, turns, method="step",
             )  # fmt: skip
             own.append(memory)
-        return self.norm(x), write_positions(
+        return self.norm(x), write_position(
             cache._replace(self_attention=tuple(own)), positions, column
         )
 
@@ -345,7 +345,7 @@ class Backbone(Decoder):
             prefix = prefix._replace(positions=spread)
         items = Item(prefix, np.array(c.is_local))
         return run_stack(
-            self.layer, self.layers, x, items, seen_before(tokens), tokens.positions,
+            self.layer, self.layers, x, items, causal_mask(tokens), tokens.positions,
             self._turns(tokens.positions), stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
         )  # fmt: skip

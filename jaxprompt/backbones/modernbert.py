@@ -25,7 +25,7 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.convert.names.modernbert import read_biases
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import prepend_prefix, select_queries, bidirectional_mask
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
@@ -91,12 +91,12 @@ class Layer(nn.Module):
         # A choice and no branch: under scan all layers are one program.
         y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
         k, v = attention.keys(y, own)
-        k, v, seen = put_in_front(item.prefix, k, v, seen)
+        k, v, seen = prepend_prefix(item.prefix, k, v, seen)
         outside = k.shape[1] - x.shape[1]
         seen = seen._replace(
             window=AttentionWindow(c.window + 1, ~jnp.asarray(item.is_global), outside)
         )
-        seen, x, y, own = read_at(reads, seen, x, y, own)
+        seen, x, y, own = select_queries(reads, seen, x, y, own)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
         # The rate of the probabilities is that of the output too.
         x = x + Dropout(c.attention_dropout)(y, deterministic=deterministic)
@@ -199,7 +199,7 @@ class Backbone(Encoder):
 
     def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **how: Any):
         c, tokens = self.cfg, batch.encoder
-        places, seen = tokens.positions, seen_of(tokens, tokens)
+        places, seen = tokens.positions, bidirectional_mask(tokens, tokens)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
         seen = seen._replace(mask=jnp.broadcast_to(mask, (*places.shape, places.shape[1])))
         # The window has half of `local_attention` on either side, both ends included.

@@ -14,8 +14,8 @@ from flax import linen as nn
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.convert.shapes import feed_forward_of
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before, seen_of
-from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
+from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, causal_mask, bidirectional_mask
+from jaxprompt.layers.cache import column_positions, make_layer_caches, decoding_layers, write_token, write_position
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
@@ -91,7 +91,7 @@ class EncoderLayer(nn.Module):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        k, v, seen = put_in_front(prefix, k, v, seen)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
         y = self.attention(y, k, v, seen, of_own(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -132,14 +132,14 @@ class DecoderLayer(nn.Module):
         own, cross = prefixes
         y = self.attention_norm(x)
         stream_k, stream_v = self.attention.keys(y)
-        k, v, seen = put_in_front(own, stream_k, stream_v, seen)
-        seen, x, y = read_at(reads, seen, x, y)
+        k, v, seen = prepend_prefix(own, stream_k, stream_v, seen)
+        seen, x, y = select_queries(reads, seen, x, y)
         bias = at_queries(reads, of_own(bias, k))
         y = self.attention(y, k, v, seen, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         cross_k, cross_v = self.cross.keys(source)
-        k, v, seen = put_in_front(cross, cross_k, cross_v, source_seen)
-        (seen,) = read_at(reads, seen)
+        k, v, seen = prepend_prefix(cross, cross_k, cross_v, source_seen)
+        (seen,) = select_queries(reads, seen)
         # Without a bias: T5 has one for a stream's attention to itself alone.
         y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
@@ -154,7 +154,7 @@ class DecoderLayer(nn.Module):
         """
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        own = write(own, k, v, column)
+        own = write_token(own, k, v, column)
         x = x + self.attention.recall(y, own, bias)
         x = x + self.cross.recall(self.cross_norm(x), cross)
         return x + self.mlp(self.mlp_norm(x), deterministic=True), own
@@ -228,7 +228,7 @@ class Backbone(nn.Module):
         x, bias = self._start(tokens, injection, deterministic)
         prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
         x, _ = self._decode(
-            x, prefixes, seen_before(tokens), bias, source, seen_of(tokens, batch.encoder),
+            x, prefixes, causal_mask(tokens), bias, source, bidirectional_mask(tokens, batch.encoder),
             deterministic=deterministic, reads=reads,
         )  # fmt: skip
         return x
@@ -262,16 +262,16 @@ class Backbone(nn.Module):
         x, bias = self._start(tokens, injection, True)
         own, cross = injection.decoder.prefix, injection.cross.prefix
         x, (k, v, cross_k, cross_v) = self._decode(
-            x, (_bare(own), _bare(cross)), seen_before(tokens), bias, source,
-            seen_of(tokens, batch.encoder), deterministic=True, keep=True,
+            x, (_bare(own), _bare(cross)), causal_mask(tokens), bias, source,
+            bidirectional_mask(tokens, batch.encoder), deterministic=True, keep=True,
         )  # fmt: skip
-        seen = remember(cross, cross_k, cross_v, batch.encoder.mask)
-        mine = remember(own, k, v, tokens.mask, room)
-        return x, Cache(mine, place(own, tokens.positions, room), seen)
+        seen = make_layer_caches(cross, cross_k, cross_v, batch.encoder.mask)
+        mine = make_layer_caches(own, k, v, tokens.mask, room)
+        return x, Cache(mine, column_positions(own, tokens.positions, room), seen)
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.decoder_layers, self.cfg.decoder_layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.decoder_layers, self.cfg.decoder_layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
@@ -280,7 +280,7 @@ class Backbone(nn.Module):
         """
         x, own = self.embed.word(ids), []
         # Before the bias is looked up: the token sees itself, at distance 0.
-        cache = write_positions(cache, positions, column)
+        cache = write_position(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
         for params, memory, cross in zip(
             layers, cache.self_attention, cache.cross or (), strict=True
@@ -325,7 +325,7 @@ class Backbone(nn.Module):
             places = columns + prefix.k.shape[2]
         bias = self._with_front(self.bias, bias, places, prefix)
         return run_stack(
-            self.layer, self.layers, x, _bare(prefix), seen_of(tokens, tokens), bias, **span,
+            self.layer, self.layers, x, _bare(prefix), bidirectional_mask(tokens, tokens), bias, **span,
             **self._way(deterministic),
         )[0]  # fmt: skip
 

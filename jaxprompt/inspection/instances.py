@@ -11,7 +11,7 @@ from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.inspection.learned_rows import show_tokens, unit_rows
-from jaxprompt.layers.instance import mean_vectors
+from jaxprompt.layers.instance import mean_prompt_vector
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs.restore import Trained
 from jaxprompt.training.evaluation import place_step, predict_scores
@@ -78,7 +78,7 @@ def _find_places(trained: Trained, part: Split, labels: np.ndarray, names: Seque
 
     def means(own: tree.Flat, others: tree.Flat, batch: Batch):
         params = tree.merge(own, others)
-        prompts = mean_vectors(scorer.model.inject(params, batch))
+        prompts = mean_prompt_vector(scorer.model.inject(params, batch))
         both = jnp.concatenate([_mean_word(scorer, params, batch), prompts], -1)
         return both.reshape(-1, choices, both.shape[-1])
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
-from jaxprompt.layers.dropout import draw_keep, thin
+from jaxprompt.layers.dropout import sample_keep_mask, apply_keep_mask
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
@@ -45,14 +45,14 @@ def attend(
         "act_heads"
     ):  # each device has the keys that its heads need
         k, v = (_spread_heads(x, shape[2]) for x in (k, v))
-    chosen = kernels.choose(
+    chosen = kernels.choose_kernel(
         kernel, sharding.current_target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
         length=q.shape[1], told=told, capped=cap > 0,
     )  # fmt: skip
     if chosen == "cudnn":
-        return kernels.cudnn(q, k, v, seen, bias, scale)
+        return kernels.cudnn_attention(q, k, v, seen, bias, scale)
     if chosen == "pallas":
-        return kernels.by_pallas(q, k, v, seen, bias, scale, cap)
+        return kernels.pallas_attention(q, k, v, seen, bias, scale, cap)
     mask, heads = _spread(seen), k.shape[2]
     if heads < shape[2]:  # the heads that share keys are rows more of these
         q, mask = _fold(q, heads), _repeat(mask, shape[2] // heads)
@@ -62,9 +62,9 @@ def attend(
         given = v, q, k, mask, bias
         return _unfold(recompute(mix, *given) if chosen == "recompute" else mix(*given), shape)
     probs = weigh(q, k, mask, bias)
-    keep = draw_keep(probs.shape, dropout, key)
+    keep = sample_keep_mask(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    thinned = lambda p, keep, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v)
+    thinned = lambda p, keep, v: einsum("bnts,bsnd->btnd", apply_keep_mask(p, keep, dropout), v)
     return _unfold(recompute(thinned, probs, keep, v), shape)
 
 
@@ -117,7 +117,7 @@ def _spread(seen: AttentionMask):
     return seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
 
 
-def recall(q, memory: LayerCache, bias=None, *, scale=None, cap=0.0):
+def attend_cached(q, memory: LayerCache, bias=None, *, scale=None, cap=0.0):
     """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
 
     The memory has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
@@ -215,7 +215,7 @@ class MultiHead(nn.Module):
 
     def recall_from(self, q, memory: LayerCache, bias=None):
         """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
-        return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
+        return self.out(attend_cached(q, memory, bias, scale=self.scale, cap=self.cap))
 
 
 class Attention(MultiHead):
@@ -237,7 +237,7 @@ class Attention(MultiHead):
         return self.probabilities(self.query(x), k, seen, bias)
 
 
-def put_in_front(prefix: Prefix | None, k, v, seen: AttentionMask):
+def prepend_prefix(prefix: Prefix | None, k, v, seen: AttentionMask):
     """Joins the prefix of one layer with the keys, values and mask of the text.
 
     [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, the mask
@@ -271,7 +271,7 @@ def put_in_front(prefix: Prefix | None, k, v, seen: AttentionMask):
     return k, v, seen
 
 
-def read_at(reads, seen: AttentionMask, *states):
+def select_queries(reads, seen: AttentionMask, *states):
     """Selects the queries at `reads`: int [B, M], or None for all of them.
 
     States are trees of [B, T, ...]. -> AttentionMask, states [B, M, ...]
@@ -287,7 +287,7 @@ def read_at(reads, seen: AttentionMask, *states):
     return AttentionMask(mask, few_queries=True), *jax.tree.map(pick, states)
 
 
-def seen_of(queries: Tokens, keys: Tokens) -> AttentionMask:
+def bidirectional_mask(queries: Tokens, keys: Tokens) -> AttentionMask:
     """Returns the mask by which each token sees the real tokens of its document."""
     own, others = queries.segments, keys.segments
     if own is None and others is None:
@@ -300,11 +300,11 @@ def seen_of(queries: Tokens, keys: Tokens) -> AttentionMask:
     return AttentionMask(same & keys.mask[:, None, :], keys.mask, segments=(own, others))
 
 
-def seen_before(tokens: Tokens) -> AttentionMask:
+def causal_mask(tokens: Tokens) -> AttentionMask:
     """Returns the causal mask: real tokens of the same document, in branch 0 or the same branch."""
     number = jnp.arange(tokens.mask.shape[1])
     order = number[:, None] >= number  # [T, T]
-    own = seen_of(tokens, tokens)
+    own = bidirectional_mask(tokens, tokens)
     # By columns and not by positions, which several tokens may share.
     mask = order & (own.mask[:, None, :] if own.mask.ndim == 2 else own.mask)  # [B, T, T]
     # Where lengths tell the mask no token is of a branch, see `Tokens`.

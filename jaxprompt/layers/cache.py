@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.layers.attention import put_in_front
+from jaxprompt.layers.attention import prepend_prefix
 from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 
-class Stack(NamedTuple):
+class StackedLayers(NamedTuple):
     """Stacked layers that a loop over tokens reads in place."""
 
     tree: Any  # leaves [L, ...]
@@ -37,16 +37,16 @@ def copies_layers(platform: str) -> bool:
     return platform != "tpu"
 
 
-def take_layers(tree, length: int) -> tuple | Stack:
-    """Returns the layers for a loop over tokens with `each_layer`."""
+def decoding_layers(tree, length: int) -> tuple | StackedLayers:
+    """Returns the layers for a loop over tokens with `iterate_layers`."""
     return (
-        unstack(tree, length) if copies_layers(current_target().platform) else Stack(tree, length)
+        unstack(tree, length) if copies_layers(current_target().platform) else StackedLayers(tree, length)
     )
 
 
-def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
+def iterate_layers(layers: tuple | StackedLayers, column) -> Iterable[Any]:
     """Returns the weights of each layer, inside a loop that counts `column`, int scalar >= 0."""
-    if not isinstance(layers, Stack):
+    if not isinstance(layers, StackedLayers):
         return layers
     # 0 at each turn, which the compiler does not know: else it would slice in front of the loop,
     # and keep the copies.
@@ -57,7 +57,7 @@ def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
     return map(take, range(layers.length))
 
 
-def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCache, ...]:
+def make_layer_caches(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCache, ...]:
     """Joins the prefix, the keys and values read so far, and `room` empty columns.
 
     [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
@@ -66,7 +66,7 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCac
     prefix = prefix and prefix._replace(positions=None)
     found = []
     for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
-        own_k, own_v, seen = put_in_front(front, own_k, own_v, AttentionMask(mask))
+        own_k, own_v, seen = prepend_prefix(front, own_k, own_v, AttentionMask(mask))
         # The mask is padded with False, so a column is hidden until a token is written there.
         k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
@@ -74,7 +74,7 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[LayerCac
     return tuple(found)
 
 
-def place(prefix: Prefix | None, positions, room: int):
+def column_positions(prefix: Prefix | None, positions, room: int):
     """Returns the positions of a memory's columns, -1 = no relative bias. int [B, T] -> [B, S]
 
     The columns of `room` are 0 until a token is written there.
@@ -87,7 +87,7 @@ def place(prefix: Prefix | None, positions, room: int):
     return _grow(positions, room)
 
 
-def write(memory: LayerCache, k, v, column) -> LayerCache:
+def write_token(memory: LayerCache, k, v, column) -> LayerCache:
     """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
     # All rows write the same column, so that a slice will do and no scatter is needed.
     put = jax.lax.dynamic_update_slice_in_dim
@@ -99,13 +99,13 @@ def write(memory: LayerCache, k, v, column) -> LayerCache:
     )
 
 
-def write_positions(cache: Cache, positions, column) -> Cache:
+def write_position(cache: Cache, positions, column) -> Cache:
     """Writes the position of the token in a column. int [B], int scalar"""
     put = jax.lax.dynamic_update_slice_in_dim
     return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
 
 
-def repeat_rows(cache: Cache, num_beams: int) -> Cache:
+def repeat_for_beams(cache: Cache, num_beams: int) -> Cache:
     """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
     own, positions = jax.tree.map(
         lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.self_attention, cache.positions)
@@ -113,7 +113,7 @@ def repeat_rows(cache: Cache, num_beams: int) -> Cache:
     return cache._replace(self_attention=own, positions=positions)
 
 
-def pick_beams(cache: Cache, parents) -> Cache:
+def select_beams(cache: Cache, parents) -> Cache:
     """Selects for each beam the cache of one of its row's beams, except `cross`. int [B, K] < K
 
     Selection is within a row: across rows, a mesh would send the whole cache around.

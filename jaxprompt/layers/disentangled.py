@@ -40,7 +40,7 @@ def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarra
     return np.clip(distance + span, 0, 2 * span - 1)
 
 
-def by_distance(scores, reads=None):
+def align_by_distance(scores, reads=None):
     """Moves scores of distances to their keys. [B, N, T, 2T] -> [B, N, T, T]
 
     In row i, entry e becomes that of key e - (T - 1) + i. Reading rows of 2T as rows of 2T - 1
@@ -172,12 +172,12 @@ class Disentangled(Attention):
         if "c2p" in self.terms:
             table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
             # q is scaled here as `attend` scales it for the content's term.
-            found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads)
+            found = align_by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads)
         if "p2c" in self.terms:
             # Seen from the keys the order of distances is the other one.
             table = (self.query if self.shared else self.position_query)(relative[_turned(rows)])
             scores = einsum("bsnd,end->bnse", k[:, front:] * scale, table, jnp.float32)
-            of_keys = by_distance(scores).swapaxes(2, 3)  # [B, N, T, T]
+            of_keys = align_by_distance(scores).swapaxes(2, 3)  # [B, N, T, T]
             if reads is not None:
                 of_keys = jnp.take_along_axis(of_keys, reads[:, None, :, None], axis=2)
             found = found + of_keys

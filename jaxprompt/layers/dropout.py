@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-def draw_keep(shape, rate: float, key):
+def sample_keep_mask(shape, rate: float, key):
     """Samples which elements are kept: False with probability `rate`. -> bool `shape`
 
     Whether an element is kept depends on its indices, not on the size of the last two axes, so
@@ -43,21 +43,21 @@ def _fold(keys, size: int):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def thin(x, keep, rate: float):
+def apply_keep_mask(x, keep, rate: float):
     """Zeroes the elements that are not kept and scales the rest by 1 / (1 - rate)."""
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 
 # Automatic differentiation keeps the zeroes too, an array as large as x in every layer.
-thin.defvjp(
-    lambda x, keep, rate: (thin(x, keep, rate), keep),
-    lambda rate, keep, g: (thin(g, keep, rate), None),
+apply_keep_mask.defvjp(
+    lambda x, keep, rate: (apply_keep_mask(x, keep, rate), keep),
+    lambda rate, keep, g: (apply_keep_mask(g, keep, rate), None),
 )
 
 
-def drop(x, rate: float, key):
+def dropout(x, rate: float, key):
     """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
-    return thin(x, draw_keep(x.shape, rate, key), rate)
+    return apply_keep_mask(x, sample_keep_mask(x.shape, rate, key), rate)
 
 
 class Dropout(nn.Module):
@@ -70,4 +70,4 @@ class Dropout(nn.Module):
         """Drops, unless deterministic."""
         if deterministic or self.rate == 0.0:
             return x
-        return drop(x, self.rate, self.make_rng("dropout"))
+        return dropout(x, self.rate, self.make_rng("dropout"))

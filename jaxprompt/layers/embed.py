@@ -29,7 +29,7 @@ def write_slots(x, slot, slots):
     return jnp.where((slot >= 0)[..., None], rows, x)
 
 
-def hide_slots(tokens: Tokens, slots_mask) -> Tokens:
+def mask_absent_slots(tokens: Tokens, slots_mask) -> Tokens:
     """Masks the positions of missing slot vectors. bool [B|1, S] or None"""
     if slots_mask is None:
         return tokens

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxprompt.types import Array, Role, Tokens
 
 
-class Hidden(NamedTuple):
+class MaskedText(NamedTuple):
     """Tokens with some of their text hidden."""
 
     tokens: Tokens  # [B, T]
@@ -17,7 +17,7 @@ class Hidden(NamedTuple):
     targets: Array  # int32 [B, M] what stood there, -1 = it was not hidden
 
 
-def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
+def mask_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> MaskedText:
     """Replaces a share of the text, at least one token, by the mask's id.
 
     Each token of Role.TEXT is hidden independently with probability `share`; a share of 0 hides
@@ -41,7 +41,7 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, places, axis=1), -1)
     hidden = jnp.zeros(text.shape, bool).at[jnp.arange(rows)[:, None], places].set(chosen)
     ids = jnp.where(hidden, mask, tokens.ids)
-    return Hidden(tokens._replace(ids=ids), places, targets)
+    return MaskedText(tokens._replace(ids=ids), places, targets)
 
 
 def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tuple[Tokens, Array]:

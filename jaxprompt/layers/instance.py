@@ -15,14 +15,14 @@ _KERNELS = (3, 4, 5)  # words that a convolution reads at once, as in the releas
 _PARTS = 100_000  # a share is rounded to so many parts, so that counting is exact
 
 
-class Words(NamedTuple):
+class FirstWords(NamedTuple):
     """The first words of texts."""
 
     ids: jnp.ndarray  # int32 [B, W], 0 where there is none
     mask: jnp.ndarray  # bool [B, W], False = the text has no such word
 
 
-def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
+def first_words(tokens: Tokens, share: float, count: int = 0) -> FirstWords:
     """Returns the first `count` tokens of each text, 0 = all, within its first `share`.
 
     Only tokens of Role.TEXT count, not those of the template, special tokens or padding. A share of
@@ -36,7 +36,7 @@ def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
     ids = jnp.pad(ids, ((0, 0), (0, count - ids.shape[1])))
     used = _part_of(text.sum(1, dtype=jnp.int32), share)
     mask = jnp.arange(count) < used[:, None]
-    return Words(jnp.where(mask, ids, 0), mask)
+    return FirstWords(jnp.where(mask, ids, 0), mask)
 
 
 def _part_of(count, share: float):
@@ -45,7 +45,7 @@ def _part_of(count, share: float):
     return -(-count * exact.numerator // exact.denominator)
 
 
-class Encoder(nn.Module):
+class InstanceEncoder(nn.Module):
     """Computes vectors from word embeddings. [B, W, E], bool [B, W] -> [B, P, width]
 
     The kinds are those of the paper (appendix A.3): "cnn" is three convolutions and max-pooling
@@ -93,7 +93,7 @@ class Encoder(nn.Module):
         return jnp.where(mask[..., None], found, 0.0).max(1)
 
 
-def make_vectors(
+def instance_vectors(
     rows: nn.Module, tokens: Tokens, *, length: int, share: float, kind: str, hidden: int,
     scale: float,
 ):  # fmt: skip
@@ -107,13 +107,13 @@ def make_vectors(
         return rows(words.ids), words.mask
     words = first_words(tokens, share)
     hidden = hidden or _WIDTHS[kind]
-    encoder = Encoder(kind, hidden, length, rows.width, scale, name="encoder")
+    encoder = InstanceEncoder(kind, hidden, length, rows.width, scale, name="encoder")
     there = words.mask.any(1, keepdims=True)
     vectors = encoder(rows(words.ids), words.mask)
     return vectors, jnp.broadcast_to(there, vectors.shape[:2])
 
 
-def mean_vectors(injection: Injection):
+def mean_prompt_vector(injection: Injection):
     """Averages the unmasked vectors of each text's prompt. -> float32 [B, X]
 
     These are soft tokens, or the concatenated keys and values of all layers with a prefix. The mean

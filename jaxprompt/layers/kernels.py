@@ -18,13 +18,13 @@ from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import AttentionMask, AttentionWindow
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
-FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
+MIN_FLASH_LENGTH = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
 _EVEN = 2  # what cuDNN's lengths are multiples of in training
 _BLOCKS = (640, 512, 384, 256, 128)  # queries or keys that a TPU's kernel takes at a time
 _LANES = 128  # what its lengths are multiples of
 
 
-def choose(
+def choose_kernel(
     kernel: str, target: Target, *, dtype, head_dim: int, dropped: bool, length: int, told: bool,
     capped: bool = False,
 ) -> str:  # fmt: skip
@@ -42,7 +42,7 @@ def choose(
     gpu = target.platform == "gpu" and target.capability >= 8
     if narrow and gpu and head_dim <= 128 and not capped:
         return "cudnn"
-    long = length >= FLASH_FROM or kernel == "fused"
+    long = length >= MIN_FLASH_LENGTH or kernel == "fused"
     # The kernel takes no other width above 128.
     fits = head_dim <= 128 or head_dim == 256
     if narrow and target.platform == "tpu" and fits and told and long:
@@ -50,16 +50,16 @@ def choose(
     return "recompute" if kernel == "fused" else "einsum"
 
 
-def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
+def has_fused_kernel(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
     """Returns whether a target has a fused kernel for a backbone's attention over a text."""
-    chosen = choose(
+    chosen = choose_kernel(
         cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
         told=True, capped=getattr(cfg, "cap", 0.0) > 0,
     )  # fmt: skip
     return chosen in ("cudnn", "pallas")
 
 
-def cudnn(q, k, v, seen: AttentionMask, bias, scale: float):
+def cudnn_attention(q, k, v, seen: AttentionMask, bias, scale: float):
     """Attends by cuDNN. [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]"""
     (rows, queries, heads, _), keys = q.shape, k.shape[1]
     counts = seen.lengths is not None
@@ -120,14 +120,14 @@ def _map_alike(size, is_mapped, arrays):
 _batch_alike.defvjp(lambda arrays: (_alike(arrays), None), lambda _, given: (given,))
 
 
-def by_pallas(q, k, v, seen: AttentionMask, bias, scale: float, cap: float = 0.0):
+def pallas_attention(q, k, v, seen: AttentionMask, bias, scale: float, cap: float = 0.0):
     """Attends with a TPU kernel of JAX; `seen.keys` is required.
 
     [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention supports
     windows, soft caps and shared key heads; flash attention supports a bias.
     """
     if seen.keys is None:
-        raise ValueError("the kernel needs AttentionMask.keys, which is None; see `choose`")
+        raise ValueError("the kernel needs AttentionMask.keys, which is None; see `choose_kernel`")
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
     splash = bias is None and bool(seen.window or cap or k.shape[2] < heads)

@@ -58,7 +58,7 @@ class LayerNorm(nn.Module):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def scale_to_unit(x, scale, eps: float):
+def rms_normalize(x, scale, eps: float):
     """Computes x / sqrt(mean(x^2) + eps) * scale in float32. [..., H] -> [..., H]"""
     return _scale_to_unit(x, scale, eps)[0]
 
@@ -80,7 +80,7 @@ def _unit_gradients(eps, kept, g):
     return dx.astype(g.dtype), dscale.astype(scale.dtype)
 
 
-scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
+rms_normalize.defvjp(_scale_to_unit, _unit_gradients)
 
 
 class RMSNorm(nn.Module):
@@ -98,4 +98,4 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         # In float32, as transformers' Gemma: in bfloat16 1 + w would lose most of w.
         scale = scale.astype(jnp.float32) + self.offset if self.offset else scale
-        return scale_to_unit(x, scale, self.eps)
+        return rms_normalize(x, scale, self.eps)

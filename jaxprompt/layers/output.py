@@ -10,11 +10,11 @@ from jaxprompt.layers.capping import soft_cap
 from jaxprompt.parallel.sharding import constrain, num_shards
 from jaxprompt.types import ABSENT, Array
 
-GROUP = 128  # tokens
+GROUP_SIZE = 128  # tokens
 TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
 
 
-class Scored(NamedTuple):
+class VocabScores(NamedTuple):
     """The scores of each target. Arrays are [B, M]."""
 
     logp: Array  # float32, its log-probability, ABSENT = there is no target
@@ -24,7 +24,7 @@ class Scored(NamedTuple):
 
 def score_targets(
     features, table, bias, targets, *, block: int, chances=None, cap: float = 0.0
-) -> Scored:
+) -> VocabScores:
     """Scores targets among the whole vocabulary; with chances, also samples a token with each.
 
     [B, M, X], [V, X], [V] or None, int [B, M] with -1 = none, float32 [B, M] in [0, 1) -> [B, M]
@@ -56,7 +56,7 @@ def score_targets(
     chances = None if chances is None else cut(chances)
     found = _score(cap)(cut(features), table, bias, cut(jnp.where(there, targets, 0)), chances)
     logp, hit, drawn = jax.tree.map(join, found)
-    return Scored(jnp.where(there, logp, ABSENT), hit & there, drawn)
+    return VocabScores(jnp.where(there, logp, ABSENT), hit & there, drawn)
 
 
 # J blocks, D devices that a batch is divided over, R positions of a device in a block.
@@ -160,12 +160,12 @@ def _draw(logits, norm, chance):
     the Gumbel-max trick, which needs a random number for each token, far slower.
     """
     *rows, vocab = logits.shape
-    widths = [(0, 0), (0, 0), (0, -vocab % GROUP)]
-    wide = jnp.pad(logits, widths, constant_values=-jnp.inf).reshape(*rows, -1, GROUP)
+    widths = [(0, 0), (0, 0), (0, -vocab % GROUP_SIZE)]
+    wide = jnp.pad(logits, widths, constant_values=-jnp.inf).reshape(*rows, -1, GROUP_SIZE)
     group, rest = _fall(jnp.exp(wide - norm[..., None, None]).sum(-1), chance)
     own = jnp.take_along_axis(wide, group[..., None, None], axis=2)[..., 0, :]
     place, _ = _fall(jnp.exp(own - norm[..., None]), rest)
-    return jnp.minimum(group * GROUP + place, vocab - 1)  # rounding may point behind the last
+    return jnp.minimum(group * GROUP_SIZE + place, vocab - 1)  # rounding may point behind the last
 
 
 def _fall(shares, chance):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import each_layer, pick_beams, repeat_rows
+from jaxprompt.layers.cache import iterate_layers, select_beams, repeat_for_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, place
 from jaxprompt.tree import Params
@@ -83,7 +83,7 @@ def generate(
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
         column = opened + count
-        weights = each_layer(layers, column)
+        weights = iterate_layers(layers, column)
         x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
         return _score(inner, x), cache
 
@@ -192,14 +192,14 @@ def _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, rea
     def step(carry):
         beam, cache = carry
         # Before the token is read: its column goes behind those of the beam that it continues.
-        cache = pick_beams(cache, beam.parents)
+        cache = select_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
 
     ids = jnp.repeat(ids[:, None], num_beams, axis=1)
     none = jnp.zeros((rows, num_beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    cache = repeat_rows(cache, num_beams)
+    cache = repeat_for_beams(cache, num_beams)
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     # The first end id is meant, since the pad id may be the same.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.layers.embed import hide_slots
+from jaxprompt.layers.embed import mask_absent_slots
 from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.layers.reading import without_arrays
@@ -223,10 +223,10 @@ def count_reads(batch: Batch) -> Batch:
 
 def place(batch: Batch, injection: Injection) -> Batch:
     """Masks the positions of slot vectors that an injection leaves out."""
-    encoder = hide_slots(batch.encoder, injection.encoder.slots_mask)
+    encoder = mask_absent_slots(batch.encoder, injection.encoder.slots_mask)
     decoder = batch.decoder
     if decoder is not None:
-        decoder = hide_slots(decoder, injection.decoder.slots_mask)
+        decoder = mask_absent_slots(decoder, injection.decoder.slots_mask)
     return batch._replace(encoder=encoder, decoder=decoder)
 
 

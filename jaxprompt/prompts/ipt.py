@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, at_least, choose
-from jaxprompt.layers.instance import ENCODERS, make_vectors
+from jaxprompt.layers.instance import ENCODERS, instance_vectors
 from jaxprompt.layers.prefix import parse_layers, place_vectors
 from jaxprompt.layers.word_rows import WordRows, export_rows, pack_ids, restore_rows, start_table
 from jaxprompt.prompts import Method, Source, Take
@@ -116,7 +116,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Computes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
-        vectors, there = make_vectors(
+        vectors, there = instance_vectors(
             self.table(), batch.encoder, length=self.length, share=self.utilization,
             kind=self.encoder, hidden=self.hidden, scale=self.scale,
         )  # fmt: skip

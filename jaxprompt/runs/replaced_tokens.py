@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
-from jaxprompt.layers.output import Scored
+from jaxprompt.layers.output import VocabScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
@@ -100,7 +100,7 @@ def generator_config(
     }
 
 
-def replace(batch: Batch, scored: Scored) -> Batch:
+def replace(batch: Batch, scored: VocabScores) -> Batch:
     """Replaces target tokens by sampled ones, and labels each token as replaced or not.
 
     A sampled token that equals the original counts as original.

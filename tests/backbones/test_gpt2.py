@@ -24,7 +24,7 @@ from pairs import (
 
 from jaxprompt.backbones.gpt2 import make_config
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, seen_before
+from jaxprompt.layers.attention import Attention, causal_mask
 from jaxprompt.layers.mlp import Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.types import Injection, Prefix, Stream
@@ -106,7 +106,7 @@ def test_modules(pairs, kind):
     assert_near(found, seen["transformer.drop"][2], MODULE)
     scale = None if kind != "unscaled" else 1.0
     attention = Attention(c.width, c.heads, c.width // c.heads, scale=scale)
-    mask, real = seen_before(batch.encoder), batch.encoder.mask
+    mask, real = causal_mask(batch.encoder), batch.encoder.mask
 
     def check(name, module, params):
         args, _, out = seen[f"transformer.{name}"]

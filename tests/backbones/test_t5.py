@@ -27,7 +27,7 @@ from pairs import (
 from jaxprompt.backbones.t5 import _attention
 from jaxprompt.errors import InputError
 from jaxprompt.heads.verbalizer import log_probabilities
-from jaxprompt.layers.attention import seen_before
+from jaxprompt.layers.attention import causal_mask
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
@@ -144,7 +144,7 @@ def test_modules(pairs, kind):
     with recorded(pair.torch, {kinds.upper() + part for part in parts}) as seen:
         output = run_torch(pair, batch)
     bound = pair.module.bind({"params": params})
-    masks = {"encoder": AttentionMask(batch.encoder.mask), "decoder": seen_before(batch.decoder)}
+    masks = {"encoder": AttentionMask(batch.encoder.mask), "decoder": causal_mask(batch.decoder)}
     count = 0
 
     def check(name, module, params, *args, **flags):

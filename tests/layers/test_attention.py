@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill
 
-from jaxprompt.layers.attention import Attention, attend, put_in_front, seen_before, seen_of
+from jaxprompt.layers.attention import Attention, attend, prepend_prefix, causal_mask, bidirectional_mask
 from jaxprompt.types import AttentionMask, Prefix, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8
@@ -171,7 +171,7 @@ def test_prefix_stands_in_front_of_the_keys(rows, mask):
     prefix = Prefix(
         draw(rows, length, N, D), draw(rows, length, N, D), np.array([[True, False]] * rows)
     )
-    k, v, seen = put_in_front(prefix, K, V, AttentionMask(mask))
+    k, v, seen = prepend_prefix(prefix, K, V, AttentionMask(mask))
     spread = lambda y: np.broadcast_to(y, (B, *y.shape[1:]))
     assert_equal(k, np.concatenate([spread(prefix.k), K], 1))
     assert_equal(v, np.concatenate([spread(prefix.v), V], 1))
@@ -181,17 +181,17 @@ def test_prefix_stands_in_front_of_the_keys(rows, mask):
     assert_close(attend(Q, k, v, seen), reference(Q, *map(np.array, (k, v, seen.mask))))
     assert np.abs(attend(Q, k, v, seen) - attend(Q, K, V, AttentionMask(mask))).max() > 0.01
     none = prefix._replace(mask=np.zeros((rows, length), bool))
-    masked = attend(Q, *put_in_front(none, K, V, AttentionMask(mask)))
+    masked = attend(Q, *prepend_prefix(none, K, V, AttentionMask(mask)))
     assert_close(masked, attend(Q, K, V, AttentionMask(mask)), rtol=1e-6)
 
 
 def test_prefix_takes_the_dtype_of_the_stream():
     prefix = Prefix(draw(1, 2, N, D), draw(1, 2, N, D), np.ones((1, 2), bool))
     half = jnp.asarray(K, jnp.bfloat16)
-    k, v, _ = put_in_front(prefix, half, half, AttentionMask(MASK))
+    k, v, _ = prepend_prefix(prefix, half, half, AttentionMask(MASK))
     assert k.dtype == v.dtype == jnp.bfloat16
     seen = AttentionMask(MASK)
-    assert put_in_front(None, K, V, seen) == (K, V, seen)
+    assert prepend_prefix(None, K, V, seen) == (K, V, seen)
 
 
 def test_causal_mask_keeps_branches_apart():
@@ -199,7 +199,7 @@ def test_causal_mask_keeps_branches_apart():
     types = np.array([[0, 0, 0, 1, 1, 2, 2, 0], [0, 0, 1, 2, 1, 0, 2, 2]], np.int32)
     mask = np.array([[0, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1, 1]], bool)
     none = np.zeros_like(types)
-    found = np.array(seen_before(Tokens(none, mask, none - 1, none, types, none)).mask)
+    found = np.array(causal_mask(Tokens(none, mask, none - 1, none, types, none)).mask)
     expected = np.zeros((2, 8, 8), bool)
     for b, t, s in np.ndindex(expected.shape):
         sees = types[b, s] in (0, types[b, t])
@@ -217,7 +217,7 @@ def test_documents_see_themselves():
     none = np.zeros_like(types)
     queries = Tokens(none, segments > 0, none - 1, none, types, none, segments)
     keys = Tokens(*(x[:, 1:5] for x in queries[:-1]))
-    found, causal = np.array(seen_of(queries, keys).mask), np.array(seen_before(queries).mask)
+    found, causal = np.array(bidirectional_mask(queries, keys).mask), np.array(causal_mask(queries).mask)
     assert found.shape == (2, 6, 4) and causal.shape == (2, 6, 6)
     for b, t, s in np.ndindex(causal.shape):
         own = segments[b, t] == segments[b, s] > 0
@@ -230,9 +230,9 @@ def test_one_text_a_row_has_the_mask_of_its_tokens():
     mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
     none = np.zeros((2, 3), np.int32)
     tokens = Tokens(none, mask, none - 1, none, none, none)
-    assert seen_of(tokens, tokens).mask is mask
+    assert bidirectional_mask(tokens, tokens).mask is mask
     with pytest.raises(TypeError):  # told apart on one side alone
-        seen_of(tokens, tokens._replace(segments=none))
+        bidirectional_mask(tokens, tokens._replace(segments=none))
 
 
 def test_the_gradient_of_a_prefix_is_summed_in_float32():
@@ -243,7 +243,7 @@ def test_the_gradient_of_a_prefix_is_summed_in_float32():
 
     def loss(k, v):
         seen = AttentionMask(np.ones((rows, 1), bool))
-        joined = put_in_front(Prefix(k, v, None), own, own, seen)[:2]
+        joined = prepend_prefix(Prefix(k, v, None), own, own, seen)[:2]
         return sum((x[:, :2] * out).astype(jnp.float32).sum() for x in joined)
 
     prefix = draw(1, 2, N, D)

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
-from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
+from jaxprompt.layers.attention import attend, prepend_prefix, causal_mask, bidirectional_mask
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
@@ -51,7 +51,7 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
 )
 def test_choice(target, asked, changes, chosen):
     given = dict(dtype="bfloat16", head_dim=64, dropped=False, length=64, told=True) | changes
-    assert kernels.choose(asked, target, **given) == chosen
+    assert kernels.choose_kernel(asked, target, **given) == chosen
 
 
 def draw(seed, *shape):
@@ -91,11 +91,11 @@ def make(name):
     tokens = tokens_of(rows, length, segments=segments)
     if left:
         tokens = tokens._replace(mask=tokens.mask[:, ::-1], lengths=None)
-    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
+    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     q, k, v = (draw(i, rows, length, N, D) for i in range(3))
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = put_in_front(prefix, k, v, seen)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
     bias = 2 * draw(5, biased, N, length, length + front) if biased else None
     return (q, k, v, bias), seen, tokens.mask
 
@@ -164,13 +164,13 @@ def interpreted(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    compare(kernels.by_pallas, name)
+    compare(kernels.pallas_attention, name)
 
 
 @pytest.mark.default_cases("left")
 @pytest.mark.parametrize("name", SHARED)
 def test_tpus_kernel_where_heads_share_keys(name, interpreted):
-    compare_shared(kernels.by_pallas, name)
+    compare_shared(kernels.pallas_attention, name)
 
 
 # Tokens, prefix, columns of the window, prefix outside of it, cap, heads, local, causal.
@@ -200,17 +200,17 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
     length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
     tokens = tokens_of(4, length)
     q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
-    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
+    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = put_in_front(prefix, k, v, seen)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
     place, column = front + np.arange(length)[:, None], np.arange(front + length)
     near = (abs(column - place) < columns) | (column < front * out) | (not local)
     mask = (seen.mask if causal else seen.mask[:, None]) & near
 
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
-        pick = lambda local: kernels.by_pallas(
+        pick = lambda local: kernels.pallas_attention(
             q,
             k,
             v,
@@ -239,13 +239,13 @@ def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
     """Splash attention takes no bias, and flash attention knows no window."""
     (q, k, v, _), seen, _ = make("causal")
     seen = seen._replace(window=AttentionWindow(7, True))
-    chosen, inner = [], kernels.choose
+    chosen, inner = [], kernels.choose_kernel
 
     def choose(*args, **how):
         chosen.append(inner("fused", TPU, **how))
         return "einsum"
 
-    monkeypatch.setattr(kernels, "choose", choose)
+    monkeypatch.setattr(kernels, "choose_kernel", choose)
     attend(q, k, v, seen, None if bias is None else jnp.full((1, N, 40, 40), bias))
     assert chosen == taken
 
@@ -269,7 +269,7 @@ def described(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel(name, described):
-    compare(kernels.cudnn, name)
+    compare(kernels.cudnn_attention, name)
     length, front, causal, segments, biased, left = CASES[name]
     by_mask = left or segments
     (how,) = described[:1]
@@ -280,7 +280,7 @@ def test_gpus_kernel(name, described):
 
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_where_heads_share_keys(name, described):
-    compare_shared(kernels.cudnn, name)
+    compare_shared(kernels.cudnn_attention, name)
     assert described
 
 
@@ -295,13 +295,13 @@ def on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel_on_a_gpu(name, on_a_gpu):
-    compare(kernels.cudnn, name)
+    compare(kernels.cudnn_attention, name)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_on_a_gpu_where_heads_share_keys(name, on_a_gpu):
-    compare_shared(kernels.cudnn, name)
+    compare_shared(kernels.cudnn_attention, name)
 
 
 @pytest.mark.gpu
@@ -316,7 +316,7 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
         one = lambda x: kernel(q + x, k, v, seen, bias, D**-0.5)
         return np.float32(jax.jit(with_placement(place, jax.vmap(one)))(more))
 
-    assert_near(over(kernels.cudnn)[:, real], over(plainly)[:, real])
+    assert_near(over(kernels.cudnn_attention)[:, real], over(plainly)[:, real])
 
 
 def test_rows_of_no_keys_stay_finite(described, interpreted):
@@ -326,8 +326,8 @@ def test_rows_of_no_keys_stay_finite(described, interpreted):
         jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
     )
     for seen in (none, none._replace(lengths=None)):
-        assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
-    assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()
+        assert np.isfinite(np.float32(kernels.cudnn_attention(q, k, v, seen, None, 1.0))).all()
+    assert np.isfinite(np.float32(kernels.pallas_attention(q, k, v, none, None, 1.0))).all()
 
 
 def test_mapped_over_runs_every_array_has_the_axis_in_front():

@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.layers.hiding import hide_text
+from jaxprompt.layers.hiding import mask_text
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
@@ -267,7 +267,7 @@ def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
     batch, key = make_batch(masks), jax.random.key(0)
     seen = jax.tree.map(np.array, model.prompt._hide_words(batch, key))
     hidden = jax.tree.map(
-        np.array, hide_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
+        np.array, mask_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
     )
     words = [WORDS[label][0] for label in batch.labels]
     assert {len(word) for word in words} == {1, 2}

@@ -12,7 +12,7 @@ from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_p
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.layers.instance import Encoder, _part_of, first_words, mean_vectors
+from jaxprompt.layers.instance import InstanceEncoder, _part_of, first_words, mean_prompt_vector
 from jaxprompt.layers.word_rows import (
     WordRows,
     hash_rows,
@@ -182,7 +182,7 @@ def test_the_convolutions_are_torchs():
     torch.manual_seed(0)
     x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
     mask = np.arange(9) < lengths[:, None]
-    ours = Encoder("cnn", 4, 5, 7, 0.3)
+    ours = InstanceEncoder("cnn", 4, 5, 7, 0.3)
     params = ours.init(jax.random.key(1), jnp.asarray(x), jnp.asarray(mask))["params"]
     features = []
     for size in (3, 4, 5):
@@ -208,7 +208,7 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
     torch.manual_seed(0)
     x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
     mask = np.arange(9) < lengths[:, None]
-    ours = Encoder("lstm", 4, 5, 7, 0.3)
+    ours = InstanceEncoder("lstm", 4, 5, 7, 0.3)
     words, there = jnp.asarray(x), jnp.asarray(mask)
     params = fill(jax.eval_shape(lambda: ours.init(jax.random.key(1), words, there)["params"]))
     lstm = torch.nn.LSTM(6, 4, 3, bidirectional=True, batch_first=True)
@@ -241,10 +241,10 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
 def test_soft_tokens_that_are_there_are_averaged():
     slots = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
     there = np.array([[1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
-    found = mean_vectors(Injection(Stream(slots=slots, slots_mask=there)))
+    found = mean_prompt_vector(Injection(Stream(slots=slots, slots_mask=there)))
     expected = np.stack([slots[0, [0, 1, 3]].mean(0), slots[1, 1], np.zeros(5)])
     assert_close(found, expected)
-    assert_close(mean_vectors(Injection(Stream(slots=slots))), slots.mean(1))
+    assert_close(mean_prompt_vector(Injection(Stream(slots=slots))), slots.mean(1))
 
 
 def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side():
@@ -252,7 +252,7 @@ def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side(
     k, v = np.random.default_rng(0).normal(size=(2, 3, 2, 4, 2, 5)).astype(np.float32)
     there = np.zeros((3, 2, 4), bool)  # [L, B, P]: of the layers the first has none
     there[1, :, :3], there[2, 0, 1:] = True, True
-    found = mean_vectors(Injection(Stream(prefix=Prefix(k, v, there))))
+    found = mean_prompt_vector(Injection(Stream(prefix=Prefix(k, v, there))))
     for text in range(2):
         rows = [
             np.concatenate([part[layer, text, place, head] for head in (0, 1) for part in (k, v)])

@@ -17,7 +17,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.errors import InputError
-from jaxprompt.layers.output import Scored
+from jaxprompt.layers.output import VocabScores
 from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.runs.replaced_tokens import (
     Pair,
@@ -201,7 +201,7 @@ def test_replacing_is_that_of_the_data():
     draw = np.random.default_rng(1)
     drawn = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
     expected = rtd.replace(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
-    found = replace(batch, Scored(None, None, np.int32(drawn)))
+    found = replace(batch, VocabScores(None, None, np.int32(drawn)))
     assert_equal(found.encoder.ids, expected.ids)
     labels = np.where(batch.encoder.mask, expected.labels, -1)
     assert_equal(found.targets, labels)

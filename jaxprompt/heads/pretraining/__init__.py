@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.capping import logit_cap
-from jaxprompt.layers.output import Scored, score_targets
+from jaxprompt.layers.output import VocabScores, score_targets
 from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.types import ABSENT, Array, Batch
@@ -23,7 +23,7 @@ class TargetHead(Scores):
     draws: bool = False
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool) -> Scored:
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool) -> VocabScores:
         """Scores the targets."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
