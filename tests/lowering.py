@@ -11,7 +11,7 @@ import optax
 import probes
 from tiny import CAUSAL, CONFIGS, MODEL_HEADS, block_sizes, make_batch
 
-from jaxprompt.backbones import for_words, make_backbone
+from jaxprompt.backbones import make_backbone, with_lm_states
 from jaxprompt.heads import linear, make_head, verbalizer
 from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
@@ -147,7 +147,7 @@ def make_model(case: Case):
         stack="scan", dropout=case.dropout, attention=case.attention,
     )  # fmt: skip
     own = (case.kind,) if case.kind == "mask_decoder" else ()
-    backbone = for_words(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
+    backbone = with_lm_states(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
     if case.work == "adapt" and case.family == "electra":
         pair = replaced_tokens.make_pair(make(hf, ("mlm",)), backbone)
         return pair, replaced_tokens.make_objectives()

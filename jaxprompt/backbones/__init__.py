@@ -72,7 +72,7 @@ def make_backbone(
     return module.Backbone(module.make_config(hf, **changes))
 
 
-def for_words(module: nn.Module) -> nn.Module:
+def with_lm_states(module: nn.Module) -> nn.Module:
     """Returns a backbone that computes the states for its LM head, as most always do."""
     if "mask_decoder" not in module.cfg.model_heads:
         return module

@@ -17,13 +17,13 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, bidirectional_mask
+from jaxprompt.layers.attention import Attention, bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
         # Layers that share parameters are stored once.
         stored = max(c.takes) + 1 if c.takes else c.layers
         init = init_stack(self.layer, stored, jnp.zeros((1, 2, c.width)), *self.example())
-        self.layers = declare(self, "layers", init)
+        self.layers = declare_param(self, "layers", init)
         if "pooler" in c.model_heads:
             self.pooler = nn.Dense(c.width, dtype=c.dtype)
         if "mlm" in c.model_heads:
@@ -196,7 +196,7 @@ class Encoder(nn.Module):
         """Encodes a batch: [B, T, H], or [B, M, H] at the positions `reads` [B, M]."""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.cached, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.

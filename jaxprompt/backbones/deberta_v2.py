@@ -23,14 +23,14 @@ from jaxprompt.convert.names.deberta import (
     read_terms,
 )
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import prepend_prefix, select_queries, bidirectional_mask
+from jaxprompt.layers.attention import bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.disentangled import Disentangled
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import einsum
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import NO_LIMIT, AttentionMask, Batch, Dims, Prefix
@@ -239,7 +239,7 @@ class Backbone(Encoder):
         gave; keys and values are the states' both times (released code, emd_context_layer).
         """
         found = x + self.mask_decoder(tokens.positions)
-        found = found if reads is None else take(found, reads)
+        found = found if reads is None else select_positions(found, reads)
         for turn in range(2):
             # The layer has one number: its dropout is another each time.
             own = None if key is None else jax.random.fold_in(key, self.cfg.layers + turn)

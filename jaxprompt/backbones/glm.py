@@ -17,14 +17,14 @@ from flax import linen as nn
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import causal_mask, bidirectional_mask
-from jaxprompt.layers.cache import make_layer_caches, decoding_layers
+from jaxprompt.layers.attention import bidirectional_mask, causal_mask
+from jaxprompt.layers.cache import decoding_layers, make_layer_caches
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.prefix import put_behind
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.stack import declare, init_stack, run_stack
+from jaxprompt.layers.prefix import append_to_prefix
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.stack import declare_param, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, Prefix, Role, Tokens
 
@@ -71,7 +71,7 @@ class Backbone(nn.Module):
         x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
+        self.layers = declare_param(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
         self.norm = LayerNorm(c.eps)
 
     @property
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
         own = []
         for params, memory in zip(layers, cache.self_attention, strict=True):
-            params = restore_at(params, x)
+            params = dequantize_layer(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
         return self.norm(x), cache._replace(self_attention=tuple(own))
@@ -157,7 +157,7 @@ class Backbone(nn.Module):
         prefix = prefix and prefix._replace(positions=None)
         how = how | dict(fresh=slots is None)
         x, (k, v) = self._run(x, prefix, bidirectional_mask(tokens, tokens), deterministic, **how)
-        return x, put_behind(prefix, k, v, tokens.mask)
+        return x, append_to_prefix(prefix, k, v, tokens.mask)
 
     def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
         tokens = batch.decoder_tokens

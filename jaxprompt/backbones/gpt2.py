@@ -17,15 +17,21 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, causal_mask
-from jaxprompt.layers.cache import column_positions, make_layer_caches, decoding_layers, write_token, write_position
+from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
+from jaxprompt.layers.cache import (
+    column_positions,
+    decoding_layers,
+    make_layer_caches,
+    write_position,
+    write_token,
+)
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.prefix import put_behind
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.prefix import append_to_prefix
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, LayerCache, Prefix, Tokens
 
@@ -177,7 +183,7 @@ class Decoder(nn.Module):
         _, (k, v) = self._read(
             batch, injection, deterministic=deterministic, keep=True, reads=first
         )
-        return put_behind(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
+        return append_to_prefix(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Processes the input, with room for more tokens. -> states [B, T, H], the cache"""
@@ -197,7 +203,7 @@ class Decoder(nn.Module):
         """
         x, own = self.embed(ids, positions, deterministic=True), []
         for params, memory in zip(layers, cache.self_attention, strict=True):
-            params = restore_at(params, x)
+            params = dequantize_layer(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
         return self.norm(x), write_position(
@@ -224,7 +230,7 @@ class Decoder(nn.Module):
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.cached, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
@@ -253,7 +259,7 @@ class Backbone(Decoder):
         x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
+        self.layers = declare_param(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
         self.norm = LayerNorm(c.eps)
         if not c.tied:
             self.lm = Table(c.rows or c.vocab, c.width, c.dtype)

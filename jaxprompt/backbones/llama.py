@@ -34,15 +34,15 @@ from jaxprompt.convert.llama_fields import (
 )
 from jaxprompt.convert.rope import Turning, read_turning
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import prepend_prefix, select_queries, causal_mask
-from jaxprompt.layers.cache import write_token, write_position
+from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queries
+from jaxprompt.layers.cache import write_position, write_token
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import QuantizedTable, restore_at
-from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.quantized import QuantizedTable, dequantize_layer
+from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     AttentionMask,
@@ -99,11 +99,11 @@ class HeadNormed(RotaryAttention):
 
     def keys(self, x, turns):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, G, D]"""
-        return turn(self.key_norm(self.key(x)), turns), self.value(x)
+        return rotate(self.key_norm(self.key(x)), turns), self.value(x)
 
     def queries(self, x, turns):
         """Projects what attends. [B, T, H] -> [B, T, N, D]"""
-        return turn(self.query_norm(self.query(x)), turns)
+        return rotate(self.query_norm(self.query(x)), turns)
 
 
 class Item(NamedTuple):
@@ -266,7 +266,7 @@ class Backbone(Decoder):
             places,
             self._turns(places),
         )
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
+        self.layers = declare_param(self, "layers", init_stack(self.layer, c.layers, x, *example))
         self.norm = c.norm()
         if not c.tied:
             self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
@@ -298,7 +298,7 @@ class Backbone(Decoder):
         kinds = self.cfg.is_local
         for params, memory, is_local in zip(layers, cache.self_attention, kinds, strict=True):
             x, memory = self.layer.apply(
-                {"params": restore_at(params, x)}, x, memory, column, is_local, positions,
+                {"params": dequantize_layer(params, x)}, x, memory, column, is_local, positions,
                 cache.positions, turns, method="step",
             )  # fmt: skip
             own.append(memory)
@@ -324,12 +324,14 @@ class Backbone(Decoder):
 
     @nn.nowrap
     def _turns(self, positions):
-        return tuple(make_turns(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings)
+        return tuple(
+            make_rotations(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings
+        )
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.cached, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
         how = how | dict(first=self.cfg.skip, fresh=slots is None)

@@ -25,12 +25,12 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.convert.names.modernbert import read_biases
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import prepend_prefix, select_queries, bidirectional_mask
+from jaxprompt.layers.attention import bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import LayerNorm, normalize
-from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
+from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotary_frequencies
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
@@ -192,8 +192,8 @@ class Backbone(Encoder):
         """Returns the other arguments of a layer, besides its input."""
         c = self.cfg
         item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
-        rates = make_rates(c.width // c.heads, c.local_theta)
-        turns = make_turns(jnp.zeros((1, 2), jnp.int32), rates)
+        rates = rotary_frequencies(c.width // c.heads, c.local_theta)
+        turns = make_rotations(jnp.zeros((1, 2), jnp.int32), rates)
         near = jnp.ones((1, 2, 2), bool)
         return item, near, AttentionMask(near), (turns, turns)
 
@@ -205,7 +205,7 @@ class Backbone(Encoder):
         # The window has half of `local_attention` on either side, both ends included.
         near = seen.mask & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
         turns = tuple(
-            make_turns(places, make_rates(c.width // c.heads, theta))
+            make_rotations(places, rotary_frequencies(c.width // c.heads, theta))
             for theta in (c.global_theta, c.local_theta)
         )
         scale, bias = self.later_layers.attention_norm()

@@ -14,15 +14,27 @@ from flax import linen as nn
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.convert.shapes import feed_forward_of
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import Attention, prepend_prefix, select_queries, causal_mask, bidirectional_mask
-from jaxprompt.layers.cache import column_positions, make_layer_caches, decoding_layers, write_token, write_position
+from jaxprompt.layers.attention import (
+    Attention,
+    bidirectional_mask,
+    causal_mask,
+    prepend_prefix,
+    select_queries,
+)
+from jaxprompt.layers.cache import (
+    column_positions,
+    decoding_layers,
+    make_layer_caches,
+    write_position,
+    write_token,
+)
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.relpos import RelativeBias, select_bias, without_prefix
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import (
     NO_LIMIT,
@@ -92,7 +104,7 @@ class EncoderLayer(nn.Module):
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
         k, v, seen = prepend_prefix(prefix, k, v, seen)
-        y = self.attention(y, k, v, seen, of_own(bias, k), deterministic=deterministic)
+        y = self.attention(y, k, v, seen, without_prefix(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self.drop(y, deterministic=deterministic), None
@@ -134,7 +146,7 @@ class DecoderLayer(nn.Module):
         stream_k, stream_v = self.attention.keys(y)
         k, v, seen = prepend_prefix(own, stream_k, stream_v, seen)
         seen, x, y = select_queries(reads, seen, x, y)
-        bias = at_queries(reads, of_own(bias, k))
+        bias = select_bias(reads, without_prefix(bias, k))
         y = self.attention(y, k, v, seen, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         cross_k, cross_v = self.cross.keys(source)
@@ -192,11 +204,13 @@ class Backbone(nn.Module):
         x, seen = jnp.zeros((1, 2, c.width)), AttentionMask(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen, None))
+        self.layers = declare_param(
+            self, "layers", init_stack(self.layer, c.layers, x, None, seen, None)
+        )
         self.decoder_layer = DecoderLayer(c, parent=None)
         example = (x, (None, None), seen, None, x, seen)
         init = init_stack(self.decoder_layer, c.decoder_layers, *example)
-        self.decoder_layers = declare(self, "decoder_layers", init)
+        self.decoder_layers = declare_param(self, "decoder_layers", init)
         shape = (c.buckets, c.max_distance, c.heads)
         # One table serves all layers of a stack (Raffel et al. 2020, section 2.1).
         self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
@@ -237,7 +251,7 @@ class Backbone(nn.Module):
         """Runs the encoder. -> [B, T, H]"""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.cached, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         how = dict(first=self.cfg.skip, fresh=slots is None)
@@ -286,7 +300,13 @@ class Backbone(nn.Module):
             layers, cache.self_attention, cache.cross or (), strict=True
         ):
             x, memory = self.decoder_layer.apply(
-                {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
+                {"params": dequantize_layer(params, x)},
+                x,
+                memory,
+                cross,
+                bias,
+                column,
+                method="step",
             )
             own.append(memory)
         return self.decoder_norm(x), cache._replace(self_attention=tuple(own))

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
-from jaxprompt.layers.dropout import sample_keep_mask, apply_keep_mask
+from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding

@@ -40,7 +40,9 @@ def copies_layers(platform: str) -> bool:
 def decoding_layers(tree, length: int) -> tuple | StackedLayers:
     """Returns the layers for a loop over tokens with `iterate_layers`."""
     return (
-        unstack(tree, length) if copies_layers(current_target().platform) else StackedLayers(tree, length)
+        unstack(tree, length)
+        if copies_layers(current_target().platform)
+        else StackedLayers(tree, length)
     )
 
 

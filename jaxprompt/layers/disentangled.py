@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general, einsum
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.types import AttentionMask
 
 
@@ -142,7 +142,7 @@ class Disentangled(Attention):
         `queries` replace x at those positions.
         """
         if queries is None:
-            queries = x if reads is None else take(x, reads)
+            queries = x if reads is None else select_positions(x, reads)
         q = self._queries(queries)
         if relative is not None:
             # As transformers' pos_dropout, which every layer draws anew.
@@ -152,7 +152,7 @@ class Disentangled(Attention):
 
     def weigh(self, x, k, seen: AttentionMask, relative=None, reads=None):
         """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
-        q = self._queries(x if reads is None else take(x, reads))
+        q = self._queries(x if reads is None else select_positions(x, reads))
         return self.probabilities(q, k, seen, self._bias(q, k, relative, x.shape[1], reads))
 
     def _queries(self, x):
@@ -172,7 +172,9 @@ class Disentangled(Attention):
         if "c2p" in self.terms:
             table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
             # q is scaled here as `attend` scales it for the content's term.
-            found = align_by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads)
+            found = align_by_distance(
+                einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads
+            )
         if "p2c" in self.terms:
             # Seen from the keys the order of distances is the other one.
             table = (self.query if self.shared else self.position_query)(relative[_turned(rows)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.quantized import as_table
-from jaxprompt.layers.stack import declare
+from jaxprompt.layers.stack import declare_param
 from jaxprompt.types import Tokens
 
 EMBED_INIT = nn.initializers.normal(0.02)
@@ -60,7 +60,7 @@ class Table(nn.Module):
     def setup(self):
         """Declares the table."""
         init = functools.partial(EMBED_INIT, shape=(self.rows, self.width))
-        self.table = as_table(declare(self, "table", init), self.dtype)
+        self.table = as_table(declare_param(self, "table", init), self.dtype)
 
     def __call__(self, ids):
         """Looks rows up."""

@@ -18,7 +18,9 @@ from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import AttentionMask, AttentionWindow
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
-MIN_FLASH_LENGTH = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
+MIN_FLASH_LENGTH = (
+    512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
+)
 _EVEN = 2  # what cuDNN's lengths are multiples of in training
 _BLOCKS = (640, 512, 384, 256, 128)  # queries or keys that a TPU's kernel takes at a time
 _LANES = 128  # what its lengths are multiples of

@@ -11,7 +11,7 @@ from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Dims, Prefix
 
 
-class Place(NamedTuple):
+class PrefixSpec(NamedTuple):
     """The place of the prefix of one attention."""
 
     name: str  # what its parameters begin with
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     inside: bool  # of a relative bias
 
 
-def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place]:
+def prefix_specs(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[PrefixSpec]:
     """Returns the places of the requested prefixes, by stream: a length and an interval of layers.
 
     A length of 0 is no prefix; `shift` gives prefixes positions in a relative bias, which the
@@ -41,7 +41,9 @@ def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place
             raise InputError(f"prompt.{name}layers={layers!r} needs prompt.{field} above 0")
         span = parse_layers(layers, total, f"{name}layers")
         if length:
-            found.append(Place(name, stream, length, *span, total, shift and stream != "cross"))
+            found.append(
+                PrefixSpec(name, stream, length, *span, total, shift and stream != "cross")
+            )
     return found
 
 
@@ -69,7 +71,7 @@ def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int
     return low - 1, high
 
 
-def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
+def make_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
     """Places the keys and values of layers from `first` on; all other `layers` are masked.
 
     [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
@@ -87,7 +89,7 @@ def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
     return Prefix(k, v, mask, positions)
 
 
-def place_vectors(
+def vectors_to_prefix(
     vectors, there, span: tuple[int, int], dims: Dims, inside: bool, task=None
 ) -> Prefix:  # fmt: skip
     """Turns vectors of texts into the keys and values of the layers `span`, half-open.
@@ -100,7 +102,7 @@ def place_vectors(
     # Zero, so that the task's own keys stay as they are where a text has no word.
     pairs = jnp.where(there[..., None, None, None], pairs, 0.0)  # [B, P, 2, N, D]
     k, v = (jnp.broadcast_to(pairs[:, :, i], (last - first, *pairs[:, :, i].shape)) for i in (0, 1))
-    own = place_prefix(k, v, first, dims.layers, inside)
+    own = make_prefix(k, v, first, dims.layers, inside)
     if task is None:
         return own._replace(mask=own.mask & there)
     # In numpy, so that `segments` knows when compiling that no layer is without it.
@@ -132,12 +134,12 @@ class PrefixMlp(nn.Module):
         return table.transpose(1, 2, 0, 3, 4)
 
 
-def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
+def append_to_prefix(prefix: Prefix | None, k, v, mask) -> Prefix:
     """Appends keys and values after a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns
 
     The mask is a numpy array if both masks are. There are no positions.
     """
-    mask = mask_behind(prefix, k.shape[0], mask)
+    mask = append_to_mask(prefix, k.shape[0], mask)
     if prefix is None:
         return Prefix(k, v, mask)
     spread = (*k.shape[:2], prefix.k.shape[2], *k.shape[3:])
@@ -148,8 +150,8 @@ def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
     )
 
 
-def mask_behind(prefix: Prefix | None, layers: int, mask):
-    """Returns the mask of `put_behind`. bool [B, T] -> bool [L, B, P + T]"""
+def append_to_mask(prefix: Prefix | None, layers: int, mask):
+    """Returns the mask of `append_to_prefix`. bool [B, T] -> bool [L, B, P + T]"""
     known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
     xp = np if known else jnp
     mask = xp.broadcast_to(mask, (layers, *mask.shape))

@@ -90,16 +90,16 @@ def has_quantized(params: Any) -> bool:
     return is_quantized(params) or any(map(has_quantized, params.values()))
 
 
-def restore(params: Any, dtype: Any) -> Any:
+def dequantize_tree(params: Any, dtype: Any) -> Any:
     """Dequantises the leaves of a nested dict."""
     if is_quantized(params):
         return dequantize(**params, dtype=dtype)
     if isinstance(params, Mapping):
-        return {name: restore(value, dtype) for name, value in params.items()}
+        return {name: dequantize_tree(value, dtype) for name, value in params.items()}
     return params
 
 
-def restore_at(params: Any, x: Array) -> Any:
+def dequantize_layer(params: Any, x: Array) -> Any:
     """Dequantises the leaves of one layer to x's dtype, but not before x is available.
 
     Otherwise a compiler might do so once before a loop over tokens, for all layers together. There
@@ -107,7 +107,7 @@ def restore_at(params: Any, x: Array) -> Any:
     """
     if not has_quantized(params):
         return params
-    return restore(jax.lax.optimization_barrier((params, x))[0], x.dtype)
+    return dequantize_tree(jax.lax.optimization_barrier((params, x))[0], x.dtype)
 
 
 def dequantize(codes: Array, scale: Array, minimum: Array, dtype: Any) -> Array:

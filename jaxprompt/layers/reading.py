@@ -22,7 +22,7 @@ class Scores(nn.Module):
     @nn.nowrap
     def state(self, hidden, batch: Batch):
         """Returns the hidden state that scores an example: the first requested one. -> [B*K, H]"""
-        return take(hidden, batch.label_pos[:, :1])[:, 0]
+        return select_positions(hidden, batch.label_pos[:, :1])[:, 0]
 
     def arrays(self) -> dict[str, Any]:
         """Returns the arrays that may differ between runs of one program, {} if there are none."""
@@ -33,7 +33,7 @@ class Scores(nn.Module):
         return self.clone(**arrays) if arrays else self
 
 
-def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
+def separate_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
     """Separates a head from its arrays, which are not hashable; returns their shape and bytes."""
     if not isinstance(head, Scores) or not (arrays := head.arrays()):
         return head, ()
@@ -41,7 +41,7 @@ def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
     return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(keys)
 
 
-def take(hidden, positions):
+def select_positions(hidden, positions):
     """Selects hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
     taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
     return constrain(taken, "act_batch", None, None)
@@ -66,7 +66,7 @@ class TargetScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Returns the log-probability of each target among the whole vocabulary."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
         scored = score_targets(
             features, table, bias, batch.targets, block=self.block, cap=logit_cap(backbone)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-def uniform(limit: float, terms: int = 1):
+def uniform_init(limit: float, terms: int = 1):
     """Returns an initialiser: the sum of `terms` samples of U(-limit, limit)."""
 
     def draw(key, shape, dtype=jnp.float32):
@@ -41,7 +41,7 @@ class BiLstm(nn.Module):
         turn = lambda x: jnp.take_along_axis(x, turned, axis=1)
         for layer in range(self.layers):
             weight = lambda name, terms, *shape, layer=layer: self.param(
-                f"{name}{layer}", uniform(limit, terms), (2, *shape, gates)
+                f"{name}{layer}", uniform_init(limit, terms), (2, *shape, gates)
             )
             kernel, recurrent = weight("input", 1, x.shape[-1]), weight("recurrent", 1, self.hidden)
             bias = weight("bias", 2)  # torch has two where one is enough
@@ -78,7 +78,7 @@ class LinearStack(nn.Module):
     def __call__(self, x):
         """Applies the layers."""
         for number, width in enumerate(self.widths):
-            draw = uniform(x.shape[-1] ** -0.5)
+            draw = uniform_init(x.shape[-1] ** -0.5)
             x = nn.relu(x) if number else x
             x = nn.Dense(width, kernel_init=draw, bias_init=draw, name=f"linear{number}")(x)
         return x

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.types import Array
 
 
-def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
+def distance_buckets(distance, *, buckets: int, max_distance: int, both_ways: bool):
     """Assigns distances, key minus query, to buckets: small ones exact, then logarithmic.
 
     int [...] -> int [...] in [0, buckets). With `both_ways`, half of the buckets are for keys after
@@ -50,7 +50,7 @@ class RelativeBias(nn.Module):
         A key at position -1 has no bias: 0.
         """
         distance = keys[:, None, :] - queries[:, :, None]  # [B|1, T, S]
-        rows = bucket(
+        rows = distance_buckets(
             distance, buckets=self.buckets, max_distance=self.max_distance, both_ways=self.both_ways
         )
         # Float32 even where the table is frozen in bfloat16: it is added to float32 scores.
@@ -59,12 +59,12 @@ class RelativeBias(nn.Module):
         return found.transpose(0, 3, 1, 2)
 
 
-def of_own(bias, k):
+def without_prefix(bias, k):
     """Removes a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
     return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
 
 
-def at_queries(reads, bias):
+def select_bias(reads, bias):
     """Selects the bias of queries at `reads`, or of all. [B, M], [B|1, N, T, S] -> [B, N, M, S]"""
     if reads is None:
         return bias

@@ -7,12 +7,12 @@ from jaxprompt.layers.attention import MultiHead
 from jaxprompt.types import AttentionMask
 
 
-def make_rates(size: int, theta: float):
+def rotary_frequencies(size: int, theta: float):
     """Returns the rotation rate of each pair of a head. -> float32 [D / 2]"""
     return theta ** -(np.arange(0, size, 2, dtype=np.float32) / size)
 
 
-def make_turns(positions, rates, factor: float = 1.0):
+def make_rotations(positions, rates, factor: float = 1.0):
     """Returns the rotations of positions. int [B, T], [D / 2] -> cos, sin, float32 [B, T, 1, D]
 
     `factor` scales the rotated vectors (YaRN).
@@ -24,7 +24,7 @@ def make_turns(positions, rates, factor: float = 1.0):
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
-def turn(x, turns):
+def rotate(x, turns):
     """Rotates each pair of x[d], x[d + D / 2], in float32. [B, T, N, D] -> [B, T, N, D]"""
     cos, sin = turns
     # Halves and not neighbours are pairs: so transformers lays the projections out.
@@ -38,11 +38,11 @@ class RotaryAttention(MultiHead):
 
     def keys(self, x, turns):
         """Projects and rotates keys. [B, S, H] -> k, v [B, S, N, D]"""
-        return turn(self.key(x), turns), self.value(x)
+        return rotate(self.key(x), turns), self.value(x)
 
     def queries(self, x, turns):
         """Projects and rotates queries. [B, T, H] -> [B, T, N, D]"""
-        return turn(self.query(x), turns)
+        return rotate(self.query(x), turns)
 
     def __call__(self, x, k, v, seen: AttentionMask, turns, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""

@@ -21,7 +21,7 @@ _FIELDS = {
 _RAISED = 1 << 30  # above every index of a soft token
 
 
-class Rows(NamedTuple):
+class SlotCounts(NamedTuple):
     """The number of soft tokens of one method, and of all methods together."""
 
     placed: int  # that the template places
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     total: int  # that the template places of all; behind them is what a method has beyond
 
 
-def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
+def join_injections(parts: Sequence[Injection], rows: Sequence[SlotCounts]) -> Injection:
     """Concatenates soft tokens and prefixes; vectors beyond the template's slots come last."""
     encoder = _join_streams([part.encoder for part in parts], [own.placed for own in rows])
     decoder = _join_streams([part.decoder for part in parts], [own.decoder for own in rows])
@@ -39,8 +39,8 @@ def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
     return Injection(encoder, decoder, cross, trained)
 
 
-def renumber(
-    view: Callable[[Batch, jnp.ndarray], Batch], rows: Rows, batch: Batch, key: jnp.ndarray
+def renumber_slots(
+    view: Callable[[Batch, jnp.ndarray], Batch], rows: SlotCounts, batch: Batch, key: jnp.ndarray
 ) -> Batch:
     """Applies a method's view of a batch, and renumbers the slots that it writes.
 
@@ -96,7 +96,7 @@ def _beside(arrays: Sequence, axis: int = 1, xp=jnp):
     return xp.concatenate(wide, axis)
 
 
-def check_alike(
+def check_prefixes_agree(
     blocks: Sequence[Mapping[str, Any]], dims: Dims, shown: str, *, is_folded: bool
 ) -> None:
     """Raises InputError for prefixes of one stream that differ in shift or, if folded, in layers.

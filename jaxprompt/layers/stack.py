@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.layers.quantized import has_quantized, restore
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.quantized import dequantize_tree, has_quantized
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Prefix
 
@@ -32,7 +32,7 @@ def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Ar
     return init
 
 
-def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> Any:
+def declare_param(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> Any:
     """Declares a parameter like `nn.Module.param`, but traces its initialiser only on creation.
 
     `param` traces it in every program, to compare shapes; for a stack that is a layer under vmap.
@@ -86,7 +86,7 @@ def run_stack(
     if stack == "scan":
         unlooped = _unlooped_layers(per_layer, first, last, narrows=narrows, fresh=fresh)
         cuts = unlooped | {i + 1 for i in unlooped} | ({1} if follows else set())
-    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cuts)
+    params, parts = _cast_kernels(params, x.dtype), layer_segments(per_layer, first, last, cuts)
     # Slices of the stack would be copies of the weights.
     in_place = len(parts) > 1 or last - first < length or (takes is not None and stack == "scan")
     apply = _make_apply(layer, params, shared, flags, key=key, takes=takes)
@@ -105,7 +105,7 @@ def run_stack(
             x = behind_first(x)
         extras.append(extra if is_loop else jax.tree.map(lambda leaf: leaf[None], extra))
     if reads is not None and not narrows:
-        x = take(x, reads)
+        x = select_positions(x, reads)
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *extras)
 
 
@@ -115,7 +115,7 @@ def _unlooped_layers(
     """Lists layers for no loop, whose layers all give as much, and are differentiated alike."""
     unlooped = {last - 1} if narrows else set()
     if fresh:
-        parts = segments(per_layer, first, last)
+        parts = layer_segments(per_layer, first, last)
         prefixed = [low for low, _, part in parts if _has_prefix(part)]
         unlooped |= set(prefixed[:1])
     return unlooped
@@ -154,7 +154,7 @@ def _make_apply(layer, params, shared, flags, *, key, takes):
             layer_params = jax.tree.map(pick, params)
         # Inside of what is checkpointed: the backward pass gathers and dequantizes again, and keeps
         # no whole layer. Codes are gathered, which are smaller than numbers.
-        layer_params = restore(sharding.gather_params(layer_params), x.dtype)
+        layer_params = dequantize_tree(sharding.gather_params(layer_params), x.dtype)
         how = flags | more_flags
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **how)
         return sharding.constrain(x, "act_batch", None, None), more
@@ -189,7 +189,7 @@ def _cast_kernels(params, dtype):
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
-def take_kept(kept, dtype):
+def read_cached_states(kept, dtype):
     """Reads cached states of the layers below, if these were run before. -> [B, T, H]"""
     return sharding.constrain(kept.astype(dtype), "act_batch", None, None)
 
@@ -207,7 +207,7 @@ _POLICIES = {
 }
 
 
-def segments(
+def layer_segments(
     per_layer: Any, first: int, last: int, more: Collection[int] = ()
 ) -> list[tuple[int, int, Any]]:
     """Cuts layers where a prefix begins or ends, and at `more`.

@@ -19,7 +19,7 @@ from jaxprompt.tree import Params
 _MULTIPLE = 64
 
 
-def hash_rows(ids, width: int, scale: float, xp=jnp):
+def hash_vectors(ids, width: int, scale: float, xp=jnp):
     """Returns a fixed random vector in U(-scale, scale) per word. int [...] -> [..., width]
 
     It depends only on the id and the width, not on library versions or a seed, so the vector of a
@@ -56,7 +56,7 @@ def unpack_ids(text: str) -> np.ndarray:
 
 
 @functools.cache
-def rows_of(seen: str, vocab: int) -> np.ndarray:
+def row_indices(seen: str, vocab: int) -> np.ndarray:
     """Returns the stored row of each word, -1 = none. `seen` "" = every word. -> int32 [V]"""
     if not seen:
         return np.arange(vocab, dtype=np.int32)
@@ -76,7 +76,7 @@ class WordRows(nn.Module):
 
     Parameters: `table` [R, width], the trained vectors of the words `seen`, unless `fixed`, and
     `base` [V, width], if present, the vectors of all others; R and V are rounded up. Without `base`
-    the others are `hash_rows`. A vector of a word that is not in the training text has no gradient,
+    the others are `hash_vectors`. A vector of a word that is not in the training text has no gradient,
     so plain SGD, or Adam without weight decay, trains `table` exactly like the same rows of a table
     of all V.
     """
@@ -91,7 +91,7 @@ class WordRows(nn.Module):
     @nn.compact
     def __call__(self, ids):
         """Looks up vectors."""
-        number, rows = rows_of(self.seen, self.vocab), None
+        number, rows = row_indices(self.seen, self.vocab), None
         if self.has_base:
             shape = _rounded(self.vocab), self.width
             base = self.param("base", nn.initializers.zeros, shape)
@@ -102,7 +102,7 @@ class WordRows(nn.Module):
             if not self.seen:
                 return own[ids]
         if rows is None:
-            rows = hash_rows(ids, self.width, self.scale)
+            rows = hash_vectors(ids, self.width, self.scale)
         if self.fixed:
             return rows
         at = jnp.asarray(number)[ids]
@@ -113,7 +113,7 @@ class WordRows(nn.Module):
     def stored(self) -> int:
         """Returns the number of trained rows, without the padding rows."""
         # A text without a known word still needs an array to train.
-        return max(int(rows_of(self.seen, self.vocab).max() + 1), 1)
+        return max(int(row_indices(self.seen, self.vocab).max() + 1), 1)
 
     def _draw(self, key, shape):
         return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
@@ -123,7 +123,7 @@ class _HasTable(Protocol):
     def table(self) -> WordRows: ...
 
 
-def take_table(
+def full_table(
     rows: WordRows, path: str, method: _HasTable, prompt: Mapping[str, Any]
 ) -> np.ndarray:
     """Returns the vectors of all words that another prompt has. -> float32 [V, width]
@@ -143,21 +143,21 @@ def take_table(
     if "base" in numbers:
         found = np.array(numbers["base"], np.float32)[: other.vocab]
     else:
-        found = hash_rows(np.arange(other.vocab), other.width, other.scale, np)
+        found = hash_vectors(np.arange(other.vocab), other.width, other.scale, np)
     if "table" in numbers:
-        number = rows_of(other.seen, other.vocab)
+        number = row_indices(other.seen, other.vocab)
         found[number >= 0] = np.asarray(numbers["table"], np.float32)[number[number >= 0]]
     return found
 
 
-def start_table(
+def init_table(
     rows: WordRows, path: str, params: dict[str, Any], method: _HasTable, prompt: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Initialises the stored vectors from those of another prompt, see `take_table`. -> params"""
-    base = take_table(rows, path, method, prompt)
+    """Initialises the stored vectors from those of another prompt, see `full_table`. -> params"""
+    base = full_table(rows, path, method, prompt)
     found = {"base": _pad(base)} if rows.has_base else {}
     if "table" in params:
-        number, table = rows_of(rows.seen, rows.vocab), np.array(params["table"], np.float32)
+        number, table = row_indices(rows.seen, rows.vocab), np.array(params["table"], np.float32)
         table[number[number >= 0]] = base[number >= 0]
         found["table"] = table
     return found
@@ -177,7 +177,7 @@ def restore_rows(
     take: Callable[[str], tuple[_HasTable, Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Undoes `export_rows`, and adds the vectors of all words in the export `path`. -> params"""
-    base = {"base": take_table(rows, path, *take(path))} if rows.has_base else {}
+    base = {"base": full_table(rows, path, *take(path))} if rows.has_base else {}
     # What was exported goes before what is taken.
     sizes, own = _sizes(rows), base | params.get("words", {})
     # Of another number they are left as they are, and refused where shapes are compared.

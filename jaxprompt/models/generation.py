@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import iterate_layers, select_beams, repeat_for_beams
+from jaxprompt.layers.cache import iterate_layers, repeat_for_beams, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, place
 from jaxprompt.tree import Params

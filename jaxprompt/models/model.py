@@ -11,9 +11,9 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.embed import mask_absent_slots
-from jaxprompt.layers.prefix import mask_behind
+from jaxprompt.layers.prefix import append_to_mask
 from jaxprompt.layers.quantized import BITS, quantized_shapes
-from jaxprompt.layers.reading import without_arrays
+from jaxprompt.layers.reading import separate_arrays
 from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
@@ -64,7 +64,7 @@ class Model:
         return isinstance(other, Model) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        heads = frozenset((name, *without_arrays(head)) for name, head in self.heads.items())
+        heads = frozenset((name, *separate_arrays(head)) for name, head in self.heads.items())
         own = self.is_cached, self.last_layer, self.shared_prefix, self.varies
         return (self.backbone, self.prompt, heads, *own)
 
@@ -116,7 +116,7 @@ class Model:
         if shared_kv is not None:
             # Known when compiling, as it is where the front runs in the same program.
             there = np.ones((rows, len(self.shared_prefix.ids)), bool)
-            mask = mask_behind(prefix, shared_kv[0].shape[0], there)
+            mask = append_to_mask(prefix, shared_kv[0].shape[0], there)
             return injection._replace(
                 encoder=injection.encoder._replace(prefix=Prefix(*shared_kv, mask))
             )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.backbones import for_words
+from jaxprompt.backbones import with_lm_states
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.tasks.task import Example, Task
@@ -163,7 +163,7 @@ class Scorer(NamedTuple):
 
 def module_for(backbone: Backbone, kind: Kind) -> nn.Module:
     """Returns the module that computes the states for a kind of head."""
-    return for_words(backbone.module) if kind.READS_WORDS else backbone.module
+    return with_lm_states(backbone.module) if kind.READS_WORDS else backbone.module
 
 
 def with_shared_prefix(scorer: Scorer) -> Scorer:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.backbones import for_words
+from jaxprompt.backbones import with_lm_states
 from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import load_weights, open_backbone, shape_backbone
 from jaxprompt.build.corpus import need_corpus
@@ -171,7 +171,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
         )
     if head == "rtd" and not config.backbone.init:
         new_backbone.as_electra(backbone)  # says so before the text is read
-    most = for_words(backbone.module).dims.max_len
+    most = with_lm_states(backbone.module).dims.max_len
     if config.data.max_len > most:
         raise InputError(
             f"data.max_len={config.data.max_len} exceeds the {most} positions of "
@@ -205,7 +205,7 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(_replaced_tokens(config).weight)
     else:
-        module = for_words(backbone.module)
+        module = with_lm_states(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]

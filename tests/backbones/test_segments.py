@@ -239,7 +239,9 @@ def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeyp
 
     found = text()
     for module in (bert, t5):
-        monkeypatch.setattr(module, "bidirectional_mask", lambda queries, keys: AttentionMask(keys.mask))
+        monkeypatch.setattr(
+            module, "bidirectional_mask", lambda queries, keys: AttentionMask(keys.mask)
+        )
     for module in (gpt2, t5):
         monkeypatch.setattr(module, "causal_mask", plainly_before)
     assert text() == found

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill
 
-from jaxprompt.layers.attention import Attention, attend, prepend_prefix, causal_mask, bidirectional_mask
+from jaxprompt.layers.attention import (
+    Attention,
+    attend,
+    bidirectional_mask,
+    causal_mask,
+    prepend_prefix,
+)
 from jaxprompt.types import AttentionMask, Prefix, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8
@@ -217,7 +223,10 @@ def test_documents_see_themselves():
     none = np.zeros_like(types)
     queries = Tokens(none, segments > 0, none - 1, none, types, none, segments)
     keys = Tokens(*(x[:, 1:5] for x in queries[:-1]))
-    found, causal = np.array(bidirectional_mask(queries, keys).mask), np.array(causal_mask(queries).mask)
+    found, causal = (
+        np.array(bidirectional_mask(queries, keys).mask),
+        np.array(causal_mask(queries).mask),
+    )
     assert found.shape == (2, 6, 4) and causal.shape == (2, 6, 6)
     for b, t, s in np.ndindex(causal.shape):
         own = segments[b, t] == segments[b, s] > 0

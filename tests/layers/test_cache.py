@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal
 
-from jaxprompt.layers.attention import attend, prepend_prefix, attend_cached
+from jaxprompt.layers.attention import attend, attend_cached, prepend_prefix
 from jaxprompt.layers.cache import (
-    select_beams,
     column_positions,
     make_layer_caches,
     repeat_for_beams,
+    select_beams,
     unstack,
-    write_token,
     write_position,
+    write_token,
 )
 from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_equal
 
-from jaxprompt.layers.dropout import Dropout, sample_keep_mask, dropout
+from jaxprompt.layers.dropout import Dropout, dropout, sample_keep_mask
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
-from jaxprompt.layers.attention import attend, prepend_prefix, causal_mask, bidirectional_mask
+from jaxprompt.layers.attention import attend, bidirectional_mask, causal_mask, prepend_prefix
 from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 

@@ -16,9 +16,9 @@ from jaxprompt.layers.quantized import (
     BITS,
     QuantizedTable,
     dequantize,
+    dequantize_tree,
     input_axis,
     quantized_shapes,
-    restore,
 )
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model, backbone_shapes
@@ -92,7 +92,7 @@ def make_both(family, bits, **how):
     prompt = make_prompt("compose", backbone.dims, parts="soft(length=2)+prefix(length=3)")
     model = Model(backbone, prompt, {"main": linear.Classifier(3)})
     params = make_params(model, codes)
-    return model, params, params | {"backbone": restore(codes, jnp.float32)}
+    return model, params, params | {"backbone": dequantize_tree(codes, jnp.float32)}
 
 
 @pytest.mark.default_cases("bert", "deberta_v2", "gpt2", "llama", "t5")
@@ -206,7 +206,7 @@ def test_scores_of_a_whole_vocabulary_keep_codes_alone(prompt, head):
     asks = Asks(3, (((5,),), ((6,),), ((7,),)), mask=3)
     model = Model(backbone, make_prompt(prompt, backbone.dims, asks, length=2), {"main": head})
     params = make_params(model, codes)
-    numbers = params | {"backbone": restore(codes, jnp.float32)}
+    numbers = params | {"backbone": dequantize_tree(codes, jnp.float32)}
     batch = make_batch(slots=model.prompt.num_slots())
 
     def loss(own, params):

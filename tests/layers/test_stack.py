@@ -10,7 +10,7 @@ import pytest
 from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_tiny
 
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
+from jaxprompt.layers.stack import REMATS, STACKS, init_stack, layer_segments, run_stack
 from jaxprompt.parallel.hlo import count_work
 from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
@@ -227,11 +227,15 @@ def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
 def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
     own = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
     cross = own._replace(mask=interval(2, 6), k=np.arange(6.0))
-    cuts = segments((own, cross, None), 0, 6)
+    cuts = layer_segments((own, cross, None), 0, 6)
     assert [cut[:2] for cut in cuts] == [(0, 1), (1, 2), (2, 4), (4, 6)]
     assert [tuple(part is not None for part in cut[2]) for cut in cuts] == [
         (False, False, False), (True, False, False), (True, True, False), (False, True, False),
     ]  # fmt: skip
     assert cuts[2][2][1].k.tolist() == [2, 3]
     everywhere = own._replace(mask=interval(0, 6))
-    assert len(segments((everywhere, None), 0, 6)) == len(segments((None, None), 0, 6)) == 1
+    assert (
+        len(layer_segments((everywhere, None), 0, 6))
+        == len(layer_segments((None, None), 0, 6))
+        == 1
+    )

@@ -15,11 +15,11 @@ from jaxprompt.heads import linear
 from jaxprompt.layers.instance import InstanceEncoder, _part_of, first_words, mean_prompt_vector
 from jaxprompt.layers.word_rows import (
     WordRows,
-    hash_rows,
+    full_table,
+    hash_vectors,
+    init_table,
     pack_ids,
-    rows_of,
-    start_table,
-    take_table,
+    row_indices,
     unpack_ids,
 )
 from jaxprompt.models.model import Model
@@ -276,13 +276,13 @@ def mixed(x):
 def test_the_row_of_a_word_that_never_trained_is_a_rule():
     """Exports rely on it. The host and the device agree to the last bit."""
     ids = np.array([[0, 1], [29_000, 2**18]])
-    found = hash_rows(ids, 5, 0.5)
-    np.testing.assert_array_equal(found, hash_rows(ids, 5, 0.5, np))
+    found = hash_vectors(ids, 5, 0.5)
+    np.testing.assert_array_equal(found, hash_vectors(ids, 5, 0.5, np))
     for word, own in ((0, found[0, 0]), (29_000, found[1, 0])):
         stated = [(mixed(word * 5 + at + 0x9E3779B9) >> 8) / 2**24 - 0.5 for at in range(5)]
         np.testing.assert_allclose(own, stated, atol=1e-7)
     assert stated[0] == pytest.approx(-0.31272322)
-    many = hash_rows(np.arange(4000), 32, 0.5, np)
+    many = hash_vectors(np.arange(4000), 32, 0.5, np)
     assert many.min() >= -0.5 and many.max() < 0.5 and abs(many.mean()) < 2e-3
     assert abs(many.std() - 12**-0.5) < 2e-3
     near = np.corrcoef(many[:-1].ravel(), many[1:].ravel())[0, 1]
@@ -297,7 +297,7 @@ def test_ids_are_packed():
         with pytest.raises(InputError, match="cannot be read"):
             unpack_ids(broken)
     with pytest.raises(InputError, match="beyond the 53 of this backbone"):
-        rows_of(pack_ids(np.array([53])), 53)
+        row_indices(pack_ids(np.array([53])), 53)
 
 
 def trainer(tx, rows, seen=""):
@@ -345,7 +345,7 @@ def test_words_that_were_not_seen_have_rows_too():
     assert params["table"].shape == (64, 6)
     found = rows.apply({"params": params}, jnp.array([9, 5]))
     np.testing.assert_array_equal(found[0], params["table"][1])
-    np.testing.assert_array_equal(found[1], hash_rows(5, 6, 0.5, np))
+    np.testing.assert_array_equal(found[1], hash_vectors(5, 6, 0.5, np))
     rows = dataclasses.replace(rows, has_base=True)
     base = jax.random.normal(jax.random.key(1), (64, 6))  # 53, rounded up
     found = rows.apply({"params": params | {"base": base}}, jnp.array([9, 5]))
@@ -439,7 +439,7 @@ def test_rows_of_another_vocabulary_or_width_are_refused(change):
     other = make_prompt("ipt", DIMS._replace(**change), length=2)
     told = f"topics has vectors of size {other.dims.embed} for {other.dims.vocab} words, but this"
     with pytest.raises(InputError, match=told):
-        take_table(prompt.table(), "topics", other, {})
+        full_table(prompt.table(), "topics", other, {})
 
 
 def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_elsewhere():
@@ -447,10 +447,10 @@ def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_
     prompt = prompt.with_vocabulary(np.array([3, 5, 9]))
     other = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
     table = np.arange(24, dtype=np.float32).reshape(2, 12)
-    found = start_table(
+    found = init_table(
         prompt.table(), "topics", {"table": np.zeros((3, 12))}, other, {"words": {"table": table}}
     )["table"]
-    rule = hash_rows(np.arange(DIMS.vocab), 12, other.scale, np)
+    rule = hash_vectors(np.arange(DIMS.vocab), 12, other.scale, np)
     np.testing.assert_array_equal(found, [rule[3], table[0], rule[9]])
 
 

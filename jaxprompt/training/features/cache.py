@@ -19,7 +19,7 @@ from jaxprompt.data.batches.stacking import share_of
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import identity_of
 from jaxprompt.errors import InputError
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
@@ -321,7 +321,7 @@ def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Ar
         params = tree.merge(trainable, frozen)
         if what.layer is None:
             states = model.hidden(params, batch)
-            states = states if what.all_tokens else take(states, batch.label_pos)
+            states = states if what.all_tokens else select_positions(states, batch.label_pos)
         else:
             backbone = {"params": params["backbone"]}
             states = model.backbone.apply(backbone, batch, what.layer, method="enter")
