@@ -50,7 +50,7 @@ def tell_kernel(config: RunConfig, placement: Placement, backbone: Backbone) -> 
     module = backbone.module
     rate = module.cfg.attention_dropout
     given = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
-    if not rate or not kernels.has_fused_kernel(*given, drops=False):
+    if not rate or not kernels.has_fused_kernel(*given, has_dropout=False):
         return []
     return [
         f"attention dropout {rate} disables the device's attention kernel in training; "

@@ -206,7 +206,7 @@ def has_kernel(module: nn.Module, device: Device, length: int) -> bool:
     """Returns whether training on a device uses its fused attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     drops, size = cfg.attention_dropout > 0, module.dims.head_dim
-    return kernels.has_fused_kernel(cfg, size, target, length, drops=drops)
+    return kernels.has_fused_kernel(cfg, size, target, length, has_dropout=drops)
 
 
 def may_fuse(run: AbstractRun, device: Device) -> bool:

@@ -120,4 +120,4 @@ class Prompt(Method):
         if rows is not None:
             table = jnp.broadcast_to(table, (*shape[:2], rows, *shape[2:]))
             table = Dropout(self.dropout)(table, deterministic=False)
-        return make_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.inside)
+        return make_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.has_positions)

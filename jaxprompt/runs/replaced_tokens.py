@@ -105,13 +105,13 @@ def replace(batch: Batch, scored: VocabScores) -> Batch:
 
     A sampled token that equals the original counts as original.
     """
-    assert batch.targets is not None and scored.drawn is not None
+    assert batch.targets is not None and scored.sampled is not None
     tokens = batch.encoder
     # A place beyond the row is none.
     at = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]
     write = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
-    ids = write(jnp.asarray(tokens.ids), at, scored.drawn)
-    differs = scored.drawn != batch.targets
+    ids = write(jnp.asarray(tokens.ids), at, scored.sampled)
+    differs = scored.sampled != batch.targets
     labels = write(jnp.zeros_like(tokens.ids), at, differs.astype(tokens.ids.dtype))
     # The discriminator is asked of every real token, not of the masked ones alone (section 2).
     return batch._replace(

@@ -26,31 +26,34 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (GPU, "auto", dict(dtype="float32"), "einsum"),
         (GPU, "auto", dict(head_dim=60), "einsum"),
         (GPU, "auto", dict(head_dim=136), "einsum"),
-        (GPU, "auto", dict(dropped=True), "einsum"),
-        (GPU, "auto", dict(told=False), "cudnn"),
+        (GPU, "auto", dict(has_dropout=True), "einsum"),
+        (GPU, "auto", dict(has_key_mask=False), "cudnn"),
         (GPU, "einsum", {}, "einsum"),
         (GPU, "fused", dict(dtype="float32"), "recompute"),
-        (GPU, "fused", dict(dropped=True), "einsum"),
+        (GPU, "fused", dict(has_dropout=True), "einsum"),
         (V100, "auto", {}, "einsum"),
         (V100, "fused", {}, "recompute"),
         (CPU, "auto", {}, "einsum"),
         (CPU, "fused", {}, "recompute"),
         (TPU, "auto", {}, "einsum"),
-        (GPU, "auto", dict(capped=True), "einsum"),
-        (GPU, "fused", dict(capped=True), "recompute"),
+        (GPU, "auto", dict(has_cap=True), "einsum"),
+        (GPU, "fused", dict(has_cap=True), "recompute"),
         (TPU, "auto", dict(length=512), "pallas"),
-        (TPU, "auto", dict(length=512, head_dim=256, capped=True), "pallas"),
+        (TPU, "auto", dict(length=512, head_dim=256, has_cap=True), "pallas"),
         (TPU, "auto", dict(length=512, head_dim=264), "einsum"),
         (TPU, "auto", dict(length=512, head_dim=160), "einsum"),  # with two blocks of keys it fails
         (TPU, "auto", dict(length=512, head_dim=80), "pallas"),
-        (TPU, "auto", dict(length=512, told=False), "einsum"),
+        (TPU, "auto", dict(length=512, has_key_mask=False), "einsum"),
         (TPU, "auto", dict(length=512, dtype="float32"), "einsum"),
         (TPU, "fused", {}, "pallas"),
-        (TPU, "fused", dict(told=False), "recompute"),
+        (TPU, "fused", dict(has_key_mask=False), "recompute"),
     ],
 )
 def test_choice(target, asked, changes, chosen):
-    given = dict(dtype="bfloat16", head_dim=64, dropped=False, length=64, told=True) | changes
+    given = (
+        dict(dtype="bfloat16", head_dim=64, has_dropout=False, length=64, has_key_mask=True)
+        | changes
+    )
     assert kernels.choose_kernel(asked, target, **given) == chosen
 
 
@@ -344,11 +347,11 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
         return x + y, True
 
     def one(x, y):
-        x, y = kernels._batch_alike((x, y))
+        x, y = kernels._batch_all((x, y))
         return kernel(x, y).sum()
 
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
-    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_alike((x, y))[0] * y).sum()), (0, None))
+    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_all((x, y))[0] * y).sum()), (0, None))
     np.testing.assert_array_equal(grads(x, y), np.ones((2, 3)))
     found = jax.vmap(one, (0, None))(x, y)
     np.testing.assert_array_equal(found, (x + 1).sum(1))

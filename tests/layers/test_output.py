@@ -97,7 +97,7 @@ CHANCES = RNG.random((B, M), np.float32)
 def draw(features, table, bias, chances, block=9):
     targets = np.zeros(chances.shape, np.int32)
     function = functools.partial(score_targets, block=block)
-    return np.asarray(jit(function)(features, table, bias, targets, chances=chances).drawn)
+    return np.asarray(jit(function)(features, table, bias, targets, uniforms=chances).sampled)
 
 
 @pytest.mark.parametrize("vocab", [5, 53, 128, 300])
