@@ -86,8 +86,8 @@ def load_backbone(
         Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or more.
       placement: if given, each parameter is a jax.Array with the sharding
         `placement.parameter`, and embedding tables are padded with zero rows to
-        `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the shards
-        of this process, each once, and for a few blocks.
+        `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the
+        shards of this process, each once, and for a few blocks.
 
     Raises:
       InputError: if a tensor of the trunk or part of a head is missing, or its shape differs from

@@ -63,7 +63,9 @@ class Bank:
         injection = pick(added, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else few_reads(batch)
-        hidden = self.backbone.apply(variables, batch, injection, deterministic=True, reads=reads)
+        hidden = self.backbone.apply(
+            variables, batch, injection, deterministic=True, output_positions=reads
+        )
         batch = batch if reads is None else count_reads(batch)
         bound = self.backbone.bind(variables)
 

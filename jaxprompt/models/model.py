@@ -128,7 +128,7 @@ class Model:
         tokens = Tokens(ids, ids == ids, slot, positions, types, roles)
         front = self.backbone.apply(
             {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
-            rngs=_rngs(key, 4), method="read_front",
+            rngs=_rngs(key, 4), method="encode_shared_prefix",
         )  # fmt: skip
         prefix = cast(Prefix, front)  # as in `inject`
         return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
@@ -192,7 +192,7 @@ class Model:
         reads = None if reads_all else few_reads(batch, drops=drops and self.varies)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
-            reads=reads, rngs=_rngs(key, 1),
+            output_positions=reads, rngs=_rngs(key, 1),
         )  # fmt: skip
         return hidden, batch if reads is None else count_reads(batch), injection
 

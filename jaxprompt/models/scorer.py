@@ -174,7 +174,11 @@ def with_shared_prefix(scorer: Scorer) -> Scorer:
     """
     model = scorer.model
     reads_all = any(head.reads_all for head in model.heads.values())
-    if not getattr(model.backbone, "shares_front", False) or model.prompt.reads or reads_all:
+    if (
+        not getattr(model.backbone, "supports_shared_prefix", False)
+        or model.prompt.reads
+        or reads_all
+    ):
         return scorer
     front = scorer.encoder.shared_front()
     layout = dataclasses.replace(scorer.layout, front=front)

@@ -147,7 +147,7 @@ def share_front(model, batch):
 
     # A token is left to each row, as in a run.
     count = model.prompt.num_slots() - 1
-    if count < 1 or not getattr(model.backbone, "shares_front", False):
+    if count < 1 or not getattr(model.backbone, "supports_shared_prefix", False):
         return model, batch
     none = (0,) * count
     front = SharedPrefix(none, tuple(range(count)), none, none)

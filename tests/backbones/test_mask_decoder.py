@@ -67,7 +67,7 @@ def decode(model, table, batch):
 
 
 def scores(module, batch, reads=None):
-    hidden = module(batch, Injection(), deterministic=True, reads=reads)
+    hidden = module(batch, Injection(), deterministic=True, output_positions=reads)
     table, bias = module.lm_table()
     return hidden, jnp.einsum("btx,vx->btv", module.lm_features(hidden), table) + bias
 
@@ -115,7 +115,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
     for prefix in (None, Prefix(k, v, np.ones_like(last)), Prefix(k, v, last)):
         run = lambda reads, prefix=prefix: module.apply(
             {"params": params}, batch, Injection(Stream(prefix=prefix)), deterministic=True,
-            reads=reads,
+            output_positions=reads,
         )  # fmt: skip
         whole = np.asarray(jit(run)(None))
         assert_near(jit(run)(READS), whole[np.arange(3)[:, None], READS], 1e-5)

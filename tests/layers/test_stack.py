@@ -80,10 +80,10 @@ def test_every_way_drops_the_same_elements(stack, remat):
 class Recorder:
     """A layer that adds its number and dropout, and gives what it saw."""
 
-    def apply(self, variables, x, part, shared, *, deterministic, rngs, keep=True):
+    def apply(self, variables, x, part, shared, *, deterministic, rngs, return_kv=True):
         noise = jax.random.uniform(rngs["dropout"]) if rngs else 0.0
         y = x * shared + variables["params"]["scale"] * (noise + part["k"].sum())
-        return y, {"x": x, "k": part["k"] + 1} if keep else None
+        return y, {"x": x, "k": part["k"] + 1} if return_kv else None
 
 
 def test_layers_draw_dropout_of_their_own():
@@ -170,7 +170,7 @@ def tuned(stack, remat, mask, reads=None, **sizes):
     def loss(table, params):
         injection = Injection(encoder=Stream(prefix=Prefix(*table, mask)))
         hidden = backbone.apply(
-            {"params": params}, batch, injection, deterministic=True, reads=reads
+            {"params": params}, batch, injection, deterministic=True, output_positions=reads
         )
         return (hidden**2 * jnp.arange(hidden.shape[-1])).mean()
 

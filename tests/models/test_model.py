@@ -194,7 +194,7 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
-    numbers = {"prompt": 0, "backbone": 1, "head": 2, "read_front": 4}
+    numbers = {"prompt": 0, "backbone": 1, "head": 2, "encode_shared_prefix": 4}
     assert keys.keys() == numbers.keys()
     for name, number in numbers.items():
         assert keys[name]["dropout"] == jax.random.fold_in(key, number)
