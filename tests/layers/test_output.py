@@ -145,10 +145,10 @@ def test_what_cannot_be_is_not_drawn():
 
 def test_drawing_changes_nothing_else():
     plain, drawing = gradients(9), gradients(9, chances=CHANCES)
-    assert plain[0][1].drawn is None and drawing[0][1].drawn.shape == (B, M)
+    assert plain[0][1].sampled is None and drawing[0][1].sampled.shape == (B, M)
     assert_equal(drawing[0][1]._replace(drawn=None), plain[0][1])
     assert_equal(drawing[1], plain[1])
-    assert_equal(draw(FEATURES, TABLE, BIAS, CHANCES, block=1), np.asarray(drawing[0][1].drawn))
+    assert_equal(draw(FEATURES, TABLE, BIAS, CHANCES, block=1), np.asarray(drawing[0][1].sampled))
 
 
 # -- what it costs --------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_mesh_changes_nothing(mesh, block):
     program, args = on_mesh(mesh, block)
     (total, scored), (dx, dtable, dbias) = program(*args)
     assert_close((total, scored.logp), (expected[0][0], expected[0][1].logp))
-    assert_equal((scored.hit, scored.drawn), (expected[0][1].hit, expected[0][1].drawn))
+    assert_equal((scored.hit, scored.sampled), (expected[0][1].hit, expected[0][1].sampled))
     assert_close((dx, dtable[:V], dbias[:V]), expected[1])
     assert not np.abs(dtable[V:]).any() and not np.abs(dbias[V:]).any()
 

@@ -103,7 +103,7 @@ def drawn_in_first_step(pair, params, batch):
     """Repeats what the generator draws in the first step of `run`."""
     key = jax.random.fold_in(rng.at_step(jax.random.key(0), 0), 0)
     forward = functools.partial(pair.forward, head="generator", deterministic=False)
-    return np.asarray(jit(forward)(params, batch, key=key).drawn)
+    return np.asarray(jit(forward)(params, batch, key=key).sampled)
 
 
 # -- against torch --------------------------------------------------------------------------------
