@@ -644,7 +644,7 @@ def test_the_kernel_is_there_where_it_is_promised(case, told):
 def test_a_kernel_is_promised_where_it_is_taken(case, promised):
     model, _ = make_model(case)
     given = model.backbone.cfg, model.backbone.dims.head_dim, case.target, case.tokens
-    assert kernels.has_fused_kernel(*given, drops=False) == promised
+    assert kernels.has_fused_kernel(*given, has_dropout=False) == promised
     assert has_kernel(lower(case)) == promised
 
 

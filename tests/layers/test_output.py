@@ -144,9 +144,9 @@ def test_what_cannot_be_is_not_drawn():
 
 
 def test_drawing_changes_nothing_else():
-    plain, drawing = gradients(9), gradients(9, chances=CHANCES)
+    plain, drawing = gradients(9), gradients(9, uniforms=CHANCES)
     assert plain[0][1].sampled is None and drawing[0][1].sampled.shape == (B, M)
-    assert_equal(drawing[0][1]._replace(drawn=None), plain[0][1])
+    assert_equal(drawing[0][1]._replace(sampled=None), plain[0][1])
     assert_equal(drawing[1], plain[1])
     assert_equal(draw(FEATURES, TABLE, BIAS, CHANCES, block=1), np.asarray(drawing[0][1].sampled))
 
@@ -201,7 +201,7 @@ def on_mesh(mesh, block):
 
     def padded(features, table, bias, targets, slopes, chances):
         bias = output_bias(table, bias, V)
-        return whole(features, table, bias, targets, slopes, chances=chances)
+        return whole(features, table, bias, targets, slopes, uniforms=chances)
 
     split = lambda x: jax.device_put(x, placement.batch)
     at = [
@@ -220,7 +220,7 @@ def on_mesh(mesh, block):
 @pytest.mark.parametrize("block", [3, 100])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mesh_changes_nothing(mesh, block):
-    expected = gradients(block, chances=CHANCES)
+    expected = gradients(block, uniforms=CHANCES)
     program, args = on_mesh(mesh, block)
     (total, scored), (dx, dtable, dbias) = program(*args)
     assert_close((total, scored.logp), (expected[0][0], expected[0][1].logp))

@@ -109,7 +109,7 @@ def test_what_layers_give_is_collected(stack, remat):
     inputs = [1.0, 2 * 1 + 1, 2 * 3 + 10 * 5]
     assert x == 2 * inputs[-1] + 100 * 9
     assert_equal(kept, {"x": np.float32(inputs), "k": np.float32([[1, 2], [3, 4], [5, 6]])})
-    y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, keep=False, **options)
+    y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, return_kv=False, **options)
     assert y == x and none is None
 
 
