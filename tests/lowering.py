@@ -259,12 +259,23 @@ def _put(tree, where):
 
 def lower(case: Case) -> str:
     """Lowers a step for its target. -> StableHLO"""
-    data, tensor, fsdp = case.mesh
-    place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
-    step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
-    with standing_in(case.target):
-        traced = jax.jit(with_placement(place, step)).trace(*given)
-        return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
+    step, given, place = make_step(case, place_for(case.target, case.mesh))
+    return lower_on(place, step, *given)
+
+
+def place_for(target: Target, mesh: tuple[int, int, bool], **changes) -> Placement:
+    """Makes a mesh (data, model, fsdp) whose programs are lowered for a target."""
+    data, model, fsdp = mesh
+    place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
+    return dataclasses.replace(place, compiled_for=target, **changes)
+
+
+def lower_on(place: Placement, function, *args) -> str:
+    """Lowers a function for the target of a mesh. -> StableHLO"""
+    target = place.compiled_for
+    with standing_in(target):
+        traced = jax.jit(with_placement(place, function)).trace(*args)
+        return traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
 
 
 def make_step(case: Case, place: Placement):
