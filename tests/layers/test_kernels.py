@@ -50,11 +50,8 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
     ],
 )
 def test_choice(target, asked, changes, chosen):
-    given = (
-        dict(dtype="bfloat16", head_dim=64, has_dropout=False, length=64, has_key_mask=True)
-        | changes
-    )
-    assert kernels.choose_kernel(asked, target, **given) == chosen
+    options = dict(dtype="bfloat16", head_dim=64, has_dropout=False, length=64, has_key_mask=True)
+    assert kernels.choose_kernel(asked, target, **(options | changes)) == chosen
 
 
 def draw(seed, *shape):
@@ -128,10 +125,9 @@ def assert_near(found, expected):
     assert np.abs(found - expected).max() <= 2**-6 * scale
 
 
-def compare(kernel, name):
-    """Holds a kernel's output and gradients to those of two products and a softmax."""
-    given = make(name)
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, plainly))
+def compare(kernel, given, reference=plainly):
+    """Compares a kernel's output and gradients with those of two products and a softmax."""
+    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, reference))
     assert_near(y, expected)
     for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
         assert_near(found, slope)
@@ -142,12 +138,8 @@ def compare_shared(kernel, name):
     (_, k, v, _), seen, real = make(name)
     q = draw(6, *real.shape, 2 * N, D)
     twice = lambda x: jnp.repeat(x, 2, axis=2)
-    whole = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
-    given = (q, k, v, None), seen, real
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, whole))
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    repeated = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
+    compare(kernel, ((q, k, v, None), seen, real), repeated)
 
 
 SHARED = ("left", "odd, prefix", "causal, prefix", "causal documents", "several blocks, causal")
@@ -167,7 +159,7 @@ def interpreted(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    compare(kernels.pallas_attention, name)
+    compare(kernels.pallas_attention, make(name))
 
 
 @pytest.mark.default_cases("left")
@@ -213,28 +205,20 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
 
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
-        pick = lambda local: kernels.pallas_attention(
-            q,
-            k,
-            v,
-            seen._replace(window=AttentionWindow(columns, local, front * out)),
-            bias,
-            scale,
-            cap,
-        )
+        def pick(local):
+            window = AttentionWindow(columns, local, front * out)
+            mask = seen._replace(window=window)
+            return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
+
         if not traced:
             return pick(local)
         return jax.lax.scan(lambda _, x: (None, pick(x)), None, jnp.array([local]))[1][0]
 
-    def plainly(q, k, v, seen, bias, scale):
+    def by_mask(q, k, v, seen, bias, scale):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
         return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
-    given = (q, k, v, None), seen, tokens.mask
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (by_window, plainly))
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    compare(by_window, ((q, k, v, None), seen, tokens.mask), by_mask)
 
 
 @pytest.mark.parametrize("bias, taken", [(None, ["pallas"]), (1.0, ["recompute"])])
@@ -272,7 +256,7 @@ def described(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel(name, described):
-    compare(kernels.cudnn_attention, name)
+    compare(kernels.cudnn_attention, make(name))
     length, front, causal, segments, biased, left = CASES[name]
     by_mask = left or segments
     (how,) = described[:1]
@@ -298,7 +282,7 @@ def on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel_on_a_gpu(name, on_a_gpu):
-    compare(kernels.cudnn_attention, name)
+    compare(kernels.cudnn_attention, make(name))
 
 
 @pytest.mark.gpu

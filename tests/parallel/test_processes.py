@@ -154,10 +154,8 @@ def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
 
 
 def test_one_address_is_bound():
-    assert (
-        processes._bind_address("127.0.0.1:7") == "127.0.0.1:7"
-        and processes._bind_address("[::1]:7") == "[::1]:7"
-    )
+    for address in ("127.0.0.1:7", "[::1]:7"):
+        assert processes._bind_address(address) == address
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert processes._loopback_note(server, "127.0.0.1:7") == ""
         said = " (the name resolves to 127.0.0.1, which only this host can reach: give an address)"

@@ -181,12 +181,6 @@ def check_collectives(text, mesh):
     assert kinds == {"all-reduce"}, (mesh, kinds)
 
 
-def products(text):
-    """Lists the shapes of all matrix products, in any order of axes."""
-    found = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
-    return {tuple(sorted(int(n) for n in dims.split(",") if n != "1")) for dims in found}
-
-
 @pytest.mark.default_cases("llama-soft-*")
 @pytest.mark.parametrize("patterns", [(), (r"backbone/.*",)], ids=["frozen", "trained"])
 @pytest.mark.parametrize("method", ["soft", "prefix"])
@@ -464,7 +458,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
 
 
 @pytest.mark.long_cases(
-    "t5-changes1-sizes1-mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"
+    "t5-changes1-sizes1-mesh.model=4 does not divide the 26 of .*mlp/.*; use 1 or 2$"
 )
 @pytest.mark.parametrize(
     "family, changes, sizes, words",
@@ -472,7 +466,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
         ("bert", {}, (1, 4, False),
          r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; use 1 or 2$"),
         ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
-         "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
+         "mesh.model=4 does not divide the 26 of .*mlp/.*; use 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
          "mesh.data=8 does not divide the 20 of .*; use 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
         ("llama", dict(num_attention_heads=9, num_key_value_heads=3, head_dim=4), (1, 2, False),
