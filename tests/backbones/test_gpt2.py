@@ -10,21 +10,16 @@ import transformers
 from pairs import (
     assert_near,
     draw_tokens,
-    layer_of,
     make_batch,
     make_tokens,
     primitives,
     randomise,
     read_ours,
     read_pair,
-    recorded,
     run,
     write_checkpoint,
 )
 
-from jaxprompt.layers.attention import Attention, causal_mask
-from jaxprompt.layers.mlp import Mlp
-from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.types import Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
@@ -87,40 +82,6 @@ def test_model(pairs, kind, side):
     assert hidden[mask].std() > 0.3
 
 
-@pytest.mark.long_cases("plain")
-@pytest.mark.parametrize("kind", KINDS)
-def test_modules(pairs, kind):
-    """Each module on the very input that torch gives it."""
-    pair = pairs(kind)
-    batch, params, c = batch_of(pair, "left"), pair.params, pair.module.cfg
-    with recorded(pair.torch, {"LayerNorm", "GPT2Attention", "GPT2MLP", "Dropout"}) as seen:
-        run_torch(pair.torch, batch)
-    embed = lambda m: m.embed(batch.encoder.ids, batch.encoder.positions, deterministic=True)
-    found = pair.module.apply({"params": params}, method=embed)
-    assert_near(found, seen["transformer.drop"][2], MODULE)
-    scale = None if kind != "unscaled" else 1.0
-    attention = Attention(c.width, c.heads, c.width // c.heads, scale=scale)
-    mask, real = causal_mask(batch.encoder), batch.encoder.mask
-
-    def check(name, module, params):
-        args, _, out = seen[f"transformer.{name}"]
-        x = args[0].numpy()
-        if module is attention:
-            attend = lambda m: m(x, *m.keys(x), mask, deterministic=True)
-            found = module.apply({"params": params}, method=attend)
-        else:
-            found = module.apply({"params": params}, x)
-        assert_near(found, out, MODULE, real)
-
-    for i in range(c.layers):
-        own = layer_of(params["layers"], i)
-        check(f"h.{i}.ln_1", LayerNorm(c.eps), own["attention_norm"])
-        check(f"h.{i}.attn", attention, own["attention"])
-        check(f"h.{i}.ln_2", LayerNorm(c.eps), own["mlp_norm"])
-        check(f"h.{i}.mlp", Mlp(c.mlp, c.activation), own["mlp"])
-    check("ln_f", LayerNorm(c.eps), params["norm"])
-
-
 def test_layouts_of_the_file(pairs, tmp_path):
     """Old files have no prefix, and each layer's causal mask as a buffer."""
     pair = pairs("plain")
@@ -138,25 +99,6 @@ def test_layouts_of_the_file(pairs, tmp_path):
     prefixed["lm_head.weight"] = tensors["wte.weight"]
     write_checkpoint(tmp_path / "copies", pair.config, prefixed)
     assert read_ours(tmp_path / "copies", "gpt2")[2] == expected
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_changes_nothing(pairs, side):
-    pair = pairs("plain")
-    tokens = draw_tokens(60, side)
-    expected, _ = run(pair, make_batch(tokens))
-    spoilt = tokens._replace(ids=np.where(tokens.mask, tokens.ids, 7))
-    found, _ = run(pair, make_batch(spoilt))
-    np.testing.assert_array_equal(found[tokens.mask], expected[tokens.mask])
-
-
-def test_left_and_right_padding_are_one(pairs):
-    pair, ids = pairs("plain"), np.arange(2, 8)
-    mask = np.arange(9) < 6
-    right = make_tokens([np.where(mask, np.pad(ids, (0, 3)), 0)], mask[None])
-    left = make_tokens([np.pad(ids, (3, 0))], mask[None, ::-1])
-    one, other = (run(pair, make_batch(tokens))[0] for tokens in (right, left))
-    assert_near(one[:, :6], other[:, 3:], MODULE)
 
 
 def test_fused_attention(pairs):
