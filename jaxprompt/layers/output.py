@@ -56,8 +56,9 @@ def score_targets(
 
     has_target = targets >= 0
     uniforms = None if uniforms is None else to_blocks(uniforms)
+    features = to_blocks(features)
     targets = to_blocks(jnp.where(has_target, targets, 0))
-    scores = _make_score(cap)(to_blocks(features), table, bias, targets, uniforms)
+    scores = _make_score(cap)(features, table, bias, targets, uniforms)
     logp, hit, sampled = jax.tree.map(from_blocks, scores)
     return VocabScores(jnp.where(has_target, logp, ABSENT), hit & has_target, sampled)
 

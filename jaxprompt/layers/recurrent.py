@@ -36,9 +36,9 @@ class BiLstm(nn.Module):
         length, gates, limit = x.shape[1], 4 * self.hidden, self.hidden**-0.5
         columns = jnp.arange(length)
         ends = jnp.full(x.shape[:1], length) if lengths is None else lengths
-        ends = ends[:, None]
         # Reverses each sequence; padding stays.
-        reversed_columns = jnp.where(columns < ends, ends - 1 - columns, columns)[..., None]
+        is_read = columns < ends[:, None]
+        reversed_columns = jnp.where(is_read, ends[:, None] - 1 - columns, columns)[..., None]
         reverse = lambda x: jnp.take_along_axis(x, reversed_columns, axis=1)  # [B, T, E]
         for layer in range(self.layers):
             init = uniform_init(limit)

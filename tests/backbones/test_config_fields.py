@@ -164,7 +164,7 @@ BAD = [  # family, changes, what the message names
     ("t5", dict(feed_forward_proj="gated-swish"), "feed_forward_proj='gated-swish' .* gelu, "),
     ("t5", dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu'"),
     ("t5", dict(num_decoder_layers=-1), "num_decoder_layers=-1"),
-    ("glm", dict(block_position_encoding=False), "block_position_encoding=false.* glm-2b"),
+    ("glm", dict(block_position_encoding=False), "block_position_encoding=false.*glm-2b"),
     ("glm", dict(relative_encoding=True), "relative_encoding=true"),
     ("glm", dict(spell_length=3), "spell_length"),
     ("glm", dict(attention_scale=8.0), "attention_scale=8.0"),
