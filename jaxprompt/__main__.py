@@ -116,7 +116,7 @@ def _lost(error: Exception) -> str:
     """Returns the message of an error caused by a lost process, "" for other errors."""
     from jaxprompt.parallel import processes
 
-    return processes.lost(error)
+    return processes.lost_process_message(error)
 
 
 def _is_of_stdout(error: OSError) -> bool:

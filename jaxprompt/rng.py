@@ -4,10 +4,10 @@ import zlib
 
 import jax
 
-# What `config.rng` calls a generator -> JAX's name, and the number of words in one of its keys.
-# threefry gives the same bits on every device and mesh, and to a run of a grid those that it has
-# alone. rbg is the device's own generator and cheaper on TPUs; its bits may change with the mesh,
-# the kind of device and the version of the compiler, and under vmap they follow the first key.
+# Value of `config.rng` -> JAX's name of the generator, and the number of words in one of its keys.
+# threefry gives the same bits on every device and mesh, and to a run of a grid those of a single
+# run. rbg is the device's own generator and faster on TPUs; its bits may change with the mesh, the
+# kind of device and the version of the compiler, and under vmap they follow the first key.
 GENERATORS = {"threefry": ("threefry2x32", 2), "rbg": ("rbg", 4)}
 
 
@@ -16,10 +16,10 @@ def key_for(seed: int, name: str, generator: str = "threefry") -> jax.Array:
     return for_name(jax.random.key(seed, impl=GENERATORS[generator][0]), name)
 
 
-def from_numbers(numbers: jax.Array) -> jax.Array:
-    """Returns the key of `jax.random.key_data`. Traceable."""
-    (impl,) = (impl for impl, words in GENERATORS.values() if words == numbers.shape[-1])
-    return jax.random.wrap_key_data(numbers, impl=impl)
+def from_key_data(key_data: jax.Array) -> jax.Array:
+    """Inverts `jax.random.key_data`. Traceable."""
+    (impl,) = (impl for impl, words in GENERATORS.values() if words == key_data.shape[-1])
+    return jax.random.wrap_key_data(key_data, impl=impl)
 
 
 def for_name(key: jax.Array, name: str) -> jax.Array:

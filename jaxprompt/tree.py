@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxprompt.errors import InputError, nearest
 
 Params = Mapping[str, Any]  # {"prompt": {"table": array}}
-Nested = dict[str, Any]  # Params that may be changed
+Nested = dict[str, Any]  # mutable Params
 Flat = dict[str, Any]  # {"prompt/table": array}
 # The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
 PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")
-BLOCK = 32  # numbers of it that share a scale and a minimum
+BLOCK = 32  # weights that share a scale and a minimum
 
 
 def flatten(tree: Params, prefix: str = "") -> Flat:
@@ -45,26 +45,26 @@ def trainable_mask(params: Params, patterns: Sequence[str]) -> dict[str, Any]:
     parameter would train.
     """
     names = list(flatten(params))
-    hits: set[str] = set()
+    trained: set[str] = set()
     for pattern in patterns:
         try:
-            # A quantized parameter is meant by its own name, and refused by who divides the tree.
-            found = [n for n in names if re.fullmatch(pattern, PLANE.sub(r"\1", n))]
-            found = found or [n for n in names if re.fullmatch(pattern, n)]
+            # A pattern names a quantized parameter, not its arrays; other code rejects training it.
+            matches = [n for n in names if re.fullmatch(pattern, PLANE.sub(r"\1", n))]
+            matches = matches or [n for n in names if re.fullmatch(pattern, n)]
         except re.error as e:
             raise InputError(
                 f"trainable pattern {pattern!r} is not a regular expression ({e}); fix it"
             ) from e
-        if not found:
-            near = nearest(pattern.replace(".*", ""), names)
-            raise InputError(f"trainable pattern {pattern!r} matches no parameter; {near}")
-        hits.update(found)
-    if not hits:
+        if not matches:
+            hint = nearest(pattern.replace(".*", ""), names)
+            raise InputError(f"trainable pattern {pattern!r} matches no parameter; {hint}")
+        trained.update(matches)
+    if not trained:
         raise InputError("nothing to train, because config.trainable is empty; set it")
-    return unflatten({name: name in hits for name in names})
+    return unflatten({name: name in trained for name in names})
 
 
-def split(params: Params, mask: Params) -> tuple[Flat, Flat]:
+def split_trainable(params: Params, mask: Params) -> tuple[Flat, Flat]:
     """Splits a tree into two flat dicts, (trainable, frozen)."""
     leaves, marks = flatten(params), flatten(mask)
     trainable = {name: leaf for name, leaf in leaves.items() if marks[name]}
@@ -72,7 +72,7 @@ def split(params: Params, mask: Params) -> tuple[Flat, Flat]:
 
 
 def merge(trainable: Flat, frozen: Flat) -> dict[str, Any]:
-    """Inverts `split`."""
+    """Inverts `split_trainable`."""
     return unflatten(frozen | trainable)
 
 
@@ -97,7 +97,7 @@ def cast(tree: Any, dtype: Any) -> Any:
     )
 
 
-def overview(trainable: Flat, frozen: Flat) -> str:
+def parameter_table(trainable: Flat, frozen: Flat) -> str:
     """Returns a table of the trainable parameters, with their total and its percentage."""
     lines = [
         f"  {name:48s} {list(leaf.shape)!s:24s} {leaf.size:,}" for name, leaf in trainable.items()

@@ -6,8 +6,8 @@ Shape letters, upper case in comments and lower case in einsum:
     D head dim    H width         E embedding     F mlp              V vocab     C classes
     M scored positions            K rows (choices) of one example    W words of a class
     S keys or columns, in attention and its caches, [B, S, N, D]     J pieces of a word
-    X what is multiplied by the output table        R trained label rows, or runs of a grid
-    G groups that share what others do not          A parts of a batch that are added up
+    X features for the output table                 R trained label vectors, or runs of a grid
+    G groups of prompts or runs                     A accumulated parts of a batch
 """
 
 from collections.abc import Callable
@@ -33,19 +33,20 @@ class Role(IntEnum):
 class Tokens(NamedTuple):
     """One stream of tokens. Arrays are [B, T]."""
 
-    ids: Array  # int32; the pad id where a soft token stands
+    ids: Array  # int32; the pad id at soft tokens
     mask: Array  # bool, True = attend
     slot: Array  # int32, row of Stream.slots written at this position, -1 = none
     positions: Array  # int32, zero-based, pads 0
-    types: Array  # int32, BERT's; where attention is causal the branch: a token sees 0 and its own
+    types: Array  # int32, BERT's; with causal attention the branch: a token sees branch 0 and its
+    # own
     roles: Array  # int8, Role
-    segments: Array | None = None  # int32, document from 1 on, pads 0: a token sees its own alone;
-    # None = a row is one text
-    lengths: Array | None = None  # int32 [B], the real tokens of each row, where these stand in
-    # front and none is of a branch: then kernels need no mask
+    segments: Array | None = None  # int32, document from 1 on, pads 0: a token only sees its own
+    # document; None = a row is one text
+    lengths: Array | None = None  # int32 [B], number of real tokens of each row, if they come first
+    # and there are no branches: then kernels need no mask
 
 
-class Front(NamedTuple):
+class SharedPrefix(NamedTuple):
     """Prefix shared by all sequences, constant at compile time; positions count from 0. [T] each"""
 
     ids: tuple[int, ...]
@@ -58,16 +59,16 @@ class Batch(NamedTuple):
     """One batch. With K sequences an example (choices) token arrays are [B*K, T], example-major."""
 
     encoder: Tokens  # the input; the only stream of BERT and of GPT-2
-    label_pos: Array  # int32 [B*K, M] what the head reads, in the decoder where there is one
-    labels: Array  # int32 [B], or [B, M] one a read position; -1 = unknown; float32 [B], numbers
-    weights: Array  # float32 [B], 0 = a row that only fills the batch
-    index: Array  # int32 [B], row of the split, -1 = filling
-    decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
-    targets: Array | None = None  # int32 [B*K, M] the token asked for at label_pos, -1 = none: what
-    # follows in free text, what was hidden in pre-training (behind its generator see ReplacedHead)
-    kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before
+    label_pos: Array  # int32 [B*K, M] positions that the head reads, of the decoder if there is one
+    labels: Array  # int32 [B], or [B, M] one per read position; -1 = unknown; float32 [B], numbers
+    weights: Array  # float32 [B], 0 = an example that only fills the batch
+    index: Array  # int32 [B], example of the split, -1 = filling
+    decoder: Tokens | None = None  # the inputs of an encoder-decoder's decoder
+    targets: Array | None = None  # int32 [B*K, M] the token to predict at label_pos, -1 = none: the
+    # next one in free text, the hidden one in pre-training (after a generator see ReplacedHead)
+    cached: Array | None = None  # [B*K, T, H] states of frozen layers, computed before
     counts: Array | None = None  # int32 [B] choices of each example; None = all have all classes
-    prompt: Array | None = None  # int32 [B] which prompt of a bank each example takes
+    prompt: Array | None = None  # int32 [B] index of each example's prompt in a bank
 
     @property
     def read(self) -> Tokens:
@@ -87,22 +88,22 @@ class Prefix(NamedTuple):
 
     k: Array  # [L, B|1, P, N, D]
     v: Array  # [L, B|1, P, N, D]
-    mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row; numpy where
-    # it is known when compiling, so that layers without the prompt are spared its work; for the
-    # layers of a stack None = all True
+    mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row; numpy if it is
+    # known when compiling, so that layers without the prompt do not compute it; for the layers of
+    # a stack None = all True
     positions: Array | None = None  # int32 [P], 0 to P - 1, for a relative bias or a window; None =
-    # outside of it
+    # it has no positions
 
 
-class Window(NamedTuple):
+class AttentionWindow(NamedTuple):
     """Attention window in columns: backwards, and to both sides if attention is not causal."""
 
-    columns: int  # that are seen to a side, its own included
-    local: bool | Array  # False = all; bool [] where layers of both kinds are one program
-    outside: int = 0  # the first so many are seen besides, from everywhere
+    columns: int  # seen on each side, the query's own included
+    local: bool | Array  # False = no window; bool [] if layers of both kinds are one program
+    num_global: int = 0  # the first so many columns are seen by every query, too
 
 
-class Seen(NamedTuple):
+class AttentionMask(NamedTuple):
     """Which keys each query attends to: a mask, and its structure for attention kernels.
 
     The mask is `keys` without what `causal`, `segments` and `window` hide; keys = None if these do
@@ -111,15 +112,15 @@ class Seen(NamedTuple):
 
     mask: Array  # bool [B, S] or [B, T, S], True = seen
     keys: Array | None = None  # bool [B, S]
-    causal: bool = False  # hides what is behind a query; the last one sees the last key
+    causal: bool = False  # hides later keys; the last query sees the last key
     segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
-    lengths: Array | None = None  # int32 [B], `keys` are the first so many; None where more hides
-    # than these and `causal`
-    window: Window | None = None
-    few: bool = False  # the queries are those that a head reads: no kernel gains by them
+    lengths: Array | None = None  # int32 [B], `keys` are the first so many; None if anything but
+    # these and `causal` hides keys
+    window: AttentionWindow | None = None
+    few_queries: bool = False  # only those that a head reads: no kernel is faster for them
 
 
-class Memory(NamedTuple):
+class LayerCache(NamedTuple):
     """Cached keys and values of one layer."""
 
     k: Array  # [B, N, S, D]
@@ -128,22 +129,24 @@ class Memory(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Key-value cache of generation, in arrays of fixed shape."""
+    """Key-value cache of generation, in arrays of static shape."""
 
-    own: tuple[Memory, ...]  # of each layer: the prefix, the tokens and the room for more
-    positions: Array  # int32 [B, S] where each column stands, -1 = outside of a relative bias
-    cross: tuple[Memory, ...] | None = None  # of the encoder's output, its prefix in front
+    self_attention: tuple[LayerCache, ...]  # prefix, tokens and free columns of each layer
+    positions: Array  # int32 [B, S] of each column, -1 = not in a relative bias
+    cross: tuple[LayerCache, ...] | None = None  # the encoder's output, after its prefix
 
 
 class Stream(NamedTuple):
     """What a method adds to one stream."""
 
-    slots: Array | None = None  # [B|1, S, E] rows written where Tokens.slot >= 0; those beyond what
-    # the template places are the method's `rows`, which a head may lay into the input, or for the
-    # views of its own objectives
+    slots: Array | None = (
+        None  # [B|1, S, E] vectors written where Tokens.slot >= 0; those after the
+    )
+    # slots of the template are the method's `rows`, which a head may put into the input, or serve
+    # the views of the method's objectives
     prefix: Prefix | None = None
-    slots_mask: Array | None = None  # bool [B|1, S], False = the row is not there: where it would
-    # stand nothing is seen and nothing is pooled; None = all True
+    slots_mask: Array | None = None  # bool [B|1, S], False = the vector is absent: its position is
+    # neither attended to nor pooled; None = all True
 
 
 class Injection(NamedTuple):
@@ -152,16 +155,16 @@ class Injection(NamedTuple):
     encoder: Stream = Stream()
     decoder: Stream = Stream()
     cross: Stream = Stream()
-    rows: Array | None = None  # [R, E] what it trains beyond the input, for heads: as label rows
+    rows: Array | None = None  # [R, E] vectors that it trains for heads, e.g. label vectors
 
 
 class Asks(NamedTuple):
     """What a method knows about a task."""
 
-    classes: int = 0  # or choices, where these are the classes
+    classes: int = 0  # or choices, if these are the classes
     words: tuple[tuple[tuple[int, ...], ...], ...] = ()  # vocabulary ids of each label word's
-    # subwords, by class; () where the head reads none
-    mask: int = -1  # the token that a masked model predicts; -1 where none is asked for
+    # subwords, by class; () if the head reads no words
+    mask: int = -1  # id of the mask token; -1 = the task has none
 
 
 class Dims(NamedTuple):
@@ -175,7 +178,7 @@ class Dims(NamedTuple):
     layers: int
     heads: int
     head_dim: int
-    max_len: int  # positions the backbone has, prompts included; NO_LIMIT where they are relative
+    max_len: int  # positions of the backbone, prompts included; NO_LIMIT if they are relative
     decoder_layers: int = 0  # of a decoder that reads the encoder's output
 
 
@@ -186,6 +189,6 @@ class Objective(NamedTuple):
     loss: Callable[..., tuple[Any, Any]]  # (scores, labels, weights) -> (sum, normaliser)
     head: str = "main"
     weight: float = 1.0
-    view: Callable[[Batch, Array], Batch] | None = None  # another reading of the batch
-    sums: Callable[..., dict[str, Any]] | None = None  # called like `loss`: what to count besides
-    then: Callable[[Batch, Any], Batch] | None = None  # (batch, scores) -> what those after it read
+    view: Callable[[Batch, Array], Batch] | None = None  # (batch, key) -> the batch that it scores
+    sums: Callable[..., dict[str, Any]] | None = None  # called like `loss`: additional counts
+    then: Callable[[Batch, Any], Batch] | None = None  # (batch, scores) -> batch of the next terms

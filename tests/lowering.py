@@ -11,7 +11,7 @@ import optax
 import probes
 from tiny import CAUSAL, CONFIGS, MODEL_HEADS, block_sizes, make_batch
 
-from jaxprompt.backbones import for_words, make_backbone
+from jaxprompt.backbones import make_backbone, with_lm_states
 from jaxprompt.heads import linear, make_head, verbalizer
 from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
@@ -24,7 +24,7 @@ from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.layers.word_rows import pack_ids
 from jaxprompt.models.model import Model, backbone_shapes
-from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
+from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, with_placement
 from jaxprompt.planning.compilers import trace_without_gpu
 from jaxprompt.prompts import make_prompt
 from jaxprompt.rng import key_for
@@ -41,8 +41,8 @@ from jaxprompt.scoring.losses import (
 from jaxprompt.training.evaluation import shared_prefix_fn
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step
-from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
-from jaxprompt.types import Asks, Front, Objective, Role
+from jaxprompt.tree import cast, is_plane, split_trainable, trainable_mask, unflatten
+from jaxprompt.types import Asks, Objective, Role, SharedPrefix
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -147,7 +147,7 @@ def make_model(case: Case):
         stack="scan", dropout=case.dropout, attention=case.attention,
     )  # fmt: skip
     own = (case.kind,) if case.kind == "mask_decoder" else ()
-    backbone = for_words(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
+    backbone = with_lm_states(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
     if case.work == "adapt" and case.family == "electra":
         pair = replaced_tokens.make_pair(make(hf, ("mlm",)), backbone)
         return pair, replaced_tokens.make_objectives()
@@ -171,8 +171,8 @@ def make_model(case: Case):
     model = Model(backbone, prompt, {"main": head} | prompt.modules())
     if case.front:
         none = (0,) * case.length
-        front = Front(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
-        model = dataclasses.replace(model, front=front)
+        front = SharedPrefix(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
+        model = dataclasses.replace(model, shared_prefix=front)
     return model, [loss, *prompt.objectives()]
 
 
@@ -238,7 +238,7 @@ def make_numbers(case: Case, model):
     patterns = (".*",) if case.work == "adapt" else (r"prompt/.*", r"head/.*")
     given = {part for part in ("prompt", "head") if jax.tree.leaves(params.get(part, {}))}
     patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
-    trainable, frozen = split(params, trainable_mask(params, patterns))
+    trainable, frozen = split_trainable(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
     by_token = case.head in ("tags", "spans", "multi_spans")
     several = by_token or case.work == "adapt" or case.head == "discriminator"
@@ -259,23 +259,34 @@ def _put(tree, where):
 
 def lower(case: Case) -> str:
     """Lowers a step for its target. -> StableHLO"""
-    data, tensor, fsdp = case.mesh
-    place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
-    step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
-    with trace_without_gpu(case.target):
-        traced = jax.jit(within(place, step)).trace(*given)
-        return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
+    step, given, place = make_step(case, place_for(case.target, case.mesh))
+    return lower_on(place, step, *given)
+
+
+def place_for(target: Target, mesh: tuple[int, int, bool], **changes) -> Placement:
+    """Makes a mesh (data, model, fsdp) whose programs are lowered for a target."""
+    data, model, fsdp = mesh
+    place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
+    return dataclasses.replace(place, compiled_for=target, **changes)
+
+
+def lower_on(place: Placement, function, *args) -> str:
+    """Lowers a function for the target of a mesh. -> StableHLO"""
+    target = place.compiled_for
+    with trace_without_gpu(target):
+        traced = jax.jit(with_placement(place, function)).trace(*args)
+        return traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
 
 
 def make_step(case: Case, place: Placement):
     """Makes the step of a case. -> it, shapes of its arguments, where it runs"""
     model, objectives = make_model(case)
     trainable, frozen, batch = make_numbers(case, model)
-    frozen = _put(frozen, place.parameters(frozen))
+    frozen = _put(frozen, place.param_shardings(frozen))
     state = jax.eval_shape(lambda x: make_state(x, TX, key_for(0, "dropout", case.rng)), trainable)
     if case.work == "grid":
         apart = case.mesh[0] > 1
-        place = dataclasses.replace(place, runs=True)
+        place = dataclasses.replace(place, maps_runs=True)
         where = place.batch if apart else place.replicated
         many = lambda x: jax.ShapeDtypeStruct((RUNS, *x.shape), x.dtype)
         state, batch = (_put(jax.tree.map(many, tree), where) for tree in (state, batch))

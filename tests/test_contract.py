@@ -29,7 +29,7 @@ from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
-from jaxprompt.tree import flatten, merge, split, trainable_mask
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Injection, Objective, Stream
 
 METHODS = sorted([*methods(), *probes.NAMES])
@@ -128,7 +128,7 @@ def case(request):
     heads = {"main": linear.Classifier(CLASSES, dropout=0.1)} | prompt.modules()
     model = Model(backbone, prompt, heads)
     params = make_params(model, weights)
-    parts = split(params, trainable_mask(params, prompt.TRAINABLE))
+    parts = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
     objectives = [Objective("main", cross_entropy), *prompt.objectives()]
     step = make_train_step(model, TX, objectives)
     return Case(method, family, model, params, *parts, step, jit(make_eval_step(model)))

@@ -14,7 +14,7 @@ from lowering import H100, KINDS, Case, make_model, make_numbers
 from tiny import CONFIGS
 
 from jaxprompt.layers.quantized import BITS
-from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.parallel.sharding import make_placement, with_placement
 from jaxprompt.rng import key_for
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
@@ -80,7 +80,7 @@ def run(case, device):
     else:
         state = make_state(trainable, TX, key_for(0, "dropout"))
         step, given = make_train_step(model, TX, objectives), (state, frozen, batch)
-    found = jax.jit(within(place, step))(*jax.device_put(given, device))
+    found = jax.jit(with_placement(place, step))(*jax.device_put(given, device))
     if case.work == "evaluate":
         return {"scores": np.float32(jax.tree.leaves(found)[0])}
     state, metrics = found

@@ -38,5 +38,5 @@ def test_a_key_is_read_from_its_numbers(generator):
     key = rng.key_for(7, "dropout", generator)
     numbers = jax.random.key_data(key)
     assert numbers.shape == (words,) and str(jax.random.key_impl(key)) == impl
-    assert rng.from_numbers(numbers) == key
-    assert jax.jit(lambda x: jax.random.bits(rng.from_numbers(x)))(numbers) == jax.random.bits(key)
+    assert rng.from_key_data(numbers) == key
+    assert jax.jit(lambda x: jax.random.bits(rng.from_key_data(x)))(numbers) == jax.random.bits(key)

@@ -13,7 +13,16 @@ from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
-from jaxprompt.tree import cast, count, flatten, merge, overview, split, trainable_mask, unflatten
+from jaxprompt.tree import (
+    cast,
+    count,
+    flatten,
+    merge,
+    parameter_table,
+    split_trainable,
+    trainable_mask,
+    unflatten,
+)
 
 PARAMS = {
     "prompt": {"table": np.ones((2, 3), np.float32)},
@@ -41,7 +50,7 @@ def test_flatten_names_every_leaf_and_comes_back():
 def test_patterns_match_whole_names(patterns, names):
     mask = flatten(trainable_mask(PARAMS, patterns))
     assert {name for name, marked in mask.items() if marked} == names
-    trainable, frozen = split(PARAMS, unflatten(mask))
+    trainable, frozen = split_trainable(PARAMS, unflatten(mask))
     assert set(trainable) == names and not set(trainable) & set(frozen)
     assert merge(trainable, frozen) == PARAMS
 
@@ -65,9 +74,9 @@ def test_patterns_that_train_nothing_are_errors(patterns, words):
 
 
 def test_count_and_overview():
-    trainable, frozen = split(PARAMS, trainable_mask(PARAMS, [r"prompt/.*"]))
+    trainable, frozen = split_trainable(PARAMS, trainable_mask(PARAMS, [r"prompt/.*"]))
     assert count(PARAMS) == 13 and count(trainable) == 6
-    lines = overview(trainable, frozen).splitlines()
+    lines = parameter_table(trainable, frozen).splitlines()
     assert lines[0].split() == ["prompt/table", "[2,", "3]", "6"]
     assert lines[1] == "trainable 6 of 13 parameters (46.1538%)"
 
@@ -109,13 +118,13 @@ def test_split_equals_partition_of_the_whole_tree(patterns):
         return optax.apply_updates(trainable, updates), state
 
     whole, whole_state = params, whole_tx.init(params)
-    trainable, frozen = split(params, mask)
+    trainable, frozen = split_trainable(params, mask)
     state = split_tx.init(trainable)
     for seed in range(3):
         batch = make_batch(seed, shift=3)
         whole, whole_state = whole_step(whole, whole_state, batch)
         trainable, state = split_step(trainable, state, frozen, batch)
-    assert_close(trainable, split(whole, mask)[0])
-    assert_equal(split(whole, mask)[1], frozen)
+    assert_close(trainable, split_trainable(whole, mask)[0])
+    assert_equal(split_trainable(whole, mask)[1], frozen)
     momenta = [x for x in jax.tree.leaves(state) if x.ndim]
     assert count(momenta) == 2 * count(trainable)

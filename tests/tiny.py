@@ -9,12 +9,12 @@ import numpy as np
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.quantize import quantize
 from jaxprompt.layers.quantized import PLANES, input_axis
-from jaxprompt.parallel.compilation import known_options
+from jaxprompt.parallel.compilation import supported_options
 from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Batch, Role, Tokens
 
 # What takes most of the compilation is left out: tiny programs do not miss it.
-QUICK = known_options(xla_backend_optimization_level=0, xla_cpu_use_fusion_emitters=False)
+QUICK = supported_options(xla_backend_optimization_level=0, xla_cpu_use_fusion_emitters=False)
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 # Where each product and sum is to be rounded as in a real run.
 exact_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})

@@ -23,7 +23,7 @@ from jaxprompt.data.text.specials import FED
 from jaxprompt.errors import InputError, choose, with_article
 from jaxprompt.files import check_others, make_folder, parse_json, write_atomic
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.parallel.sharding import Target, make_placement, within
+from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.types import Batch, Tokens
 
 FORMAT = 1
@@ -160,7 +160,7 @@ def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Pr
     params, arrays = tree.flatten(model.params), _flatten(batch)
     # What is compiled for a CPU runs everywhere; other targets have kernels of their own.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
-    score = jax.jit(within(placement, _make_score(model, params, batch)))
+    score = jax.jit(with_placement(placement, _make_score(model, params, batch)))
     # Lowered once to see which arguments the scores depend on; the others are dropped.
     whole = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
     # JAX flattens dicts by sorted name, and arguments in their order.

@@ -55,9 +55,10 @@ def make_backbone(
         remat=remat,
         attention=attention,
     )
-    has = module.make_config(hf, **changes)  # tells which of the others this family knows
+    # Shows which of the other fields this family has.
+    default_config = module.make_config(hf, **changes)
     if rescale != 1.0:
-        if not hasattr(has, "rescale"):
+        if not hasattr(default_config, "rescale"):
             raise InputError(
                 f"backbone.rescale={rescale} is only valid with T5; set it to 1 for {family}"
             )
@@ -65,14 +66,14 @@ def make_backbone(
     if dropout is not None:
         changes["dropout"] = dropout
         # BERT and T5 have one rate for both.
-        if hasattr(has, "embed_dropout"):
+        if hasattr(default_config, "embed_dropout"):
             changes["embed_dropout"] = dropout
     if dropout == 0.0:
         changes["attention_dropout"] = 0.0
     return module.Backbone(module.make_config(hf, **changes))
 
 
-def for_words(module: nn.Module) -> nn.Module:
+def with_lm_states(module: nn.Module) -> nn.Module:
     """Returns a backbone that computes the states for its LM head, as most always do."""
     if "mask_decoder" not in module.cfg.model_heads:
         return module

@@ -22,13 +22,13 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
             "config.json of these weights"
         )
     # As transformers rounds it.
-    group = [int(layer / (layers / groups)) for layer in range(layers)]
-    own = dict(
+    group_by_layer = [int(layer / (layers / groups)) for layer in range(layers)]
+    fields = dict(
         embed=embed,
         # The masked-LM head comes down to the width of the word table, which multiplies it.
         lm_width=embed,
         layers=layers * inner,
-        takes=tuple(own * inner + i for own in group for i in range(inner)),
+        takes=tuple(group * inner + i for group in group_by_layer for i in range(inner)),
         # transformers' ALBERT has no dropout behind its feed-forward block.
         drops_mlp=False,
         # Its checkpoints hold the map even where it keeps the width.
@@ -36,9 +36,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         dropout=read_share(hf, "hidden_dropout_prob", 0.0),
         attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.0),
     )
-    # A null counts as a field that is absent.
-    known = {"hidden_act": "gelu_new"} | {x: hf[x] for x in hf if hf[x] is not None}
-    return config_from_hf(known, **(own | changes))
+    # A null counts as an absent field.
+    non_null = {"hidden_act": "gelu_new"} | {x: hf[x] for x in hf if hf[x] is not None}
+    return config_from_hf(non_null, **(fields | changes))
 
 
 Backbone = Encoder

@@ -17,15 +17,15 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import Attention, bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import dot_general
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Prefix, Seen
+from jaxprompt.types import AttentionMask, Batch, Dims, Injection, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +40,24 @@ class EncoderConfig:
     mlp: int
     positions: int  # rows of the position table
     types: int
-    offset: int = 0  # row of the position table where position 0 stands
+    offset: int = 0  # row of position 0 in the position table
     activation: str = "gelu"
     lm_activation: str = "gelu"
     lm_width: int = 0  # width of the MLM head's features
     eps: float = 1e-12
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    model_heads: frozenset[str] = frozenset()  # those in the checkpoint, see load.Report
+    model_heads: frozenset[str] = frozenset()  # in the checkpoint, see load.Report
     tied: bool = True  # the MLM head multiplies the word table
     dtype: Any = jnp.float32
     stack: str = "unroll"
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
-    takes: tuple[int, ...] = ()  # the parameters that each layer takes, where layers share them
-    drops_mlp: bool = True  # dropout behind the feed-forward block
-    projects: bool = False  # embeddings are widened though they are as wide
+    skip: int = 0  # the first layer to run, whose input is Batch.cached
+    takes: tuple[int, ...] = ()  # index of each layer's parameters, if layers share them
+    drops_mlp: bool = True  # dropout after the feed-forward block
+    projects: bool = False  # embeddings are projected even if they are as wide
 
 
 class EncoderLayer(nn.Module):
@@ -66,23 +66,26 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool, reads=None):
-        """Runs the layer, only at the positions `reads` [B, M] if given."""
-        c = self.cfg
-        norm = lambda name: LayerNorm(c.eps, name=name)
+    def __call__(
+        self, x, prefix, mask: AttentionMask, *, deterministic: bool, output_positions=None
+    ):
+        """Runs the layer, only at the positions `output_positions` [B, M] if given."""
+        cfg = self.cfg
         attention = Attention(
-            c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
-            name="attention",
+            cfg.width, cfg.heads, cfg.width // cfg.heads, cfg.attention_dropout, cfg.attention,
+            cfg.dtype, name="attention",
         )  # fmt: skip
         k, v = attention.keys(x)
-        k, v, seen = put_in_front(prefix, k, v, seen)
-        seen, x = read_at(reads, seen, x)
-        y = attention(x, k, v, seen, deterministic=deterministic)
-        x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
-        y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
-        if c.drops_mlp:
-            y = Dropout(c.dropout)(y, deterministic=deterministic)
-        return norm("mlp_norm")(x + y), None
+        k, v, mask = prepend_prefix(prefix, k, v, mask)
+        mask, x = select_queries(output_positions, mask, x)
+        y = attention(x, k, v, mask, deterministic=deterministic)
+        x = LayerNorm(cfg.eps, name="attention_norm")(
+            x + Dropout(cfg.dropout)(y, deterministic=deterministic)
+        )
+        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, name="mlp")(x)
+        if cfg.drops_mlp:
+            y = Dropout(cfg.dropout)(y, deterministic=deterministic)
+        return LayerNorm(cfg.eps, name="mlp_norm")(x + y), None
 
 
 class Embed(nn.Module):
@@ -92,20 +95,20 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the tables."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.embed, c.dtype)
-        self.position = Table(c.positions, c.embed, c.dtype)
-        self.type = Table(c.types, c.embed, c.dtype)
-        self.norm = LayerNorm(c.eps)
-        self.drop = Dropout(c.dropout)
-        self.widens = c.projects or c.embed != c.width
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.embed, cfg.dtype)
+        self.position = Table(cfg.positions, cfg.embed, cfg.dtype)
+        self.type = Table(cfg.types, cfg.embed, cfg.dtype)
+        self.norm = LayerNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
+        self.widens = cfg.projects or cfg.embed != cfg.width
         if self.widens:
-            self.project = nn.Dense(c.width, dtype=c.dtype)
+            self.project = nn.Dense(cfg.width, dtype=cfg.dtype)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
         x = self.word(tokens.ids)  # [B, T, E]
-        # Before positions and norm: a soft token is embedded just as a word is.
+        # Before positions and norm, so that a soft token is embedded like a word.
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
@@ -121,13 +124,13 @@ class LmHead(nn.Module):
 
     def setup(self):
         """Declares the transform, the bias and an untied table."""
-        c = self.cfg
-        self.dense = nn.Dense(c.lm_width, dtype=c.dtype)
-        self.norm = LayerNorm(c.eps)
-        rows = c.rows or c.vocab
+        cfg = self.cfg
+        self.dense = nn.Dense(cfg.lm_width, dtype=cfg.dtype)
+        self.norm = LayerNorm(cfg.eps)
+        rows = cfg.rows or cfg.vocab
         self.bias = self.param("bias", nn.initializers.zeros, (rows,))
-        if not c.tied:
-            self.table = self.param("table", nn.initializers.normal(0.02), (rows, c.lm_width))
+        if not cfg.tied:
+            self.table = self.param("table", nn.initializers.normal(0.02), (rows, cfg.lm_width))
 
     def __call__(self, x):
         """Transforms hidden states."""
@@ -142,11 +145,11 @@ class RtdHead(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Scores positions."""
-        c = self.cfg
-        x = ACTIVATIONS[c.activation](nn.Dense(c.width, dtype=c.dtype, name="dense")(x))
-        # Rounded to 16 bits, logits that differ would be equal.
-        wide = functools.partial(dot_general, dtype=jnp.float32)
-        return nn.Dense(1, dtype=c.dtype, dot_general=wide, name="out")(x)[..., 0]
+        cfg = self.cfg
+        x = ACTIVATIONS[cfg.activation](nn.Dense(cfg.width, dtype=cfg.dtype, name="dense")(x))
+        # float32: rounding to 16 bits would make different logits equal.
+        float32_product = functools.partial(dot_general, dtype=jnp.float32)
+        return nn.Dense(1, dtype=cfg.dtype, dot_general=float32_product, name="out")(x)[..., 0]
 
 
 class Encoder(nn.Module):
@@ -160,50 +163,54 @@ class Encoder(nn.Module):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
-        c = self.cfg
-        self.embed = self.EMBED(c)
-        self.layer = self.LAYER(c, parent=None)
+        cfg = self.cfg
+        self.embed = self.EMBED(cfg)
+        self.layer = self.LAYER(cfg, parent=None)
         # Layers that share parameters are stored once.
-        stored = max(c.takes) + 1 if c.takes else c.layers
-        init = init_stack(self.layer, stored, jnp.zeros((1, 2, c.width)), *self.example())
-        self.layers = declare(self, "layers", init)
-        if "pooler" in c.model_heads:
-            self.pooler = nn.Dense(c.width, dtype=c.dtype)
-        if "mlm" in c.model_heads:
-            self.mlm = self.LM(c)
-        if "rtd" in c.model_heads:
-            # A method is called `rtd`: the parameters keep that name, the attribute cannot.
-            self.rtd_head = RtdHead(c, name="rtd")
+        num_stored = max(cfg.takes) + 1 if cfg.takes else cfg.layers
+        init = init_stack(self.layer, num_stored, jnp.zeros((1, 2, cfg.width)), *self.example())
+        self.layers = declare_param(self, "layers", init)
+        if "pooler" in cfg.model_heads:
+            self.pooler = nn.Dense(cfg.width, dtype=cfg.dtype)
+        if "mlm" in cfg.model_heads:
+            self.mlm = self.LM(cfg)
+        if "rtd" in cfg.model_heads:
+            # Only the parameters are called `rtd`, because a method of this class is.
+            self.rtd_head = RtdHead(cfg, name="rtd")
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
         """Returns the other arguments of a layer, besides its input: a prefix and a mask."""
-        return None, Seen(jnp.ones((1, 2), bool))
+        return None, AttentionMask(jnp.ones((1, 2), bool))
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        c = self.cfg
-        head_dim = c.width // c.heads
-        return Dims(c.vocab, c.width, c.embed, c.layers, c.heads, head_dim, c.positions - c.offset)
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
+        max_len = cfg.positions - cfg.offset
+        return Dims(cfg.vocab, cfg.width, cfg.embed, cfg.layers, cfg.heads, head_dim, max_len)
 
     @property
     def reads_prefix_positions(self) -> bool:
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
-        """Encodes a batch: [B, T, H], or [B, M, H] at the positions `reads` [B, M]."""
+    def __call__(
+        self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
+    ):
+        """Encodes a batch: [B, T, H], or [B, M, H] at the positions `output_positions` [B, M]."""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
-        # Positions of a prefix are those of a bias like T5's, which this stack does not add.
+        # A prefix only needs positions for a bias like T5's.
         prefix = prefix and prefix._replace(positions=None)
         return self._run(
-            x, prefix, batch, deterministic, first=self.cfg.skip, reads=reads, fresh=slots is None
-        )
+            x, prefix, batch, deterministic, first=self.cfg.skip, output_positions=output_positions,
+            frozen_input=slots is None,
+        )  # fmt: skip
 
     def enter(self, batch: Batch, layer: int):
         """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
@@ -239,19 +246,20 @@ class Encoder(nn.Module):
 
     def _run(
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
-        last: int | None = None, reads=None, fresh: bool = False,
+        last: int | None = None, output_positions=None, frozen_input: bool = False,
     ):  # fmt: skip
-        seen = seen_of(batch.encoder, batch.encoder)
+        mask = bidirectional_mask(batch.encoder, batch.encoder)
         return run_stack(
-            self.layer, self.layers, x, prefix, seen, first=first, last=last, reads=reads,
-            fresh=fresh, **self._way(deterministic),
+            self.layer, self.layers, x, prefix, mask, first=first, last=last,
+            output_positions=output_positions, frozen_input=frozen_input,
+            **self._stack_options(deterministic),
         )[0]  # fmt: skip
 
-    def _way(self, deterministic: bool) -> dict[str, Any]:
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
+        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         return dict(
-            stack=c.stack, remat=c.remat, takes=c.takes or None, deterministic=deterministic,
-            key=self.make_rng("dropout") if drops else None,
+            stack=cfg.stack, remat=cfg.remat, param_indices=cfg.takes or None,
+            deterministic=deterministic, key=self.make_rng("dropout") if has_dropout else None,
         )  # fmt: skip
 
 

@@ -23,17 +23,17 @@ from jaxprompt.convert.names.deberta import (
     read_terms,
 )
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.disentangled import Disentangled
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import einsum
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Dims, Prefix, Seen
+from jaxprompt.types import NO_LIMIT, AttentionMask, Batch, Dims, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +41,16 @@ class DebertaConfig(EncoderConfig):
     """The dimensions of a DeBERTa and how it is run."""
 
     terms: tuple[str, ...] = ()  # of distance: c2p, p2c
-    span: int = 0  # half the rows of the table of distances; 0 = no table
+    span: int = 0  # half the rows of the distance table; 0 = no table
     buckets: int = -1
-    limit: int = 0  # the distance from which all are one bucket
+    limit: int = 0  # distances from here on share a bucket
     norms_relative: bool = False
-    shares_projections: bool = False  # distances are projected as contents are
-    joined: bool = False  # v1: one kernel of queries, keys and values
+    shares_projections: bool = False  # distances are projected like contents
+    joined: bool = False  # v1: one kernel for queries, keys and values
     has_positions: bool = True  # in the input
     has_types: bool = True
     pooler_activation: str = "gelu"
-    conv: int = 0  # width of the convolution behind the first layer
+    conv: int = 0  # width of the convolution after the first layer
     conv_activation: str = "tanh"
     decodes: bool = False  # states are those of the mask decoder
 
@@ -62,31 +62,34 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None,
-        queries=None,
+        self, x, prefix, mask: AttentionMask, relative=None, *, deterministic: bool,
+        output_positions=None, queries=None,
     ):  # fmt: skip
-        """Runs the layer, only at the positions `reads` [B, M] if given.
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
-        `queries` [B, T or M, H] take the place of x where it asks, and where it is added.
+        `queries` [B, T or M, H] replace x as queries and as the residual.
         """
-        c = self.cfg
-        head_dim = c.width // c.heads
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
         attention = Disentangled(
-            c.width, c.heads, head_dim, c.attention_dropout, c.attention, c.dtype,
-            (head_dim * (1 + len(c.terms))) ** -0.5, terms=c.terms, joined=c.joined,
-            shared=c.shares_projections, span=c.span, buckets=c.buckets, limit=c.limit,
-            hidden_dropout=c.dropout, name="attention",
+            cfg.width, cfg.heads, head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype,
+            (head_dim * (1 + len(cfg.terms))) ** -0.5, terms=cfg.terms, joined=cfg.joined,
+            shared=cfg.shares_projections, span=cfg.span, buckets=cfg.buckets, limit=cfg.limit,
+            hidden_dropout=cfg.dropout, name="attention",
         )  # fmt: skip
-        drop = Dropout(c.dropout)
+        drop = Dropout(cfg.dropout)
         k, v = attention.keys(x)
-        k, v, seen = put_in_front(prefix, k, v, seen)
-        seen, own = read_at(reads, seen, x)
+        k, v, mask = prepend_prefix(prefix, k, v, mask)
+        mask, residual = select_queries(output_positions, mask, x)
         if queries is not None:
-            own = queries
-        y = attention(x, k, v, seen, relative, reads, queries=queries, deterministic=deterministic)
-        x = LayerNorm(c.eps, name="attention_norm")(own + drop(y, deterministic=deterministic))
-        y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
-        return LayerNorm(c.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
+            residual = queries
+        y = attention(
+            x, k, v, mask, relative, output_positions, queries=queries, deterministic=deterministic
+        )
+        x = residual + drop(y, deterministic=deterministic)
+        x = LayerNorm(cfg.eps, name="attention_norm")(x)
+        y = Mlp(cfg.mlp, cfg.activation, cfg.dtype, name="mlp")(x)
+        return LayerNorm(cfg.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
 
 
 class Embed(nn.Module):
@@ -99,30 +102,30 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the tables."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.embed, c.dtype)
-        if c.has_positions:
-            self.position = Table(c.positions, c.embed, c.dtype)
-        if c.has_types:
-            self.type = Table(c.types, c.embed, c.dtype)
-        if c.embed != c.width:
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.embed, cfg.dtype)
+        if cfg.has_positions:
+            self.position = Table(cfg.positions, cfg.embed, cfg.dtype)
+        if cfg.has_types:
+            self.type = Table(cfg.types, cfg.embed, cfg.dtype)
+        if cfg.embed != cfg.width:
             # transformers' embed_proj has no bias, unlike ELECTRA's.
-            self.project = nn.Dense(c.width, use_bias=False, dtype=c.dtype)
-        self.norm = LayerNorm(c.eps)
-        self.drop = Dropout(c.dropout)
+            self.project = nn.Dense(cfg.width, use_bias=False, dtype=cfg.dtype)
+        self.norm = LayerNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
-        c = self.cfg
+        cfg = self.cfg
         x = self.word(tokens.ids)  # [B, T, E]
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
-        if c.has_positions:
+        if cfg.has_positions:
             x = x + self.position(tokens.positions)
-        if c.has_types:
+        if cfg.has_types:
             x = x + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
-        if c.embed != c.width:
+        if cfg.embed != cfg.width:
             x = self.project(x)  # [B, T, H]
         return self.drop(self.norm(x), deterministic=deterministic)
 
@@ -135,10 +138,10 @@ class Relative(nn.Module):
     @nn.compact
     def __call__(self):
         """Returns the table."""
-        c = self.cfg
-        table = self.param("table", nn.initializers.normal(0.02), (2 * c.span, c.width))
-        table = table.astype(c.dtype)
-        return LayerNorm(c.eps, name="norm")(table) if c.norms_relative else table
+        cfg = self.cfg
+        table = self.param("table", nn.initializers.normal(0.02), (2 * cfg.span, cfg.width))
+        table = table.astype(cfg.dtype)
+        return LayerNorm(cfg.eps, name="norm")(table) if cfg.norms_relative else table
 
 
 class Convolution(nn.Module):
@@ -152,26 +155,28 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, x, y, tokens, *, deterministic: bool):
         """Convolves x, adds the result to y and normalises."""
-        c = self.cfg
-        kernel = self.param("kernel", nn.initializers.normal(0.02), (c.width, c.width, c.conv))
-        bias = self.param("bias", nn.initializers.zeros, (c.width,))
-        length, half = x.shape[1], c.conv // 2
-        around = [(0, 0), (half, half)]
-        # In transformers embeddings of padding are 0, which the convolution alone can see.
-        wide = jnp.pad(jnp.where(tokens.mask[..., None], x, 0.0), [*around, (0, 0)])
-        own = tokens.segments
-        # The bias is added to padding too; it is taken out below.
-        found = jnp.broadcast_to(bias.astype(c.dtype), x.shape)
-        for tap in range(c.conv):
-            part = wide[:, tap : tap + length]
-            if own is not None:
-                same = jnp.pad(own, around)[:, tap : tap + length] == own
-                part = jnp.where(same[..., None], part, 0.0)
-            found = found + einsum("bth,oh->bto", part, kernel[:, :, tap].astype(c.dtype))
-        # Dropout stands in front of the activation.
-        found = jnp.where(tokens.mask[..., None], found, 0.0)
-        found = Dropout(c.dropout)(found, deterministic=deterministic)
-        return LayerNorm(c.eps, name="norm")(y + ACTIVATIONS[c.conv_activation](found))
+        cfg = self.cfg
+        shape = (cfg.width, cfg.width, cfg.conv)
+        kernel = self.param("kernel", nn.initializers.normal(0.02), shape)
+        bias = self.param("bias", nn.initializers.zeros, (cfg.width,))
+        length, margin = x.shape[1], cfg.conv // 2
+        padding = [(0, 0), (margin, margin)]
+        # In transformers embeddings of padding are 0, which only affects the convolution.
+        padded = jnp.pad(jnp.where(tokens.mask[..., None], x, 0.0), [*padding, (0, 0)])
+        segments = tokens.segments
+        # The bias is added to padding too, and removed below.
+        convolved = jnp.broadcast_to(bias.astype(cfg.dtype), x.shape)
+        for tap in range(cfg.conv):
+            shifted = padded[:, tap : tap + length]
+            if segments is not None:
+                same_segment = jnp.pad(segments, padding)[:, tap : tap + length] == segments
+                shifted = jnp.where(same_segment[..., None], shifted, 0.0)
+            tap_kernel = kernel[:, :, tap].astype(cfg.dtype)
+            convolved = convolved + einsum("bth,oh->bto", shifted, tap_kernel)
+        # Dropout comes before the activation.
+        convolved = jnp.where(tokens.mask[..., None], convolved, 0.0)
+        convolved = Dropout(cfg.dropout)(convolved, deterministic=deterministic)
+        return LayerNorm(cfg.eps, name="norm")(y + ACTIVATIONS[cfg.conv_activation](convolved))
 
 
 class Backbone(Encoder):
@@ -184,25 +189,25 @@ class Backbone(Encoder):
     def setup(self):
         """Declares the parts in the checkpoint."""
         super().setup()
-        c = self.cfg
-        if c.span:
-            self.relative = Relative(c)
-        if c.conv:
-            self.conv = Convolution(c)
-        if "mask_decoder" in c.model_heads:
-            self.mask_decoder = Table(c.positions, c.width, c.dtype)
+        cfg = self.cfg
+        if cfg.span:
+            self.relative = Relative(cfg)
+        if cfg.conv:
+            self.conv = Convolution(cfg)
+        if "mask_decoder" in cfg.model_heads:
+            self.mask_decoder = Table(cfg.positions, cfg.width, cfg.dtype)
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
         """Also returns the relative position embeddings, if there are any."""
-        c = self.cfg
-        return *super().example(), *((jnp.zeros((2 * c.span, c.width)),) if c.span else ())
+        cfg = self.cfg
+        return *super().example(), *((jnp.zeros((2 * cfg.span, cfg.width)),) if cfg.span else ())
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        dims, counts = super().dims, self.cfg.has_positions or self.cfg.decodes
-        return dims if counts else dims._replace(max_len=NO_LIMIT)
+        dims, has_positions = super().dims, self.cfg.has_positions or self.cfg.decodes
+        return dims if has_positions else dims._replace(max_len=NO_LIMIT)
 
     def pool(self, x):
         """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
@@ -216,35 +221,45 @@ class Backbone(Encoder):
 
     def _run(
         self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, *, first: int = 0,
-        last: int | None = None, reads=None, fresh: bool = False,
+        last: int | None = None, output_positions=None, frozen_input: bool = False,
     ):  # fmt: skip
-        tokens, way, behind, top = batch.encoder, self._way(deterministic), None, self.cfg.layers
-        given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
+        tokens, num_layers, after_first = batch.encoder, self.cfg.layers, None
+        stack_options = self._stack_options(deterministic)
+        shared = bidirectional_mask(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
-            # x is the embeddings where layer 0 runs, and elsewhere `run_stack` does not call this.
-            behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
-        run = lambda x, **how: run_stack(
-            self.layer, self.layers, x, prefix, *given, **(way | how)
-        )[0]  # fmt: skip
-        how = dict(first=first, behind_first=behind, fresh=fresh)
-        # What was run to its end before is decoded.
-        if not self.cfg.decodes or first == top or last not in (None, top):
-            return run(x, last=last, reads=reads, **how)
-        return self._decode(run(x, last=top - 1, **how), run, tokens, reads, way["key"])
+            # `run_stack` only calls this if layer 0 runs: then x is the embeddings.
+            after_first = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
 
-    def _decode(self, x, run, tokens, reads, key):
-        """Runs the last layer twice from positions to the states below it. -> [B, T or M, H]
+        def run_layers(x, **options):
+            options = stack_options | options
+            return run_stack(self.layer, self.layers, x, prefix, *shared, **options)[0]
 
-        The first queries are these states and the table's positions, the second what the first
-        gave; keys and values are the states' both times (released code, emd_context_layer).
+        options = dict(first=first, after_first=after_first, frozen_input=frozen_input)
+        # Cached states of the last layer are decoded already.
+        if not self.cfg.decodes or first == num_layers or last not in (None, num_layers):
+            return run_layers(x, last=last, output_positions=output_positions, **options)
+        x = run_layers(x, last=num_layers - 1, **options)
+        return self._decode(x, run_layers, tokens, output_positions, stack_options["key"])
+
+    def _decode(self, x, run_layers, tokens, output_positions, key):
+        """Runs the last layer twice with position queries. -> [B, T or M, H]
+
+        The first queries are the states x plus the table's positions, the second the first output;
+        keys and values are those of x both times (released code, emd_context_layer).
         """
-        found = x + self.mask_decoder(tokens.positions)
-        found = found if reads is None else take(found, reads)
-        for turn in range(2):
-            # The layer has one number: its dropout is another each time.
-            own = None if key is None else jax.random.fold_in(key, self.cfg.layers + turn)
-            found = run(x, first=self.cfg.layers - 1, reads=reads, queries=found, key=own)
-        return found
+        last = self.cfg.layers - 1
+        queries = x + self.mask_decoder(tokens.positions)
+        if output_positions is not None:
+            queries = select_positions(queries, output_positions)
+        for pass_index in range(2):
+            # Another dropout key in each pass, since the layer's index is the same.
+            if key is not None:
+                key_of_pass = jax.random.fold_in(key, self.cfg.layers + pass_index)
+            queries = run_layers(
+                x, first=last, output_positions=output_positions, queries=queries,
+                key=None if key is None else key_of_pass,
+            )  # fmt: skip
+        return queries
 
 
 def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
@@ -254,11 +269,12 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
     legacy, types = read_flag(hf, "legacy", True), hf.get("type_vocab_size") or 0
     relative = read_flag(hf, "relative_attention", False)
     heads = read_size(hf, "num_attention_heads")
-    for field, only in {"pooler_hidden_size": width, "attention_head_size": width // heads}.items():
-        if hf.get(field) not in (None, only):
+    sizes = {"pooler_hidden_size": width, "attention_head_size": width // heads}
+    for field, required in sizes.items():
+        if hf.get(field) not in (None, required):
             raise InputError(
                 f"{field}={brief(hf[field])} is not supported; with hidden_size={width} and "
-                f"num_attention_heads={heads} it must be {only}"
+                f"num_attention_heads={heads} it must be {required}"
             )
     if not legacy and (embed != width or not read_flag(hf, "tie_word_embeddings", True)):
         raise InputError(
@@ -269,7 +285,7 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
         raise InputError(
             "attention=fused is not supported for DeBERTa, for which there is no kernel; use auto"
         )
-    own = dict(
+    fields = dict(
         embed=embed,
         lm_width=embed,
         terms=read_terms(hf),
@@ -281,9 +297,9 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
         eps=read_positive(hf, "layer_norm_eps", 1e-7),
     )
     changes = changes | {"attention": "einsum"}
-    # The encoder's table has one row at least; `has_types` says whether it is used.
-    plain = dataclasses.asdict(config_from_hf({**hf, "type_vocab_size": types or 1}))
-    return DebertaConfig(**(plain | own | changes))
+    # The encoder's table has at least one row; `has_types` says whether it is used.
+    encoder_fields = dataclasses.asdict(config_from_hf({**hf, "type_vocab_size": types or 1}))
+    return DebertaConfig(**(encoder_fields | fields | changes))
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
@@ -291,12 +307,12 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
     if hf.get("conv_groups", 1) != 1 and conv_width(hf):
         raise InputError(f"conv_groups={brief(hf['conv_groups'])} is not supported; it must be 1")
     conv = conv_width(hf)
-    own = dict(
+    fields = dict(
         buckets=hf.get("position_buckets") or -1,
         norms_relative=norms_positions(hf),
         shares_projections=read_flag(hf, "share_att_key", False),
         conv=conv,
     )
     if conv:
-        own["conv_activation"] = read_word(hf, "conv_act", "tanh", ACTIVATIONS)
-    return deberta_config(hf, **(own | changes))
+        fields["conv_activation"] = read_word(hf, "conv_act", "tanh", ACTIVATIONS)
+    return deberta_config(hf, **(fields | changes))

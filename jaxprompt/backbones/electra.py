@@ -11,8 +11,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads an ELECTRA config. The generator's MLM features are as wide as the embeddings."""
     embed = read_size(hf, "embedding_size")
     # In transformers the generator's head has gelu, whatever hidden_act says.
-    own = {"embed": embed, "lm_width": embed, "lm_activation": "gelu"}
-    return config_from_hf(hf, **(own | changes))
+    fields = {"embed": embed, "lm_width": embed, "lm_activation": "gelu"}
+    return config_from_hf(hf, **(fields | changes))
 
 
 Backbone = Encoder

@@ -17,16 +17,16 @@ from flax import linen as nn
 from jaxprompt.backbones.gpt2 import GPT2Config, Layer
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import seen_before, seen_of
-from jaxprompt.layers.cache import remember, take_layers
+from jaxprompt.layers.attention import bidirectional_mask, causal_mask
+from jaxprompt.layers.cache import decoding_layers, make_layer_caches
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.prefix import put_behind
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.stack import declare, init_stack, run_stack
+from jaxprompt.layers.prefix import append_to_prefix
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.stack import declare_param, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, Prefix, Role, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the tables."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
-        self.position = Table(c.positions, c.width, c.dtype)
-        self.inner = Table(c.positions, c.width, c.dtype)
-        self.drop = Dropout(c.embed_dropout)
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+        self.position = Table(cfg.positions, cfg.width, cfg.dtype)
+        self.inner = Table(cfg.positions, cfg.width, cfg.dtype)
+        self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, ids, positions, inner, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 4"""
@@ -67,69 +67,79 @@ class Backbone(nn.Module):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
-        c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
-        self.embed = Embed(c)
-        self.layer = Layer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
-        self.norm = LayerNorm(c.eps)
+        cfg = self.cfg
+        x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
+        self.embed = Embed(cfg)
+        self.layer = Layer(cfg, parent=None)
+        init = init_stack(self.layer, cfg.layers, x, None, mask)
+        self.layers = declare_param(self, "layers", init)
+        self.norm = LayerNorm(cfg.eps)
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        c = self.cfg
-        head_dim = c.width // c.heads
-        # The table has a row more than the config's max_sequence_length.
-        return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
+        # The table has one row more than the config's max_sequence_length.
+        max_len = cfg.positions - 1
+        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, max_len)
 
     @property
     def reads_prefix_positions(self) -> bool:
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+    def __call__(
+        self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
+    ):
         """Returns the states of the answer, or of the input if there is no answer. [B, T, H]
 
-        Only at the positions `reads` [B, M] if given: [B, M, H].
+        Only at the positions `output_positions` [B, M] if given: [B, M, H].
         """
-        answers = batch.decoder is not None
-        # The answer sees the input's keys and values, which the last layer's output is not part of.
-        own = batch.label_pos[:, :1] * 0 if answers and reads is not None else reads
-        x, front = self._read(batch.encoder, injection, deterministic, reads=own)
-        if not answers:
+        has_answer = batch.decoder is not None
+        input_positions = output_positions
+        # The answer only reads keys and values of the input, not the last layer's output.
+        if has_answer and output_positions is not None:
+            input_positions = batch.label_pos[:, :1] * 0
+        x, input_prefix = self._read_input(
+            batch.encoder, injection, deterministic, output_positions=input_positions
+        )
+        if not has_answer:
             return self.norm(x)
-        return self._answer(batch, front, deterministic, reads=reads)[0]
+        options = dict(output_positions=output_positions)
+        return self._run_answer(batch, input_prefix, deterministic, **options)[0]
 
-    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
         """Processes the input and the given start of the answer, with room for more tokens.
 
         Returns the states of the answer [B, T, H], and the cache with the blank's `positions`.
         """
-        self._check_room(batch.decoder_tokens.ids.shape[1] + room)
+        self._check_length(batch.decoder_tokens.ids.shape[1] + max_new_tokens)
         # The input is a prefix to the answer, which sees all of it and is never seen by it.
-        front = self._read(batch.encoder, injection, True)[1]
-        x, (k, v) = self._answer(batch, front, True, keep=True)
-        own = remember(front, k, v, batch.decoder_tokens.mask, room)
-        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], own[0].mask.shape)
-        return x, Cache(own, blank)
+        input_prefix = self._read_input(batch.encoder, injection, True)[1]
+        x, (k, v) = self._run_answer(batch, input_prefix, True, return_kv=True)
+        mask = batch.decoder_tokens.mask
+        layer_caches = make_layer_caches(input_prefix, k, v, mask, max_new_tokens)
+        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], layer_caches[0].mask.shape)
+        return x, Cache(layer_caches, blank)
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.layers, self.cfg.layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        # All columns have the position of the blank, so that of the first will do.
+        # All columns have the position of the blank.
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
-        own = []
-        for params, memory in zip(layers, cache.own, strict=True):
-            params = restore_at(params, x)
-            x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
-            own.append(memory)
-        return self.norm(x), cache._replace(own=tuple(own))
+        layer_caches = []
+        for params, layer_cache in zip(layers, cache.self_attention, strict=True):
+            variables = {"params": dequantize_layer(params, x)}
+            x, layer_cache = self.layer.apply(variables, x, layer_cache, column, method="step")
+            layer_caches.append(layer_cache)
+        return self.norm(x), cache._replace(self_attention=tuple(layer_caches))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""
@@ -147,49 +157,55 @@ class Backbone(nn.Module):
         """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True)
 
-    def _read(self, tokens: Tokens, injection: Injection, deterministic: bool, **how: Any):
+    def _read_input(
+        self, tokens: Tokens, injection: Injection, deterministic: bool, **options: Any
+    ):
         """Reads the input. -> its states [B, T, H], its keys and values as a prefix"""
         slots, prefix, _ = injection.encoder
-        outside = jnp.zeros_like(tokens.positions)
+        no_inner = jnp.zeros_like(tokens.positions)
         x = self.embed(
-            tokens.ids, tokens.positions, outside, tokens.slot, slots, deterministic=deterministic
+            tokens.ids, tokens.positions, no_inner, tokens.slot, slots, deterministic=deterministic
         )
         prefix = prefix and prefix._replace(positions=None)
-        how = how | dict(fresh=slots is None)
-        x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic, **how)
-        return x, put_behind(prefix, k, v, tokens.mask)
+        options = options | dict(frozen_input=slots is None)
+        mask = bidirectional_mask(tokens, tokens)
+        x, (k, v) = self._run(x, prefix, mask, deterministic, **options)
+        return x, append_to_prefix(prefix, k, v, tokens.mask)
 
-    def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
+    def _run_answer(self, batch: Batch, input_prefix: Prefix, deterministic: bool, **options: Any):
         tokens = batch.decoder_tokens
-        self._check_room(tokens.ids.shape[1])
+        self._check_length(tokens.ids.shape[1])
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
         x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
-        x, kept = self._run(x, front, seen_before(tokens), deterministic, **how)
-        return self.norm(x), kept
+        x, new_kv = self._run(x, input_prefix, causal_mask(tokens), deterministic, **options)
+        return self.norm(x), new_kv
 
-    def _check_room(self, length: int) -> None:
-        # A position beyond the table would be taken for its last.
-        most = self.cfg.positions - 1
-        if length > most:
+    def _check_length(self, length: int) -> None:
+        # A position beyond the table would read its last row.
+        max_length = self.cfg.positions - 1
+        if length > max_length:
             raise InputError(
-                f"an answer of up to {length} tokens exceeds the model's {most} positions; reduce "
-                "data.max_target or generate.max_new_tokens"
+                f"an answer of up to {length} tokens exceeds the model's {max_length} positions; "
+                "reduce data.max_target or generate.max_new_tokens"
             )
 
-    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, **how: Any):
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+    def _run(
+        self, x, prefix, mask: AttentionMask, deterministic: bool, return_kv: bool = True,
+        **options: Any,
+    ):  # fmt: skip
+        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
-            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
-            **how,
+            self.layer, self.layers, x, prefix, mask, stack=cfg.stack, remat=cfg.remat,
+            key=self.make_rng("dropout") if has_dropout else None, deterministic=deterministic,
+            return_kv=return_kv, **options,
         )  # fmt: skip
 
 
 def find_blank(tokens: Tokens):
     """Finds the blank: the first position to predict, or the last position. -> int [B]"""
     last = jnp.max(jnp.where(tokens.mask, tokens.positions, 0), axis=1)
-    asked = tokens.mask & (tokens.roles == Role.LABEL)
-    return jnp.min(jnp.where(asked, tokens.positions, last[:, None]), axis=1)
+    is_label = tokens.mask & (tokens.roles == Role.LABEL)
+    return jnp.min(jnp.where(is_label, tokens.positions, last[:, None]), axis=1)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:

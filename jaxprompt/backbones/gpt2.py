@@ -17,17 +17,23 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before
-from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
+from jaxprompt.layers.attention import Attention, causal_mask, prepend_prefix, select_queries
+from jaxprompt.layers.cache import (
+    column_positions,
+    decoding_layers,
+    make_layer_caches,
+    write_position,
+    write_token,
+)
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.prefix import put_behind
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.prefix import append_to_prefix
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens
+from jaxprompt.types import AttentionMask, Batch, Cache, Dims, Injection, LayerCache, Prefix, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class DecoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # the first layer to run, whose input is Batch.cached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,41 +76,41 @@ class Layer(nn.Module):
 
     def setup(self):
         """Declares the parts."""
-        c = self.cfg
-        scale = None if c.scaled_attention else 1.0
-        head_dim = c.width // c.heads
+        cfg = self.cfg
+        scale = None if cfg.scaled_attention else 1.0
+        head_dim = cfg.width // cfg.heads
         self.attention = Attention(
-            c.width, c.heads, head_dim, c.attention_dropout, c.attention, c.dtype, scale
+            cfg.width, cfg.heads, head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype, scale
         )
-        self.mlp = Mlp(c.mlp, c.activation, c.dtype)
-        self.attention_norm, self.mlp_norm = LayerNorm(c.eps), LayerNorm(c.eps)
-        self.drop = Dropout(c.dropout)
+        self.mlp = Mlp(cfg.mlp, cfg.activation, cfg.dtype)
+        self.attention_norm, self.mlp_norm = LayerNorm(cfg.eps), LayerNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False,
-        reads=None,
+        self, x, prefix: Prefix | None, mask: AttentionMask, *, deterministic: bool,
+        return_kv: bool = False, output_positions=None,
     ):  # fmt: skip
-        """Runs the layer, only at the positions `reads` [B, M] if given.
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
-        keep=True also returns its k, v, without the prefix.
+        return_kv=True also returns its k, v, without the prefix: `make_layer_caches` prepends it.
         """
         y = self.attention_norm(x)
-        # Kept without the prefix, which `remember` puts in front.
-        stream_k, stream_v = self.attention.keys(y)
-        k, v, seen = put_in_front(prefix, stream_k, stream_v, seen)
-        seen, x, y = read_at(reads, seen, x, y)
-        y = self.attention(y, k, v, seen, deterministic=deterministic)
+        text_k, text_v = self.attention.keys(y)
+        k, v, mask = prepend_prefix(prefix, text_k, text_v, mask)
+        mask, x, y = select_queries(output_positions, mask, x, y)
+        y = self.attention(y, k, v, mask, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x))
-        return x + self.drop(y, deterministic=deterministic), (stream_k, stream_v) if keep else None
+        kv = (text_k, text_v) if return_kv else None
+        return x + self.drop(y, deterministic=deterministic), kv
 
-    def step(self, x, own: Memory, column):
-        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token"""
+    def step(self, x, layer_cache: LayerCache, column):
+        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token"""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        own = write(own, k, v, column)
-        x = x + self.attention.recall(y, own)
-        return x + self.mlp(self.mlp_norm(x)), own
+        layer_cache = write_token(layer_cache, k, v, column)
+        x = x + self.attention.attend_cached(y, layer_cache)
+        return x + self.mlp(self.mlp_norm(x)), layer_cache
 
 
 class Embed(nn.Module):
@@ -114,10 +120,10 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the tables."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
-        self.position = Table(c.positions, c.width, c.dtype)
-        self.drop = Dropout(c.embed_dropout)
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+        self.position = Table(cfg.positions, cfg.width, cfg.dtype)
+        self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 3"""
@@ -125,7 +131,7 @@ class Embed(nn.Module):
         if slots is not None:
             x = write_slots(x, slot, slots)
         x = x + self.position(positions)
-        # In `extend` it is [B, H], a token of each row.
+        # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
@@ -140,17 +146,21 @@ class Decoder(nn.Module):
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        c = self.cfg
-        return Dims(c.vocab, c.width, c.width, c.layers, c.heads, c.width // c.heads, c.positions)
+        cfg = self.cfg
+        head_dim = cfg.width // cfg.heads
+        return Dims(cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, head_dim, cfg.positions)
 
     @property
     def reads_prefix_positions(self) -> bool:
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return False
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
-        """Returns the states of a batch, [B, T, H], or only at `reads` [B, M], [B, M, H]."""
-        return self._read(batch, injection, deterministic=deterministic, reads=reads)[0]
+    def __call__(
+        self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
+    ):
+        """Returns the states of a batch: [B, T, H], or [B, M, H] at `output_positions` [B, M]."""
+        options = dict(deterministic=deterministic, output_positions=output_positions)
+        return self._read(batch, injection, **options)[0]
 
     def enter(self, batch: Batch, layer: int):
         """Computes the input of a layer below which nothing is injected. -> [B, T, H]"""
@@ -159,42 +169,46 @@ class Decoder(nn.Module):
         return self._run(x, None, tokens, True, last=layer)[0]
 
     @property
-    def shares_front(self) -> bool:
-        """Whether `read_front` is supported: not with windows, which would drop the shared keys."""
+    def supports_shared_prefix(self) -> bool:
+        """Whether `encode_shared_prefix` is supported: not with windows, which would hide it."""
         return not self.reads_prefix_positions
 
-    def read_front(self, tokens: Tokens, injection: Injection, *, deterministic: bool) -> Prefix:
+    def encode_shared_prefix(
+        self, tokens: Tokens, injection: Injection, *, deterministic: bool
+    ) -> Prefix:
         """Returns the keys and values of the shared prefix, after those of the method's prefix."""
-        # Of the last layer these alone are wanted, so that it runs at one position.
-        first = jnp.zeros((len(tokens.ids), 1), jnp.int32)
+        # The states of the last layer are not needed: it runs at only one position.
+        first_position = jnp.zeros((len(tokens.ids), 1), jnp.int32)
         batch = Batch(tokens, None, None, None, None)
         _, (k, v) = self._read(
-            batch, injection, deterministic=deterministic, keep=True, reads=first
-        )
-        return put_behind(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
+            batch, injection, deterministic=deterministic, return_kv=True,
+            output_positions=first_position,
+        )  # fmt: skip
+        return append_to_prefix(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
-    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
         """Processes the input, with room for more tokens. -> states [B, T, H], the cache"""
         tokens, prefix = batch.encoder, injection.encoder.prefix
-        x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
-        own = remember(prefix, k, v, tokens.mask, room)
-        return x, Cache(own, place(prefix, tokens.positions, room))
+        x, (k, v) = self._read(batch, injection, deterministic=True, return_kv=True)
+        layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
+        return x, Cache(layer_caches, column_positions(prefix, tokens.positions, max_new_tokens))
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.layers, self.cfg.layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, own = self.embed(ids, positions, deterministic=True), []
-        for params, memory in zip(layers, cache.own, strict=True):
-            params = restore_at(params, x)
-            x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
-            own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+        x, layer_caches = self.embed(ids, positions, deterministic=True), []
+        for params, layer_cache in zip(layers, cache.self_attention, strict=True):
+            variables = {"params": dequantize_layer(params, x)}
+            x, layer_cache = self.layer.apply(variables, x, layer_cache, column, method="step")
+            layer_caches.append(layer_cache)
+        cache = cache._replace(self_attention=tuple(layer_caches))
+        return self.norm(x), write_position(cache, positions, column)
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""
@@ -213,24 +227,25 @@ class Decoder(nn.Module):
         """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
-    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
             )
         prefix = prefix and prefix._replace(positions=None)
-        how = how | dict(first=self.cfg.skip, fresh=slots is None)
-        x, kept = self._run(x, prefix, tokens, deterministic, **how)
-        return self.norm(x), kept
+        options = options | dict(first=self.cfg.skip, frozen_input=slots is None)
+        x, layer_kv = self._run(x, prefix, tokens, deterministic, **options)
+        return self.norm(x), layer_kv
 
-    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **how: Any):
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
+        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, seen_before(tokens), stack=c.stack, remat=c.remat,
-            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
+            self.layer, self.layers, x, prefix, causal_mask(tokens), stack=cfg.stack,
+            remat=cfg.remat, key=self.make_rng("dropout") if has_dropout else None,
+            deterministic=deterministic, **options,
         )  # fmt: skip
 
 
@@ -241,14 +256,15 @@ class Backbone(Decoder):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
-        c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
-        self.embed = Embed(c)
-        self.layer = Layer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
-        self.norm = LayerNorm(c.eps)
-        if not c.tied:
-            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
+        cfg = self.cfg
+        x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
+        self.embed = Embed(cfg)
+        self.layer = Layer(cfg, parent=None)
+        init = init_stack(self.layer, cfg.layers, x, None, mask)
+        self.layers = declare_param(self, "layers", init)
+        self.norm = LayerNorm(cfg.eps)
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:

@@ -2,11 +2,12 @@
 
 Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is like past keys
 in transformers: it is not rotated, the text follows it, and in local layers it leaves the window as
-the text continues. With prompt.shift=False it is outside of windows, and all tokens see it.
+the text continues. With prompt.shift=False it has no position, and all tokens see it.
 """
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,17 +35,27 @@ from jaxprompt.convert.llama_fields import (
 )
 from jaxprompt.convert.rope import Turning, read_turning
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import put_in_front, read_at, seen_before
-from jaxprompt.layers.cache import write, write_positions
+from jaxprompt.layers.attention import causal_mask, prepend_prefix, select_queries
+from jaxprompt.layers.cache import write_position, write_token
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import QuantizedTable, restore_at
-from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.quantized import QuantizedTable, dequantize_layer
+from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotate
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens, Window
+from jaxprompt.types import (
+    AttentionMask,
+    AttentionWindow,
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+    Tokens,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,14 +66,14 @@ class LlamaConfig(DecoderConfig):
     head_dim: int
     turnings: tuple[Turning, ...]  # of global and of local layers
     is_local: tuple[bool, ...]  # of each layer
-    window: int = 0  # how many tokens one of a local layer sees, itself included
+    window: int = 0  # number of tokens that a token sees in local layers, itself included
     activation: str = "silu"
     eps: float = 1e-6
     scale: float | None = None  # of the scores, None = 1 / sqrt(head_dim)
     biases: frozenset[str] = frozenset()  # of llama_fields.read_biases
     head_norms: bool = False
-    sandwich: bool = False  # norms behind the attention and the MLP too
-    norm_offset: float = 0.0  # a norm multiplies by this + its scale
+    sandwich: bool = False  # norms after the attention and the MLP too
+    norm_offset: float = 0.0  # norms multiply by this + their scale
     embed_scale: float = 1.0
     cap: float = 0.0  # of the scores, 0 = none
     logit_cap: float = 0.0
@@ -75,7 +86,7 @@ class LlamaConfig(DecoderConfig):
         return RMSNorm(self.eps, self.norm_offset, **name)
 
 
-class HeadNormed(RotaryAttention):
+class QKNormAttention(RotaryAttention):
     """Rotary attention whose queries and keys are normalised before rotation."""
 
     eps: float = 1e-6
@@ -87,16 +98,16 @@ class HeadNormed(RotaryAttention):
         self.query_norm = RMSNorm(self.eps, self.offset)
         self.key_norm = RMSNorm(self.eps, self.offset)
 
-    def keys(self, x, turns):
+    def keys(self, x, rotations):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, G, D]"""
-        return turn(self.key_norm(self.key(x)), turns), self.value(x)
+        return rotate(self.key_norm(self.key(x)), rotations), self.value(x)
 
-    def queries(self, x, turns):
+    def queries(self, x, rotations):
         """Projects what attends. [B, T, H] -> [B, T, N, D]"""
-        return turn(self.query_norm(self.query(x)), turns)
+        return rotate(self.query_norm(self.query(x)), rotations)
 
 
-class Item(NamedTuple):
+class LlamaLayerInputs(NamedTuple):
     """The inputs of one layer besides its parameters; leaves have a leading axis of layers."""
 
     prefix: Prefix | None
@@ -110,98 +121,106 @@ class Layer(nn.Module):
 
     def setup(self):
         """Declares the parts."""
-        c = self.cfg
-        form, how = RotaryAttention, {}
-        if c.head_norms:
-            form, how = HeadNormed, dict(eps=c.eps, offset=c.norm_offset)
-        self.attention = form(
-            c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, c.scale,
-            use_bias="qkv" in c.biases, out_bias="out" in c.biases, key_heads=c.key_heads,
-            cap=c.cap, **how,
+        cfg = self.cfg
+        make_attention = RotaryAttention
+        if cfg.head_norms:
+            make_attention = partial(QKNormAttention, eps=cfg.eps, offset=cfg.norm_offset)
+        self.attention = make_attention(
+            cfg.width, cfg.heads, cfg.head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype,
+            cfg.scale, use_bias="qkv" in cfg.biases, out_bias="out" in cfg.biases,
+            key_heads=cfg.key_heads, cap=cfg.cap,
         )  # fmt: skip
-        self.mlp = GatedMlp(c.mlp, c.activation, True, 0.0, c.dtype, "mlp" in c.biases)
-        self.attention_norm, self.mlp_norm = c.norm(), c.norm()
-        if c.sandwich:
-            self.behind_attention_norm, self.behind_mlp_norm = c.norm(), c.norm()
-        self.drop = Dropout(c.dropout)
+        self.mlp = GatedMlp(cfg.mlp, cfg.activation, True, 0.0, cfg.dtype, "mlp" in cfg.biases)
+        self.attention_norm, self.mlp_norm = cfg.norm(), cfg.norm()
+        if cfg.sandwich:
+            self.behind_attention_norm, self.behind_mlp_norm = cfg.norm(), cfg.norm()
+        self.drop = Dropout(cfg.dropout)
 
     def __call__(
-        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False,
-        reads=None,
+        self, x, inputs: LlamaLayerInputs, mask: AttentionMask, positions, rotations, *,
+        deterministic: bool, return_kv: bool = False, output_positions=None,
     ):  # fmt: skip
-        """Runs the layer, only at the positions `reads` [B, M] if given.
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
-        keep=True also returns its k, v, without the prefix. places: int [B, T]; turns: rotations of
-        global and of local layers
+        return_kv=True also returns its k, v, without the prefix. positions: int [B, T]; rotations:
+        of global and of local layers.
         """
-        own = self._choose(item.is_local, turns)
+        layer_rotations = self._select_rotations(inputs.is_local, rotations)
         y = self.attention_norm(x)
-        stream_k, stream_v = self.attention.keys(y, own)
-        k, v, seen = put_in_front(item.prefix, stream_k, stream_v, seen)
-        seen = self._narrow(seen, item, places)
-        seen, x, y, own = read_at(reads, seen, x, y, own)
-        y = self.attention(y, k, v, seen, own, deterministic=deterministic)
-        x = x + self._behind("attention", y, deterministic)
+        text_k, text_v = self.attention.keys(y, layer_rotations)
+        k, v, mask = prepend_prefix(inputs.prefix, text_k, text_v, mask)
+        mask = self._apply_window(mask, inputs, positions)
+        mask, x, y, layer_rotations = select_queries(output_positions, mask, x, y, layer_rotations)
+        y = self.attention(y, k, v, mask, layer_rotations, deterministic=deterministic)
+        x = x + self._post_norm("attention", y, deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
-        return x + self._behind("mlp", y, deterministic), (stream_k, stream_v) if keep else None
+        kv = (text_k, text_v) if return_kv else None
+        return x + self._post_norm("mlp", y, deterministic), kv
 
-    def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
-        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
+    def step(
+        self, x, layer_cache: LayerCache, column, is_local: bool, position, columns, rotations
+    ):
+        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token
 
-        position: int [B]; columns: int [B, S], the positions of the memory
+        position: int [B]; columns: int [B, S], the positions of the cached tokens.
         """
-        # Known when tracing: a global layer's step has no window to compute.
-        turns = turns[int(is_local)]
+        # `is_local` is known when tracing, so that global layers compute no window.
+        rotations = rotations[int(is_local)]
         y = self.attention_norm(x)[:, None]
-        k, v = self.attention.keys(y, turns)
-        own = write(own, k[:, 0], v[:, 0], column)
-        mask = own.mask
+        k, v = self.attention.keys(y, rotations)
+        layer_cache = write_token(layer_cache, k[:, 0], v[:, 0], column)
+        mask = layer_cache.mask
         if is_local:
-            near = columns > position[:, None] - self.cfg.window
-            here = jnp.arange(mask.shape[1]) == column
-            # `columns` has the new token's place after the last layer only, so its own column is
-            # named here. A place below 0 is that of a prefix outside of windows.
-            mask = mask & (near | (columns < 0) | here)
-        q = self.attention.queries(y, turns)[:, 0]
-        y = self.attention.recall_from(q, own._replace(mask=mask))
-        x = x + self._behind("attention", y, True)
+            is_near = columns > position[:, None] - self.cfg.window
+            is_new = jnp.arange(mask.shape[1]) == column
+            # `columns` only has the new token's position after the last layer. Positions below 0
+            # are those of a prefix without positions.
+            mask = mask & (is_near | (columns < 0) | is_new)
+        q = self.attention.queries(y, rotations)[:, 0]
+        y = self.attention.attend_cached_queries(q, layer_cache._replace(mask=mask))
+        x = x + self._post_norm("attention", y, True)
         y = self.mlp(self.mlp_norm(x), deterministic=True)
-        return x + self._behind("mlp", y, True), own
+        return x + self._post_norm("mlp", y, True), layer_cache
 
-    def _behind(self, part: str, y, deterministic: bool):
+    def _post_norm(self, part: str, y, deterministic: bool):
         if self.cfg.sandwich:
             y = getattr(self, f"behind_{part}_norm")(y)
         return self.drop(y, deterministic=deterministic)
 
-    def _choose(self, is_local, turns):
-        """Takes the turns of a layer's kind; where all are of one kind nothing is chosen."""
+    def _select_rotations(self, is_local, rotations):
+        """Returns the rotations of a global or local layer, without a choice if all are alike."""
         if len(set(self.cfg.is_local)) == 1:
-            return turns[int(self.cfg.is_local[0])]
-        return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *turns)
+            return rotations[int(self.cfg.is_local[0])]
+        return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *rotations)
 
-    def _narrow(self, seen: Seen, item: Item, places) -> Seen:
-        """Hides what is out of a local layer's window."""
-        c, where = self.cfg, None if item.prefix is None else item.prefix.positions
-        length = 0 if item.prefix is None else item.prefix.k.shape[1]
-        outside = length if where is None else 0  # of windows: nothing of it is hidden
-        size = places.shape[1]  # no number in a program of any length, which masks in any case
-        fits = isinstance(size, int) and size + length - outside <= c.window
-        if fits or not any(c.is_local):
-            return seen
-        hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
-        if length:
-            front = jnp.zeros((*places.shape, length), bool)
-            if where is not None:
-                front = where <= places[:, :, None] - c.window
-            hidden = jnp.concatenate([front, hidden], axis=-1)
-        mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
-        narrow = Seen(mask & ~(hidden & item.is_local))
-        if seen.lengths is None:
-            return narrow
-        # Columns are as far from each other as positions, so a kernel needs no mask of the window.
-        local = True if all(c.is_local) else item.is_local
-        window = Window(c.window, local, outside)
-        return narrow._replace(keys=seen.keys, causal=True, window=window)
+    def _apply_window(
+        self, mask: AttentionMask, inputs: LlamaLayerInputs, positions
+    ) -> AttentionMask:
+        """Hides keys outside of a local layer's window."""
+        cfg, prefix = self.cfg, inputs.prefix
+        prefix_positions = None if prefix is None else prefix.positions
+        prefix_length = 0 if prefix is None else prefix.k.shape[1]
+        # A prefix without positions is always visible.
+        num_global = prefix_length if prefix_positions is None else 0
+        # Not an int in a program for any length, which always applies the window.
+        length = positions.shape[1]
+        fits_window = isinstance(length, int) and length + prefix_length - num_global <= cfg.window
+        if fits_window or not any(cfg.is_local):
+            return mask
+        is_hidden = positions[:, None, :] <= positions[:, :, None] - cfg.window  # [B, T, T]
+        if prefix_length:
+            hides_prefix = jnp.zeros((*positions.shape, prefix_length), bool)
+            if prefix_positions is not None:
+                hides_prefix = prefix_positions <= positions[:, :, None] - cfg.window
+            is_hidden = jnp.concatenate([hides_prefix, is_hidden], axis=-1)
+        visible = mask.mask if mask.mask.ndim == 3 else mask.mask[:, None]
+        windowed = AttentionMask(visible & ~(is_hidden & inputs.is_local))
+        if mask.lengths is None:
+            return windowed
+        # Distances of columns equal those of positions, so a kernel needs no mask for the window.
+        is_local = True if all(cfg.is_local) else inputs.is_local
+        window = AttentionWindow(cfg.window, is_local, num_global)
+        return windowed._replace(keys=mask.keys, causal=True, window=window)
 
 
 class Embed(nn.Module):
@@ -211,21 +230,21 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the table."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
-        self.drop = Dropout(c.embed_dropout)
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+        self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, ids, slot=None, slots=None, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions. int [B, T] x 2"""
-        c = self.cfg
+        cfg = self.cfg
         x = self.word(ids)
-        # Before the slots are written: rows start from `words`, which are scaled already.
-        if c.embed_scale != 1.0:
+        # Before the slots are written: their initial values, from `words`, are already scaled.
+        if cfg.embed_scale != 1.0:
             # Rounded to the type first, as transformers does: in bfloat16 sqrt(3072) becomes 55.5.
-            x = x * jnp.asarray(c.embed_scale, c.dtype)
+            x = x * jnp.asarray(cfg.embed_scale, cfg.dtype)
         if slots is not None:
             x = write_slots(x, slot, slots)
-        # In `extend` it is [B, H], a token of each row.
+        # In `extend` x is [B, H], one token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
@@ -238,21 +257,28 @@ class Backbone(Decoder):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
-        c = self.cfg
-        self.embed = Embed(c)
-        self.layer = Layer(c, parent=None)
-        x, places = jnp.zeros((1, 2, c.width)), jnp.zeros((1, 2), jnp.int32)
-        example = Item(None, False), Seen(jnp.ones((1, 2), bool)), places, self._turns(places)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
-        self.norm = c.norm()
-        if not c.tied:
-            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
+        cfg = self.cfg
+        self.embed = Embed(cfg)
+        self.layer = Layer(cfg, parent=None)
+        x, positions = jnp.zeros((1, 2, cfg.width)), jnp.zeros((1, 2), jnp.int32)
+        example = (
+            LlamaLayerInputs(None, False),
+            AttentionMask(jnp.ones((1, 2), bool)),
+            positions,
+            self._rotations(positions),
+        )
+        self.layers = declare_param(self, "layers", init_stack(self.layer, cfg.layers, x, *example))
+        self.norm = cfg.norm()
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need; heads are key-value heads."""
-        c = self.cfg
-        return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
+        cfg = self.cfg
+        return Dims(
+            cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.key_heads, cfg.head_dim, cfg.positions
+        )
 
     @property
     def reads_prefix_positions(self) -> bool:
@@ -270,69 +296,74 @@ class Backbone(Decoder):
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, own = self.embed(ids, deterministic=True), []
-        turns = self._turns(positions[:, None])
-        kinds = self.cfg.is_local
-        for params, memory, is_local in zip(layers, cache.own, kinds, strict=True):
-            x, memory = self.layer.apply(
-                {"params": restore_at(params, x)}, x, memory, column, is_local, positions,
-                cache.positions, turns, method="step",
+        x, layer_caches = self.embed(ids, deterministic=True), []
+        rotations = self._rotations(positions[:, None])
+        per_layer = zip(layers, cache.self_attention, self.cfg.is_local, strict=True)
+        for params, layer_cache, is_local in per_layer:
+            x, layer_cache = self.layer.apply(
+                {"params": dequantize_layer(params, x)}, x, layer_cache, column, is_local,
+                positions, cache.positions, rotations, method="step",
             )  # fmt: skip
-            own.append(memory)
-        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+            layer_caches.append(layer_cache)
+        cache = cache._replace(self_attention=tuple(layer_caches))
+        return self.norm(x), write_position(cache, positions, column)
 
     def words(self):
         """Returns the word embeddings as they enter the first layer. -> [V, H]"""
         table, scale = self.embed.word.table, self.cfg.embed_scale
         if scale == 1.0:
             return table
-        # A quantized table is multiplied as it is looked up.
-        return table * (
-            scale if isinstance(table, QuantizedTable) else jnp.asarray(scale, table.dtype)
-        )
+        # A quantized table is multiplied when it is looked up.
+        if not isinstance(table, QuantizedTable):
+            scale = jnp.asarray(scale, table.dtype)
+        return table * scale
 
     def lm_table(self):
         """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
-        # Unscaled, unlike `words`: as an output table Gemma's is multiplied as it is.
+        # Unscaled, unlike `words`: Gemma does not scale its output table.
         table = self.embed.word.table if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
 
     @nn.nowrap
-    def _turns(self, positions):
-        return tuple(make_turns(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings)
+    def _rotations(self, positions):
+        return tuple(
+            make_rotations(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings
+        )
 
-    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **options: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
-        how = how | dict(first=self.cfg.skip, fresh=slots is None)
-        x, kept = self._run(x, prefix, tokens, deterministic, **how)
-        return self.norm(x), kept
+        options = options | dict(first=self.cfg.skip, frozen_input=slots is None)
+        x, layer_kv = self._run(x, prefix, tokens, deterministic, **options)
+        return self.norm(x), layer_kv
 
-    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **how: Any):
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+    def _run(self, x, prefix: Prefix | None, tokens: Tokens, deterministic: bool, **options: Any):
+        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         if prefix is not None and prefix.positions is not None:
             self.check_shift(prefix.k.shape[2])
-            # `run_stack` takes leaves apart by their axis of layers, which positions lack.
-            spread = jnp.broadcast_to(prefix.positions, (c.layers, *prefix.positions.shape))
-            prefix = prefix._replace(positions=spread)
-        items = Item(prefix, np.array(c.is_local))
+            # `run_stack` splits leaves by their axis of layers, which positions lack.
+            shape = (cfg.layers, *prefix.positions.shape)
+            prefix = prefix._replace(positions=jnp.broadcast_to(prefix.positions, shape))
+        layer_inputs = LlamaLayerInputs(prefix, np.array(cfg.is_local))
         return run_stack(
-            self.layer, self.layers, x, items, seen_before(tokens), tokens.positions,
-            self._turns(tokens.positions), stack=c.stack, remat=c.remat,
-            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
+            self.layer, self.layers, x, layer_inputs, causal_mask(tokens), tokens.positions,
+            self._rotations(tokens.positions), stack=cfg.stack, remat=cfg.remat,
+            key=self.make_rng("dropout") if has_dropout else None, deterministic=deterministic,
+            **options,
         )  # fmt: skip
 
     @nn.nowrap
     def check_shift(self, length: int) -> None:
         """Raises InputError for a prefix that takes enough positions to fill a window."""
-        c = self.cfg
-        if any(c.is_local) and length >= c.window:
+        cfg = self.cfg
+        if any(cfg.is_local) and length >= cfg.window:
             raise InputError(
-                f"a prefix of {length} tokens does not fit the window of {c.window} tokens of this "
-                f"model's local layers; use prompt.length below {c.window}, or prompt.shift=False"
+                f"a prefix of {length} tokens does not fit the window of {cfg.window} tokens of "
+                f"this model's local layers; use prompt.length below {cfg.window}, or "
+                "prompt.shift=False"
             )
 
 
@@ -345,7 +376,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     is_local, window = read_windows(hf, name, layers)
     width = read_size(hf, "hidden_size")
     positions = read_positions(hf)
-    # Gemma 2 and 3 name their scale, and it need not be that of the head's width.
+    # Gemma 2 and 3 configure their scale, which need not be that of the head's width.
     scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
     config = LlamaConfig(
         vocab=read_size(hf, "vocab_size"),
@@ -379,6 +410,6 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
     if name != "gemma3_text":
         return (read_turning(hf, size, positions),) * 2
-    bases = 1e6, 1e4  # of global and of local layers, where the config names none
-    pairs = zip(KINDS, bases, strict=True)
+    thetas = 1e6, 1e4  # defaults of global and of local layers
+    pairs = zip(KINDS, thetas, strict=True)
     return tuple(read_turning(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

@@ -7,6 +7,7 @@ head.pooler=auto reads [CLS] directly.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,17 +26,17 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.convert.names.modernbert import read_biases
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, read_at, seen_of
+from jaxprompt.layers.attention import bidirectional_mask, prepend_prefix, select_queries
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import LayerNorm, normalize
-from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
+from jaxprompt.layers.rotary import RotaryAttention, make_rotations, rotary_frequencies
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Prefix, Seen, Window
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix
 
-_KINDS = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ModernBertConfig(EncoderConfig):
     is_global: tuple[bool, ...] = ()  # of each layer; the others are local
     global_theta: float = 160000.0
     local_theta: float = 10000.0
-    window: int = 64  # how far a local layer sees to each side
+    window: int = 64  # number of positions that a local layer sees on each side
     biases: frozenset[str] = frozenset()  # of names_modernbert.BIASES
     embed_dropout: float = 0.0
 
@@ -54,7 +55,7 @@ class ModernBertConfig(EncoderConfig):
         return LayerNorm(self.eps, "norm_bias" in self.biases, **name)
 
 
-class Item(NamedTuple):
+class ModernBertLayerInputs(NamedTuple):
     """The inputs of one layer besides its parameters; leaves have a leading axis of layers."""
 
     prefix: Prefix | None
@@ -70,36 +71,44 @@ class Layer(nn.Module):
     cfg: ModernBertConfig
 
     @nn.compact
-    def __call__(self, x, item: Item, near, seen: Seen, turns, *, deterministic: bool, reads=None):
-        """Runs the layer, only at the positions `reads` [B, M] if given.
+    def __call__(
+        self, x, inputs: ModernBertLayerInputs, local_mask, mask: AttentionMask, rotations, *,
+        deterministic: bool, output_positions=None,
+    ):  # fmt: skip
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
-        near: bool [B, T, T], the part of `seen` for local layers; turns: rotations of global and of
-        local layers
+        local_mask: bool [B, T, T], the part of `mask` for local layers; rotations: of global and of
+        local layers.
         """
-        c = self.cfg
+        cfg = self.cfg
         attention = RotaryAttention(
-            c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
-            use_bias="attention_bias" in c.biases, name="attention",
+            cfg.width, cfg.heads, cfg.width // cfg.heads, cfg.attention_dropout, cfg.attention,
+            cfg.dtype, use_bias="attention_bias" in cfg.biases, name="attention",
         )  # fmt: skip
-        choose = lambda one, other: jax.tree.map(
-            lambda a, b: jnp.where(item.is_global, a, b), one, other
-        )
-        # Lengths do not tell the mask of a local layer, and which kind a layer is may be traced.
-        seen, own = seen._replace(mask=choose(seen.mask, near), lengths=None), choose(*turns)
-        # A choice and no branch: under scan all layers are one program.
-        y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
-        k, v = attention.keys(y, own)
-        k, v, seen = put_in_front(item.prefix, k, v, seen)
-        outside = k.shape[1] - x.shape[1]
-        seen = seen._replace(window=Window(c.window + 1, ~jnp.asarray(item.is_global), outside))
-        seen, x, y, own = read_at(reads, seen, x, y, own)
-        y = attention(y, k, v, seen, own, deterministic=deterministic)
-        # The rate of the probabilities is that of the output too.
-        x = x + Dropout(c.attention_dropout)(y, deterministic=deterministic)
+
+        def select(of_global, of_local):
+            choose = partial(jnp.where, inputs.is_global)
+            return jax.tree.map(choose, of_global, of_local)
+
+        # Lengths do not describe the mask of a local layer, and `is_global` may be traced.
+        mask = mask._replace(mask=select(mask.mask, local_mask), lengths=None)
+        layer_rotations = select(*rotations)
+        # A choice, not a branch: under scan all layers are one program.
+        y = jnp.where(inputs.is_first, x, normalize(x, inputs.scale, inputs.bias, cfg.eps))
+        k, v = attention.keys(y, layer_rotations)
+        k, v, mask = prepend_prefix(inputs.prefix, k, v, mask)
+        prefix_length = k.shape[1] - x.shape[1]
+        is_local = ~jnp.asarray(inputs.is_global)
+        mask = mask._replace(window=AttentionWindow(cfg.window + 1, is_local, prefix_length))
+        mask, x, y, layer_rotations = select_queries(output_positions, mask, x, y, layer_rotations)
+        y = attention(y, k, v, mask, layer_rotations, deterministic=deterministic)
+        # The probabilities and the output have the same dropout rate.
+        x = x + Dropout(cfg.attention_dropout)(y, deterministic=deterministic)
         mlp = GatedMlp(
-            c.mlp, c.activation, True, c.dropout, c.dtype, "mlp_bias" in c.biases, name="mlp"
-        )
-        return x + mlp(c.norm(name="mlp_norm")(x), deterministic=deterministic), None
+            cfg.mlp, cfg.activation, True, cfg.dropout, cfg.dtype, "mlp_bias" in cfg.biases,
+            name="mlp",
+        )  # fmt: skip
+        return x + mlp(cfg.norm(name="mlp_norm")(x), deterministic=deterministic), None
 
 
 class Embed(nn.Module):
@@ -109,10 +118,10 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the table."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
-        self.norm = c.norm()
-        self.drop = Dropout(c.embed_dropout)
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+        self.norm = cfg.norm()
+        self.drop = Dropout(cfg.embed_dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
@@ -130,43 +139,43 @@ class LmHead(nn.Module):
 
     def setup(self):
         """Declares the transform, and a bias and an untied table if there are any."""
-        c = self.cfg
-        rows = c.rows or c.vocab
-        self.dense = nn.Dense(c.width, use_bias="classifier_bias" in c.biases, dtype=c.dtype)
-        self.norm = c.norm()
+        cfg = self.cfg
+        rows = cfg.rows or cfg.vocab
+        self.dense = nn.Dense(cfg.width, use_bias="classifier_bias" in cfg.biases, dtype=cfg.dtype)
+        self.norm = cfg.norm()
         self.bias = None
-        if "decoder_bias" in c.biases:
+        if "decoder_bias" in cfg.biases:
             self.bias = self.param("bias", nn.initializers.zeros, (rows,))
-        if not c.tied:
-            self.table = self.param("table", nn.initializers.normal(0.02), (rows, c.width))
+        if not cfg.tied:
+            self.table = self.param("table", nn.initializers.normal(0.02), (rows, cfg.width))
 
     def __call__(self, x):
         """Transforms hidden states."""
         return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
 
 
-class _Norms(nn.Module):
+class _AttentionNorms(nn.Module):
     """The norms before the attention of all layers but the first. -> scale, bias [L, H]"""
 
     cfg: ModernBertConfig
 
     @nn.compact
     def __call__(self):
-        """Gives them, a first row in front that is not used."""
-        c = self.cfg
-        shape = (c.layers - 1, c.width)
+        """Returns them after a first row that is not used."""
+        cfg = self.cfg
+        shape = (cfg.layers - 1, cfg.width)
         scale, bias = self.param("scale", nn.initializers.ones, shape), jnp.zeros(shape)
-        if "norm_bias" in c.biases:
+        if "norm_bias" in cfg.biases:
             bias = self.param("bias", nn.initializers.zeros, shape)
         return tuple(jnp.pad(x, [(1, 0), (0, 0)]) for x in (scale, bias))
 
 
-class _Later(nn.Module):
+class _LaterLayers(nn.Module):
     cfg: ModernBertConfig
 
     def setup(self):
-        # Apart from the stack: the checkpoint's first layer has no such norm.
-        self.attention_norm = _Norms(self.cfg)
+        # Not in the stack: the checkpoint's first layer has no such norm.
+        self.attention_norm = _AttentionNorms(self.cfg)
 
 
 class Backbone(Encoder):
@@ -180,37 +189,41 @@ class Backbone(Encoder):
     def setup(self):
         """Declares the parts in the checkpoint."""
         super().setup()
-        self.later_layers = _Later(self.cfg)
+        self.later_layers = _LaterLayers(self.cfg)
         self.norm = self.cfg.norm()
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
         """Returns the other arguments of a layer, besides its input."""
-        c = self.cfg
-        item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
-        rates = make_rates(c.width // c.heads, c.local_theta)
-        turns = make_turns(jnp.zeros((1, 2), jnp.int32), rates)
-        near = jnp.ones((1, 2, 2), bool)
-        return item, near, Seen(near), (turns, turns)
+        cfg = self.cfg
+        inputs = ModernBertLayerInputs(None, jnp.ones(cfg.width), jnp.zeros(cfg.width), True, True)
+        frequencies = rotary_frequencies(cfg.width // cfg.heads, cfg.local_theta)
+        rotations = make_rotations(jnp.zeros((1, 2), jnp.int32), frequencies)
+        local_mask = jnp.ones((1, 2, 2), bool)
+        return inputs, local_mask, AttentionMask(local_mask), (rotations, rotations)
 
-    def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **how: Any):
-        c, tokens = self.cfg, batch.encoder
-        places, seen = tokens.positions, seen_of(tokens, tokens)
-        mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
-        seen = seen._replace(mask=jnp.broadcast_to(mask, (*places.shape, places.shape[1])))
+    def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **options: Any):
+        cfg, tokens = self.cfg, batch.encoder
+        positions, mask = tokens.positions, bidirectional_mask(tokens, tokens)
+        visible = mask.mask if mask.mask.ndim == 3 else mask.mask[:, None]
+        visible = jnp.broadcast_to(visible, (*positions.shape, positions.shape[1]))
+        mask = mask._replace(mask=visible)
         # The window has half of `local_attention` on either side, both ends included.
-        near = seen.mask & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
-        turns = tuple(
-            make_turns(places, make_rates(c.width // c.heads, theta))
-            for theta in (c.global_theta, c.local_theta)
+        is_near = jnp.abs(positions[:, :, None] - positions[:, None]) <= cfg.window
+        local_mask = visible & is_near
+        rotations = tuple(
+            make_rotations(positions, rotary_frequencies(cfg.width // cfg.heads, theta))
+            for theta in (cfg.global_theta, cfg.local_theta)
         )
         scale, bias = self.later_layers.attention_norm()
-        items = Item(prefix, scale, bias, np.array(c.is_global), np.arange(c.layers) == 0)
+        layer_inputs = ModernBertLayerInputs(
+            prefix, scale, bias, np.array(cfg.is_global), np.arange(cfg.layers) == 0
+        )
         x, _ = run_stack(
-            self.layer, self.layers, x, items, near, seen, turns, last=last, **how,
-            **self._way(deterministic),
+            self.layer, self.layers, x, layer_inputs, local_mask, mask, rotations, last=last,
+            **options, **self._stack_options(deterministic),
         )  # fmt: skip
-        # What `enter` gives goes into a layer, so the last norm is not for it.
+        # The result of `enter` is the input of a layer, without the last norm.
         return self.norm(x) if last is None else x
 
 
@@ -219,12 +232,12 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
     heads = read_size(hf, "num_attention_heads")
-    # Rotary positions turn pairs of numbers, so the width of a head is even.
+    # Rotary positions rotate pairs, so the width of a head is even.
     if width % heads or width // heads % 2:
         raise InputError(
             f"hidden_size={width} must be an even multiple of num_attention_heads={heads}"
         )
-    # One layer alone has no norm before its attention, and `later_layers` would be empty.
+    # A single layer has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; it must be at least 2")
     rate = read_share(hf, "attention_dropout", 0.0)
@@ -245,9 +258,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
         embed_dropout=read_share(hf, "embedding_dropout", 0.0),
         attention_dropout=rate,
         tied=read_flag(hf, "tie_word_embeddings", True),
-        is_global=tuple(kind == _KINDS[0] for kind in _read_kinds(hf, layers)),
-        global_theta=_read_theta(hf, _KINDS[0], "global_rope_theta", 160000.0),
-        local_theta=_read_theta(hf, _KINDS[1], "local_rope_theta", 10000.0),
+        is_global=tuple(kind == _LAYER_TYPES[0] for kind in _read_kinds(hf, layers)),
+        global_theta=_read_theta(hf, _LAYER_TYPES[0], "global_rope_theta", 160000.0),
+        local_theta=_read_theta(hf, _LAYER_TYPES[1], "local_rope_theta", 10000.0),
         window=read_size(hf, "local_attention", 128) // 2,
         biases=frozenset(read_biases(hf)),
     )
@@ -255,35 +268,38 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
 
 
 def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:
-    """Reads which layers are global: a list, or every so many as older configs have it."""
-    kinds = hf.get("layer_types")
-    if kinds is None:
-        every = read_size(hf, "global_attn_every_n_layers", 3)
-        return [_KINDS[layer % every > 0] for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in _KINDS for k in kinds):
+    """Reads the type of each layer: a list, or a period in older configs."""
+    layer_types = hf.get("layer_types")
+    if layer_types is None:
+        period = read_size(hf, "global_attn_every_n_layers", 3)
+        return [_LAYER_TYPES[layer % period > 0] for layer in range(layers)]
+    fits = isinstance(layer_types, list) and len(layer_types) == layers
+    if not fits or any(x not in _LAYER_TYPES for x in layer_types):
         raise InputError(
-            f"layer_types={brief(kinds)} must be a list of {layers} entries ({', '.join(_KINDS)}), "
-            "one for each of num_hidden_layers"
+            f"layer_types={brief(layer_types)} must be a list of {layers} entries "
+            f"({', '.join(_LAYER_TYPES)}), one for each of num_hidden_layers"
         )
-    return kinds
+    return layer_types
 
 
 def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) -> float:
-    """Reads the base of a kind of layer's turns. Raises InputError for turns that are scaled."""
+    """Reads the RoPE base of a layer type. Raises InputError for scaled RoPE."""
     if hf.get("rope_scaling") is not None:
         raise InputError("rope_scaling is not supported; use a checkpoint without it")
-    whole = hf.get("rope_parameters")
-    whole = {} if whole is None else whole
-    fits = isinstance(whole, dict) and whole.keys() <= set(_KINDS)
-    own = (whole.get(kind) or {}) if fits else None
-    if not isinstance(own, dict) or not own.keys() <= {"rope_type", "rope_theta"}:
+    parameters = hf.get("rope_parameters")
+    parameters = {} if parameters is None else parameters
+    is_by_type = isinstance(parameters, dict) and parameters.keys() <= set(_LAYER_TYPES)
+    rope = (parameters.get(kind) or {}) if is_by_type else None
+    if not isinstance(rope, dict) or not rope.keys() <= {"rope_type", "rope_theta"}:
         raise InputError(
-            f"rope_parameters={brief(whole)} is not supported; it must have one rope_theta per "
-            "layer type"
+            f"rope_parameters={brief(parameters)} is not supported; it must have one rope_theta "
+            "per layer type"
         )
-    if own.get("rope_type", "default") != "default":
-        raise InputError(f"rope_parameters with rope_type={brief(own['rope_type'])} is not "
-                         "supported; it must be default")  # fmt: skip
-    if own.get("rope_theta") is not None:
-        return read_positive(own, "rope_theta", default)
+    if rope.get("rope_type", "default") != "default":
+        raise InputError(
+            f"rope_parameters with rope_type={brief(rope['rope_type'])} is not supported; it must "
+            "be default"
+        )
+    if rope.get("rope_theta") is not None:
+        return read_positive(rope, "rope_theta", default)
     return read_positive(hf, field, default)

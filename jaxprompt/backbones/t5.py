@@ -14,17 +14,38 @@ from flax import linen as nn
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.convert.shapes import feed_forward_of
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before, seen_of
-from jaxprompt.layers.cache import place, remember, take_layers, write, write_positions
+from jaxprompt.layers.attention import (
+    Attention,
+    bidirectional_mask,
+    causal_mask,
+    prepend_prefix,
+    select_queries,
+)
+from jaxprompt.layers.cache import (
+    column_positions,
+    decoding_layers,
+    make_layer_caches,
+    write_position,
+    write_token,
+)
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
-from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.layers.quantized import dequantize_layer
+from jaxprompt.layers.relpos import RelativeBias, select_bias, without_prefix
+from jaxprompt.layers.stack import declare_param, init_stack, read_cached_states, run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+from jaxprompt.types import (
+    NO_LIMIT,
+    AttentionMask,
+    Batch,
+    Cache,
+    Dims,
+    Injection,
+    LayerCache,
+    Prefix,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +67,8 @@ class T5Config:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     scaled_output: bool = True  # features are multiplied by 1 / sqrt(H) before the output table
-    start: int = 0  # the id that the decoder is fed first
-    rescale: float = 1.0  # what the residual stream is divided by, see convert/load.py
+    start: int = 0  # id of the decoder's first input
+    rescale: float = 1.0  # divides the residual stream, see convert/load.py
     types: int = 1
     model_heads: frozenset[str] = frozenset({"lm"})
     tied: bool = True  # the output table is the word table
@@ -56,13 +77,14 @@ class T5Config:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
-    skip: int = 0  # the encoder's layers below this one are not run: Batch.kept is what enters it
+    skip: int = 0  # the first encoder layer to run, whose input is Batch.cached
 
 
-def _attention(c: T5Config) -> Attention:
+def _attention(cfg: T5Config) -> Attention:
     return Attention(
-        c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, 1.0, use_bias=False
-    )
+        cfg.width, cfg.heads, cfg.head_dim, cfg.attention_dropout, cfg.attention, cfg.dtype, 1.0,
+        use_bias=False,
+    )  # fmt: skip
 
 
 class EncoderLayer(nn.Module):
@@ -72,18 +94,18 @@ class EncoderLayer(nn.Module):
 
     def setup(self):
         """Declares the parts."""
-        c = self.cfg
-        self.attention = _attention(c)
-        self.mlp = GatedMlp(c.mlp, c.activation, c.gated, c.dropout, c.dtype)
-        self.attention_norm, self.mlp_norm = RMSNorm(c.eps), RMSNorm(c.eps)
-        self.drop = Dropout(c.dropout)
+        cfg = self.cfg
+        self.attention = _attention(cfg)
+        self.mlp = GatedMlp(cfg.mlp, cfg.activation, cfg.gated, cfg.dropout, cfg.dtype)
+        self.attention_norm, self.mlp_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
 
-    def __call__(self, x, prefix: Prefix | None, seen: Seen, bias, *, deterministic: bool):
+    def __call__(self, x, prefix: Prefix | None, mask: AttentionMask, bias, *, deterministic: bool):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        k, v, seen = put_in_front(prefix, k, v, seen)
-        y = self.attention(y, k, v, seen, of_own(bias, k), deterministic=deterministic)
+        k, v, mask = prepend_prefix(prefix, k, v, mask)
+        y = self.attention(y, k, v, mask, without_prefix(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self.drop(y, deterministic=deterministic), None
@@ -96,50 +118,50 @@ class DecoderLayer(nn.Module):
 
     def setup(self):
         """Declares the parts."""
-        c = self.cfg
-        self.attention, self.cross = _attention(c), _attention(c)
-        self.mlp = GatedMlp(c.mlp, c.activation, c.gated, c.dropout, c.dtype)
-        self.attention_norm, self.cross_norm = RMSNorm(c.eps), RMSNorm(c.eps)
-        self.mlp_norm = RMSNorm(c.eps)
-        self.drop = Dropout(c.dropout)
+        cfg = self.cfg
+        self.attention, self.cross = _attention(cfg), _attention(cfg)
+        self.mlp = GatedMlp(cfg.mlp, cfg.activation, cfg.gated, cfg.dropout, cfg.dtype)
+        self.attention_norm, self.cross_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
+        self.mlp_norm = RMSNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
 
     def __call__(
-        self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
-        keep: bool = False, reads=None,
+        self, x, prefixes, mask: AttentionMask, bias, encoder_states, encoder_mask: AttentionMask,
+        *, deterministic: bool, return_kv: bool = False, output_positions=None,
     ):  # fmt: skip
-        """Runs the layer, only at the positions `reads` [B, M] if given.
+        """Runs the layer, only at the positions `output_positions` [B, M] if given.
 
-        keep=True also returns the k, v of both attentions, without prefixes.
+        return_kv=True also returns the k, v of both attentions, without prefixes.
         """
-        own, cross = prefixes
+        prefix, cross_prefix = prefixes
         y = self.attention_norm(x)
-        stream_k, stream_v = self.attention.keys(y)
-        k, v, seen = put_in_front(own, stream_k, stream_v, seen)
-        seen, x, y = read_at(reads, seen, x, y)
-        bias = at_queries(reads, of_own(bias, k))
-        y = self.attention(y, k, v, seen, bias, deterministic=deterministic)
+        text_k, text_v = self.attention.keys(y)
+        k, v, mask = prepend_prefix(prefix, text_k, text_v, mask)
+        mask, x, y = select_queries(output_positions, mask, x, y)
+        bias = select_bias(output_positions, without_prefix(bias, k))
+        y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
-        cross_k, cross_v = self.cross.keys(source)
-        k, v, seen = put_in_front(cross, cross_k, cross_v, source_seen)
-        (seen,) = read_at(reads, seen)
-        # Without a bias: T5 has one for a stream's attention to itself alone.
-        y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
+        cross_k, cross_v = self.cross.keys(encoder_states)
+        k, v, mask = prepend_prefix(cross_prefix, cross_k, cross_v, encoder_mask)
+        (mask,) = select_queries(output_positions, mask)
+        # Without a bias: T5 only has one for self-attention.
+        y = self.cross(self.cross_norm(x), k, v, mask, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
-        return x, (stream_k, stream_v, cross_k, cross_v) if keep else None
+        return x, (text_k, text_v, cross_k, cross_v) if return_kv else None
 
-    def step(self, x, own: Memory, cross: Memory, bias, column):
-        """Runs the layer on one more token. [B, H] -> [B, H], the memory with the token
+    def step(self, x, layer_cache: LayerCache, cross: LayerCache, bias, column):
+        """Runs the layer on one more token. [B, H] -> [B, H], the cache with the token
 
-        `cross` has B rows, or fewer: then as many consecutive rows share a source.
+        `cross` has B rows, or fewer: then consecutive rows share a source.
         """
         y = self.attention_norm(x)
         k, v = self.attention.keys(y)
-        own = write(own, k, v, column)
-        x = x + self.attention.recall(y, own, bias)
-        x = x + self.cross.recall(self.cross_norm(x), cross)
-        return x + self.mlp(self.mlp_norm(x), deterministic=True), own
+        layer_cache = write_token(layer_cache, k, v, column)
+        x = x + self.attention.attend_cached(y, layer_cache, bias)
+        x = x + self.cross.attend_cached(self.cross_norm(x), cross)
+        return x + self.mlp(self.mlp_norm(x), deterministic=True), layer_cache
 
 
 class Embed(nn.Module):
@@ -149,9 +171,9 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the table."""
-        c = self.cfg
-        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
-        self.drop = Dropout(c.dropout)
+        cfg = self.cfg
+        self.word = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
+        self.drop = Dropout(cfg.dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, with slot vectors at their positions."""
@@ -170,48 +192,52 @@ class Backbone(nn.Module):
 
     def setup(self):
         """Declares the parts in the checkpoint."""
-        c = self.cfg
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
-        self.embed = Embed(c)
-        self.layer = EncoderLayer(c, parent=None)
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen, None))
-        self.decoder_layer = DecoderLayer(c, parent=None)
-        example = (x, (None, None), seen, None, x, seen)
-        init = init_stack(self.decoder_layer, c.decoder_layers, *example)
-        self.decoder_layers = declare(self, "decoder_layers", init)
-        shape = (c.buckets, c.max_distance, c.heads)
+        cfg = self.cfg
+        x, mask = jnp.zeros((1, 2, cfg.width)), AttentionMask(jnp.ones((1, 2), bool))
+        self.embed = Embed(cfg)
+        self.layer = EncoderLayer(cfg, parent=None)
+        init = init_stack(self.layer, cfg.layers, x, None, mask, None)
+        self.layers = declare_param(self, "layers", init)
+        self.decoder_layer = DecoderLayer(cfg, parent=None)
+        example = (x, (None, None), mask, None, x, mask)
+        init = init_stack(self.decoder_layer, cfg.decoder_layers, *example)
+        self.decoder_layers = declare_param(self, "decoder_layers", init)
+        shape = (cfg.buckets, cfg.max_distance, cfg.heads)
         # One table serves all layers of a stack (Raffel et al. 2020, section 2.1).
         self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
-        self.norm, self.decoder_norm = RMSNorm(c.eps), RMSNorm(c.eps)
-        self.drop = Dropout(c.dropout)
-        if not c.tied:
-            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
+        self.norm, self.decoder_norm = RMSNorm(cfg.eps), RMSNorm(cfg.eps)
+        self.drop = Dropout(cfg.dropout)
+        if not cfg.tied:
+            self.lm = Table(cfg.rows or cfg.vocab, cfg.width, cfg.dtype)
 
     @property
     def dims(self) -> Dims:
         """Returns the dimensions that methods and heads need."""
-        c = self.cfg
+        cfg = self.cfg
         return Dims(
-            c.vocab, c.width, c.width, c.layers, c.heads, c.head_dim, NO_LIMIT, c.decoder_layers
-        )
+            cfg.vocab, cfg.width, cfg.width, cfg.layers, cfg.heads, cfg.head_dim, NO_LIMIT,
+            cfg.decoder_layers,
+        )  # fmt: skip
 
     @property
     def reads_prefix_positions(self) -> bool:
         """Whether the output depends on the positions of a prefix, `Prefix.positions`."""
         return True
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+    def __call__(
+        self, batch: Batch, injection: Injection, *, deterministic: bool, output_positions=None
+    ):
         """Encodes and decodes a batch. -> the decoder's states [B, T, H]
 
-        Only at its positions `reads` [B, M] if given: [B, M, H].
+        Only at its positions `output_positions` [B, M] if given: [B, M, H].
         """
-        source = self.encode(batch, injection, deterministic=deterministic)
+        encoder_states = self.encode(batch, injection, deterministic=deterministic)
         tokens = batch.decoder_tokens
-        x, bias = self._start(tokens, injection, deterministic)
-        prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
+        x, bias = self._embed_decoder(tokens, injection, deterministic)
+        prefixes = injection.decoder.prefix, injection.cross.prefix
         x, _ = self._decode(
-            x, prefixes, seen_before(tokens), bias, source, seen_of(tokens, batch.encoder),
-            deterministic=deterministic, reads=reads,
+            x, prefixes, tokens, bias, encoder_states, batch.encoder, deterministic=deterministic,
+            output_positions=output_positions,
         )  # fmt: skip
         return x
 
@@ -219,11 +245,11 @@ class Backbone(nn.Module):
         """Runs the encoder. -> [B, T, H]"""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
-            x = take_kept(batch.kept, self.cfg.dtype)
+            x = read_cached_states(batch.cached, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
-        how = dict(first=self.cfg.skip, fresh=slots is None)
-        x = self._encode(x, prefix, batch, deterministic, **how)
+        options = dict(first=self.cfg.skip, frozen_input=slots is None)
+        x = self._encode(x, prefix, batch, deterministic, **options)
         return self.drop(self.norm(x), deterministic=deterministic)
 
     def enter(self, batch: Batch, layer: int):
@@ -234,42 +260,45 @@ class Backbone(nn.Module):
         x = self.embed(batch.encoder, None, deterministic=True)
         return self._encode(x, None, batch, True, last=layer)
 
-    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+    def prefill(self, batch: Batch, injection: Injection, max_new_tokens: int) -> tuple[Any, Cache]:
         """Encodes the input and processes the decoder's first tokens, with room for more.
 
         Returns the decoder's states [B, T, H] and the cache.
         """
         tokens = batch.decoder_tokens
-        source = self.encode(batch, injection, deterministic=True)
-        x, bias = self._start(tokens, injection, True)
-        own, cross = injection.decoder.prefix, injection.cross.prefix
+        encoder_states = self.encode(batch, injection, deterministic=True)
+        x, bias = self._embed_decoder(tokens, injection, True)
+        prefix, cross_prefix = injection.decoder.prefix, injection.cross.prefix
         x, (k, v, cross_k, cross_v) = self._decode(
-            x, (_bare(own), _bare(cross)), seen_before(tokens), bias, source,
-            seen_of(tokens, batch.encoder), deterministic=True, keep=True,
+            x, (prefix, cross_prefix), tokens, bias, encoder_states, batch.encoder,
+            deterministic=True, return_kv=True,
         )  # fmt: skip
-        seen = remember(cross, cross_k, cross_v, batch.encoder.mask)
-        mine = remember(own, k, v, tokens.mask, room)
-        return x, Cache(mine, place(own, tokens.positions, room), seen)
+        cross_caches = make_layer_caches(cross_prefix, cross_k, cross_v, batch.encoder.mask)
+        layer_caches = make_layer_caches(prefix, k, v, tokens.mask, max_new_tokens)
+        positions = column_positions(prefix, tokens.positions, max_new_tokens)
+        return x, Cache(layer_caches, positions, cross_caches)
 
     def reading_layers(self) -> Any:
-        """Returns the layers for `cache.each_layer`, in a loop of `extend`."""
-        return take_layers(self.decoder_layers, self.cfg.decoder_layers)
+        """Returns the layers for `cache.iterate_layers`, in a loop of `extend`."""
+        return decoding_layers(self.decoder_layers, self.cfg.decoder_layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Runs one more token through each of the `reading_layers`.
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
-        x, own = self.embed.word(ids), []
-        # Before the bias is looked up: the token sees itself, at distance 0.
-        cache = write_positions(cache, positions, column)
+        x, layer_caches = self.embed.word(ids), []
+        # Before the bias is computed: the token sees itself, at distance 0.
+        cache = write_position(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
-        for params, memory, cross in zip(layers, cache.own, cache.cross or (), strict=True):
-            x, memory = self.decoder_layer.apply(
-                {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
+        per_layer = zip(layers, cache.self_attention, cache.cross or (), strict=True)
+        for params, layer_cache, cross in per_layer:
+            variables = {"params": dequantize_layer(params, x)}
+            x, layer_cache = self.decoder_layer.apply(
+                variables, x, layer_cache, cross, bias, column, method="step"
             )
-            own.append(memory)
-        return self.decoder_norm(x), cache._replace(own=tuple(own))
+            layer_caches.append(layer_cache)
+        return self.decoder_norm(x), cache._replace(self_attention=tuple(layer_caches))
 
     def words(self):
         """Returns the word embeddings. -> [V, H]"""
@@ -277,10 +306,10 @@ class Backbone(nn.Module):
 
     def lm_features(self, x):
         """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
-        c = self.cfg
-        factor = c.width**-0.5 if c.scaled_output else 1.0
-        # A tied table is divided with the stream; as the output table it must not be.
-        return x * (factor * c.rescale if c.tied else factor)
+        cfg = self.cfg
+        factor = cfg.width**-0.5 if cfg.scaled_output else 1.0
+        # A tied table is divided like the residual stream, but must not be as the output table.
+        return x * (factor * cfg.rescale if cfg.tied else factor)
 
     def lm_table(self):
         """Returns the output table and no bias, except that of padding. -> [V, H], None or [V]"""
@@ -291,68 +320,76 @@ class Backbone(nn.Module):
         """Calls every part, so that `init` creates every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
-    def _encode(self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **span: int):
+    def _encode(
+        self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **layer_range: int
+    ):
         tokens = batch.encoder
-        # Distances in a text are those of columns: one table of them serves all rows.
+        # Distances in a text are those of columns, so all rows share one bias.
         columns = jnp.arange(tokens.ids.shape[1])[None]
         bias = self.bias(columns, columns)  # [1, N, T, T]
-        places = tokens.positions
-        # Those of a text are the same for all rows, unless a row has several documents or prompts.
+        positions = tokens.positions
+        # All rows have the same positions, unless a row has several documents or prompts.
         is_packed = tokens.segments is not None
         shares_positions = tokens.lengths is not None and not is_packed and batch.prompt is None
         if prefix is not None and shares_positions:
-            # Those of padding do not matter.
-            places = columns + prefix.k.shape[2]
-        bias = self._with_front(self.bias, bias, places, prefix)
+            # Positions of padding do not matter.
+            positions = columns + prefix.k.shape[2]
+        bias = self._prepend_prefix_bias(self.bias, bias, positions, prefix)
         return run_stack(
-            self.layer, self.layers, x, _bare(prefix), seen_of(tokens, tokens), bias, **span,
-            **self._way(deterministic),
+            self.layer, self.layers, x, _without_positions(prefix),
+            bidirectional_mask(tokens, tokens), bias, **layer_range,
+            **self._stack_options(deterministic),
         )[0]  # fmt: skip
 
-    def _start(self, tokens, injection: Injection, deterministic: bool):
+    def _embed_decoder(self, tokens, injection: Injection, deterministic: bool):
         """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""
         slots, prefix, _ = injection.decoder
         bias = self.decoder_bias(tokens.positions, tokens.positions)
-        bias = self._with_front(self.decoder_bias, bias, tokens.positions, prefix)
+        bias = self._prepend_prefix_bias(self.decoder_bias, bias, tokens.positions, prefix)
         return self.embed(tokens, slots, deterministic=deterministic), bias
 
-    def _with_front(self, table, bias, positions, prefix: Prefix | None):
-        """Puts the bias of a prefix in front. [B|1, N, T, S] -> [B|1, N, T, P+S]"""
+    def _prepend_prefix_bias(self, table, bias, positions, prefix: Prefix | None):
+        """Prepends the bias of a prefix. [B|1, N, T, S] -> [B|1, N, T, P+S]"""
         if prefix is None:
             return bias
         length = prefix.k.shape[2]
-        # Outside of the relative bias a prefix has 0.
+        # The bias of a prefix without positions is 0.
         if prefix.positions is None:
             return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
-        front = table(positions, prefix.positions[None])  # [B|1, N, T, P]
-        own = jnp.broadcast_to(bias, (*front.shape[:3], bias.shape[3]))
-        return jnp.concatenate([front, own], axis=-1)
+        prefix_bias = table(positions, prefix.positions[None])  # [B|1, N, T, P]
+        text_bias = jnp.broadcast_to(bias, (*prefix_bias.shape[:3], bias.shape[3]))
+        return jnp.concatenate([prefix_bias, text_bias], axis=-1)
 
-    def _decode(self, x, prefixes, seen, bias, source, source_seen, *, deterministic, **how: Any):
-        x, kept = run_stack(
-            self.decoder_layer, self.decoder_layers, x, prefixes, seen, bias, source, source_seen,
-            **how, **self._way(deterministic),
+    def _decode(
+        self, x, prefixes, tokens, bias, encoder_states, encoder_tokens, *, deterministic,
+        **options: Any,
+    ):  # fmt: skip
+        x, layer_kv = run_stack(
+            self.decoder_layer, self.decoder_layers, x, tuple(map(_without_positions, prefixes)),
+            causal_mask(tokens), bias, encoder_states, bidirectional_mask(tokens, encoder_tokens),
+            **options, **self._stack_options(deterministic),
         )  # fmt: skip
-        return self.drop(self.decoder_norm(x), deterministic=deterministic), kept
+        return self.drop(self.decoder_norm(x), deterministic=deterministic), layer_kv
 
-    def _way(self, deterministic: bool) -> dict[str, Any]:
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+    def _stack_options(self, deterministic: bool) -> dict[str, Any]:
+        cfg, has_dropout = self.cfg, not deterministic and self.has_rng("dropout")
         return dict(
-            stack=c.stack, remat=c.remat, deterministic=deterministic,
-            key=self.make_rng("dropout") if drops else None,
+            stack=cfg.stack, remat=cfg.remat, deterministic=deterministic,
+            key=self.make_rng("dropout") if has_dropout else None,
         )  # fmt: skip
 
 
-def _bare(prefix: Prefix | None) -> Prefix | None:
-    """Takes out what has no axis of layers."""
+def _without_positions(prefix: Prefix | None) -> Prefix | None:
+    """Removes the positions, which have no axis of layers."""
     return prefix and prefix._replace(positions=None)
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     """Reads a T5 or mT5 config. Raises InputError if it needs an unsupported feature."""
-    gate, _, act = feed_forward_of(hf).rpartition("-")
-    act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
-    if gate not in ("", "gated") or act not in ACTIVATIONS:
+    gate, _, activation = feed_forward_of(hf).rpartition("-")
+    if gate and activation == "gelu":  # T5 1.1 was trained with this approximation
+        activation = "gelu_new"
+    if gate not in ("", "gated") or activation not in ACTIVATIONS:
         raise InputError(
             f"feed_forward_proj={brief(hf['feed_forward_proj'])} is not supported; use one of "
             f"{', '.join(ACTIVATIONS)}, optionally with the prefix gated-"
@@ -361,30 +398,30 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     if not read_flag(hf, "is_encoder_decoder", True):
         raise InputError("is_encoder_decoder=false is not supported; use a full T5")
     layers = read_size(hf, "num_layers")
-    start = hf.get("decoder_start_token_id")
-    start = hf.get("pad_token_id") if start is None else start
-    if type(start) is not int or not 0 <= start < read_size(hf, "vocab_size"):
-        state = "lacks decoder_start_token_id"
-        if start is not None:
-            state = f"has decoder_start_token_id={brief(start)}"
+    start_id = hf.get("decoder_start_token_id")
+    start_id = hf.get("pad_token_id") if start_id is None else start_id
+    if type(start_id) is not int or not 0 <= start_id < read_size(hf, "vocab_size"):
+        problem = "lacks decoder_start_token_id"
+        if start_id is not None:
+            problem = f"has decoder_start_token_id={brief(start_id)}"
         raise InputError(
-            f"the config {state}, which must be a token id of its vocabulary, the decoder's first "
-            "input; set it in config.json (T5 uses the pad id, 0)"
+            f"the config {problem}, which must be a token id of its vocabulary, the decoder's "
+            "first input; set it in config.json (T5 uses the pad id, 0)"
         )
-    rate = read_share(hf, "dropout_rate", 0.1)
+    dropout = read_share(hf, "dropout_rate", 0.1)
     eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
     rescale = changes.get("rescale", 1.0)
     buckets = read_size(hf, "relative_attention_num_buckets", 32)
     distance = read_size(hf, "relative_attention_max_distance", 128)
-    # Below 4 no bucket of a side is exact, and the formula divides by how many are.
+    # Below 4 there are no exact buckets per side, and the formula divides by their number.
     if buckets < 4 or not buckets // 2 < distance < 2**20:
         raise InputError(
             f"relative_attention_num_buckets={buckets} and relative_attention_max_distance="
             f"{distance} are invalid: the first must be at least 4, the second above half of the "
             "first and below 2**20; give the config.json that was saved with the weights"
         )
-    # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features; those
-    # of mT5 are never scaled, and say tied once transformers 5 has saved them.
+    # For T5 1.1, tie_word_embeddings=false means unscaled features; those of mT5 are never scaled,
+    # though transformers 5 saves its configs as tied.
     scaled = hf.get("model_type") != "mt5" and read_flag(hf, "tie_word_embeddings", True)
     scaled = read_flag(hf, "scale_decoder_outputs", scaled)
     config = T5Config(
@@ -393,14 +430,14 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         heads=read_size(hf, "num_heads"), head_dim=read_size(hf, "d_kv"), mlp=read_size(hf, "d_ff"),
         buckets=buckets,
         max_distance=distance,
-        activation=act,
+        activation=activation,
         gated=bool(gate),
-        eps=eps / rescale**2,  # of the mean square of a stream that is divided
+        eps=eps / rescale**2,  # added to the mean square of the divided stream
         # T5 has one rate for hidden states and probabilities.
-        dropout=rate,
-        attention_dropout=rate,
+        dropout=dropout,
+        attention_dropout=dropout,
         scaled_output=scaled,
-        start=start,
+        start=start_id,
         tied=read_flag(hf, "tie_word_embeddings", True),
     )  # fmt: skip
     return dataclasses.replace(config, **changes)

@@ -96,7 +96,7 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
     )
     cfg = backbone.module.cfg
     cfg = dataclasses.replace(
-        cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
+        cfg, rows=placement.padded_vocab(cfg.vocab), tied=cfg.tied and loaded.report.tied
     )
     return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
 

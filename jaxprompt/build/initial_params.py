@@ -25,7 +25,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.models.text_keys import text_keys
-from jaxprompt.parallel.sharding import Placement, check_padding, put, within
+from jaxprompt.parallel.sharding import Placement, check_padding, put_global, with_placement
 from jaxprompt.prompts import BASE, Method, Source
 
 T = TypeVar("T")
@@ -94,10 +94,10 @@ def init_params(
             head["pooler"] = loaded.params["pooler"]
     trainable, frozen = split_params(config, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
-    frozen |= put(prompt, placement.parameters(prompt))
+    frozen |= put_global(prompt, placement.param_shardings(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     # Copied: a step donates the buffers of the state, and a pooler is also a frozen parameter.
-    cast = jax.jit(_float32_copy, out_shardings=placement.parameters(trainable))
+    cast = jax.jit(_float32_copy, out_shardings=placement.param_shardings(trainable))
     return InitialParams(cast(trainable), frozen, loaded.report)
 
 
@@ -112,7 +112,7 @@ def split_params(
     patterns = tuple(config.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no parameters
         patterns = tuple(p for p in patterns if p != r"head/.*")
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     if codes := next(filter(tree.is_plane, trainable), None):
         raise InputError(
             f"backbone.quantize={config.backbone.quantize} quantises {codes.rpartition('/')[0]}, "
@@ -200,12 +200,12 @@ def _vector_tables(scorer: Scorer, params: tree.Params, placement: Placement) ->
 
     def select(vectors: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
         # The table may be divided over several hosts: only the selected vectors are replicated.
-        compute = jax.jit(within(placement, vectors), out_shardings=placement.replicated)
+        compute = jax.jit(with_placement(placement, vectors), out_shardings=placement.replicated)
         return np.asarray(compute(params["backbone"], np.array(ids)))
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         compute = jax.jit(
-            within(placement, functools.partial(text_keys, backbone)),
+            with_placement(placement, functools.partial(text_keys, backbone)),
             out_shardings=placement.replicated,
         )
         states = compute(params["backbone"], np.array(ids))

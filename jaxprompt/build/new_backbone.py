@@ -123,6 +123,6 @@ def as_electra(backbone: Backbone) -> Backbone:
 def _match_loaded(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:
     module = backbone.module
     cfg = dataclasses.replace(
-        module.cfg, rows=placement.padded(module.cfg.vocab), tied=loaded.report.tied
+        module.cfg, rows=placement.padded_vocab(module.cfg.vocab), tied=loaded.report.tied
     )
     return backbone._replace(module=module.clone(cfg=cfg))

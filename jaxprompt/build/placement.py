@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers import kernels
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.models.scorer import Backbone
-from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+from jaxprompt.parallel.sharding import Placement, check_divisible, make_placement
 
 
 def build_placement(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Placement:
@@ -42,9 +42,9 @@ def check_mesh(placement: Placement, backbone: Backbone, part: str = "backbone")
     """Raises InputError if the parameters of a backbone cannot be divided over the mesh."""
     if placement.mesh.size > 1:
         module = backbone.module
-        cfg = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        cfg = dataclasses.replace(module.cfg, rows=placement.padded_vocab(module.cfg.vocab))
         shapes = backbone_shapes(module.clone(cfg=cfg), backbone.config.quantize)
-        check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
+        check_divisible(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
 def kernel_notes(config: RunConfig, placement: Placement, backbone: Backbone) -> list[str]:
@@ -52,7 +52,7 @@ def kernel_notes(config: RunConfig, placement: Placement, backbone: Backbone) ->
     module = backbone.module
     dropout = module.cfg.attention_dropout
     attention = module.cfg, module.dims.head_dim, placement.target, config.data.max_len
-    if not dropout or not kernels.has_own(*attention, drops=False):
+    if not dropout or not kernels.has_fused_kernel(*attention, has_dropout=False):
         return []
     return [
         f"attention dropout {dropout} disables the device's attention kernel in training; "

@@ -35,7 +35,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import Kind
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.models.scorer import Backbone, Scorer
-from jaxprompt.parallel.sharding import Placement, put
+from jaxprompt.parallel.sharding import Placement, put_global
 from jaxprompt.prompts import BASE, Method, Take
 from jaxprompt.registry import BACKBONES, HEADS, METHODS, is_installed
 
@@ -361,7 +361,7 @@ def join_params(
                 f"{path}: {name} is {shape}, but the backbone needs {list(leaf.shape)}; use the "
                 "backbone that it was trained on, or another prompt"
             )
-    return tree.unflatten(flat | put(tensors, loaded_backbone.placement.parameters(tensors)))
+    return tree.unflatten(flat | put_global(tensors, loaded_backbone.placement.param_shardings(tensors)))
 
 
 def _has_head(names: Iterable[str]) -> bool:

@@ -20,7 +20,7 @@ from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.data.text.overview import label_word_messages, truncation_message, unmarked_messages
 from jaxprompt.models.generation import check_writing
 from jaxprompt.models.model import Model
-from jaxprompt.models.scorer import Backbone, Scorer, with_front
+from jaxprompt.models.scorer import Backbone, Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.run_record import TaskData
 from jaxprompt.types import Batch, Objective
@@ -79,7 +79,7 @@ def scorer_from_config(
         template=choose_template(task, head, style, form, config.task.template),
         chat=config.task.chat,
         batch=config.data.eval_batch,
-        host_share=placement.share(),
+        host_share=placement.batch_part(),
         demos=make_demos(config, task, examples.splits),
     )
 
@@ -154,7 +154,7 @@ def cache_shared_prefix(config: RunConfig, scorer: Scorer) -> Scorer:
     """Lets the model compute the shared prefix of all inputs once, if the config asks for it."""
     # Cached features are those of whole sequences.
     if config.backbone.cache_shared_prefix and not config.cache.location:
-        return with_front(scorer)
+        return with_shared_prefix(scorer)
     return scorer
 
 

@@ -53,7 +53,7 @@ def open_bank(args: Any) -> Any:
     """Loads the backbone and the prompts of a command line. Returns a PromptBank."""
     from jaxprompt.build.backbone import LoadedBackbone, load_weights, open_backbone
     from jaxprompt.build.prompt_artifact import backbone_from_metadata, read_export
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.serving import bank
 
     paths, names = [], []
@@ -66,7 +66,7 @@ def open_bank(args: Any) -> Any:
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
     }
     config = backbone_config(args)
-    keep_programs()
+    enable_compilation_cache()
     placement = make_mesh(args.mesh, args.batch)
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
@@ -87,9 +87,9 @@ def open_export(args: Any, path: str, **dependencies: str) -> tuple[Any, Any]:
       The result of `load_prompt_export`, and the placement.
     """
     from jaxprompt.build.prompt_artifact import load_prompt_export
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
 
-    keep_programs()
+    enable_compilation_cache()
     placement = make_mesh(args.mesh, args.batch)
     exported = load_prompt_export(
         path, backbone=backbone_config(args), batch=args.batch, placement=placement,

@@ -66,14 +66,16 @@ def evaluate(
     from jaxprompt.build.task import cache_shared_prefix
     from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.restore import is_zero_shot, restore
 
     _check_split(split)
     if not is_zero_shot(config) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    path = processes.on_first(lambda: check_output(output, data_files(config)) if output else None)
-    keep_programs(config.train.compilation_cache)
+    path = processes.run_on_first(
+        lambda: check_output(output, data_files(config)) if output else None
+    )
+    enable_compilation_cache(config.train.compilation_cache)
     trained = restore(config, workdir or "", [split])  # zero-shot reads no workdir
     if split not in trained.splits:
         raise InputError(

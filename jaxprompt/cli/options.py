@@ -136,8 +136,8 @@ def join_processes(args: argparse.Namespace) -> Iterator[bool]:
     """Joins the other processes. Yields whether this process writes and prints."""
     from jaxprompt.parallel import processes
 
-    with processes.guard():
-        processes.start(
+    with processes.exit_on_failure():
+        processes.connect(
             args.coordinator, args.processes, args.process, cluster=args.cluster,
             timeout=args.timeout,
         )  # fmt: skip

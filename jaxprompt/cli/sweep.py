@@ -94,14 +94,14 @@ def execute(
     from jaxprompt.build.check import check_config
     from jaxprompt.config.run import FREE
     from jaxprompt.inspection.tables import list_failures
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid import runner
     from jaxprompt.runs.grid.expand import GridRun, alone
     from jaxprompt.training import run_folder
 
     loaded = [load_run_config(run, overrides) for run in runs]
-    keep_programs(loaded[0].train.compilation_cache)
+    enable_compilation_cache(loaded[0].train.compilation_cache)
     size = max(config.runs.size for config in loaded)
     # Runs are grouped and recorded without the block `runs`.
     loaded = [alone(config) for config in loaded]

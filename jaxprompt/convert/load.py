@@ -85,9 +85,9 @@ def load_backbone(
         codes (layers/quantized.py); everything else has `dtype`. Blocks of a GGUF file's Q8_0,
         Q4_0 and Q4_1 are used as they are if `quantize` has as many bits or more.
       placement: if given, each parameter is a jax.Array with the sharding
-        `placement.parameter`, and embedding tables are padded with zero rows to
-        `placement.padded`; otherwise parameters are numpy arrays. Memory is needed for the shards
-        of this process, each once, and for a few blocks.
+        `placement.param_sharding`, and embedding tables are padded with zero rows to
+        `placement.padded_vocab`; otherwise parameters are numpy arrays. Memory is needed for the
+        shards of this process, each once, and for a few blocks.
 
     Raises:
       InputError: if a tensor of the trunk or part of a head is missing, or its shape differs from

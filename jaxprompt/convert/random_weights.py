@@ -204,10 +204,10 @@ def _draw(
         letters = tensor.stack + tensor.axes
         own = tuple(draw.sizes[axis] for axis in letters)
         shape = tuple(
-            placement.padded(size) if axis == "V" else size
+            placement.padded_vocab(size) if axis == "V" else size
             for axis, size in zip(letters, own, strict=True)
         )
-        place = placement.parameter(f"{part}/{tensor.path}", shape)
+        place = placement.param_sharding(f"{part}/{tensor.path}", shape)
         if (value := draw.constant(tensor)) is not None:
             whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
             # Of a view of one number, so that no host makes the whole array.

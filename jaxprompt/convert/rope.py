@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_size
 from jaxprompt.errors import InputError, brief, nearest
-from jaxprompt.layers.rotary import make_rates
+from jaxprompt.layers.rotary import rotary_frequencies
 
 # Kind of scaling -> the fields that it has beside rope_type and rope_theta.
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ def read_turning(
             f"rope_parameters with rope_type={name} have {more[0]}={brief(own[more[0]])}, which "
             f"is not supported; supported: {', '.join(_KINDS[name]) or 'only rope_theta'}"
         )
-    rates = make_rates(size, base)
+    rates = rotary_frequencies(size, base)
     if name == "linear":
         rates = rates / np.float32(_factor(own))
     elif name == "dynamic":

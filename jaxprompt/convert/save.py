@@ -115,7 +115,7 @@ def save_backbone(
         _take_place(partial, target)
 
     with _held(target), _removed_on_failure(partial, target):
-        processes.on_first(_told(prepare, target))
+        processes.run_on_first(_told(prepare, target))
         for file, names in files.items():
             with _opened(partial / file) as out:
                 for name in names:
@@ -124,7 +124,7 @@ def save_backbone(
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
                         out.write(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer
-        processes.on_first(_told(finish, target))
+        processes.run_on_first(_told(finish, target))
     return Path(folder)
 
 
@@ -320,7 +320,7 @@ def _held(target: Path) -> Iterator[None]:
             os.close(held)
 
     with contextlib.ExitStack() as stack:
-        processes.on_first(lambda: stack.enter_context(hold()))
+        processes.run_on_first(lambda: stack.enter_context(hold()))
         yield
 
 

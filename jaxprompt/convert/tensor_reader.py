@@ -153,13 +153,13 @@ class Filler:
         digests = [found for found in digests if found]
         if len(self.processes) > 1:
             # A block may be read by one process alone; what is wrong with it ends them all.
-            errors = [text for text in processes.gather(str(error or "")) if text]
+            errors = [text for text in processes.gather_texts(str(error or "")) if text]
             error = error or (InputError(errors[0]) if errors else None)
         if error:
             raise error
         if len(self.processes) > 1:
             # Vectors are hashed by all: where they differ, there are too many digests.
-            digests = list(set(" ".join(processes.gather(" ".join(digests))).split()))
+            digests = list(set(" ".join(processes.gather_texts(" ".join(digests))).split()))
             if len(digests) != sum(map(len, found.values())):
                 raise InputError(
                     f"the processes read different weights from {self.weights.folder}; use the "
@@ -191,9 +191,9 @@ class Filler:
         letters = tensor.stack + tensor.axes
         if self.placement is None:
             return tuple(self.sizes[letter] for letter in letters), None
-        rows = lambda letter, size: self.placement.padded(size) if letter == "V" else size
+        rows = lambda letter, size: self.placement.padded_vocab(size) if letter == "V" else size
         shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
-        return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
+        return shape, self.placement.param_sharding(f"backbone/{tensor.path}", shape)
 
     def _has_planes(self, tensor: Tensor) -> bool:
         """Returns whether a parameter is quantised."""

@@ -30,7 +30,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer, encode_texts
 from jaxprompt.data.text.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
-from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
 from jaxprompt.scoring.losses import binary_cross_entropy
@@ -329,7 +329,7 @@ class ClassTokens(Scores):
                 f"but the method trains {given}; use prompt.name=dpt, or set head.copies=False"
             )
         # In a bank rows may be read at more places, which others of its heads have.
-        read = take(hidden, batch.label_pos[:, : self.classes])
+        read = select_positions(hidden, batch.label_pos[:, : self.classes])
         logits = backbone.rtd(read).astype(jnp.float32)  # [B, M]
         if self.bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (self.classes,))

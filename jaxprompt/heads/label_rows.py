@@ -27,7 +27,7 @@ from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.quantized import score_table
-from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.scoring.losses import cross_entropy, nll
 from jaxprompt.types import Batch, Objective
 
@@ -108,7 +108,9 @@ class LabelRows(Scores):
             )
         several = count > classes
         counts = self.words if several else (1,) * classes
-        features = backbone.lm_features(take(hidden, batch.label_pos[:, :1]))[:, 0]  # [B, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos[:, :1]))[
+            :, 0
+        ]  # [B, X]
         bias = self.param("bias", nn.initializers.zeros, (classes,))
         own = np.repeat(np.arange(classes), counts)  # the class of each row
         logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)

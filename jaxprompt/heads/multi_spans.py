@@ -26,7 +26,7 @@ from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import InText, those_known
-from jaxprompt.layers.reading import Scores, take
+from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.scoring.metrics import SPAN_METRICS
@@ -281,7 +281,7 @@ class JudgedTokens(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the tokens."""
-        read = take(hidden, batch.label_pos)  # [B, M, H]
+        read = select_positions(hidden, batch.label_pos)  # [B, M, H]
         if self.layer == "discriminator":
             logits = backbone.rtd(read).astype(jnp.float32)
         else:

@@ -23,7 +23,7 @@ from jaxprompt.data.text.tokenizer import Tokenizer, encode_with_offsets
 from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
-from jaxprompt.layers.reading import Scores, take
+from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import ABSENT, Batch, Objective
@@ -391,7 +391,7 @@ class SpanScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores both ends."""
-        read = take(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
+        read = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(read)
         if batch.counts is None:
             return scores

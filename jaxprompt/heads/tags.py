@@ -25,7 +25,7 @@ from jaxprompt.data.text.windows import USUAL, TextWindow, check_stride, cut_win
 from jaxprompt.errors import InputError, at_least, brief, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, take
+from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
 from jaxprompt.scoring.roles import VERB
@@ -334,6 +334,6 @@ class TagScores(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the tags."""
-        read = take(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
+        read = select_positions(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         read = Dropout(self.dropout)(read, deterministic=deterministic)
         return nn.Dense(self.classes, kernel_init=nn.initializers.normal(0.02), name="out")(read)

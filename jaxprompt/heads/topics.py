@@ -12,7 +12,7 @@ from jaxprompt.data.tasks.task import Task
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
-from jaxprompt.layers.instance import mean_vectors
+from jaxprompt.layers.instance import mean_prompt_vector
 from jaxprompt.layers.reading import Scores
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import Batch, Injection, Objective
@@ -54,7 +54,7 @@ class Head(Kind):
 class Topics(Scores):
     """Scores topics from the mean of an injection's vectors. -> float32 [B, C]
 
-    See `mean_vectors`.
+    See `mean_prompt_vector`.
     """
 
     classes: int
@@ -62,6 +62,6 @@ class Topics(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
         """Scores topics; `hidden` and `backbone` are unused, so the compiler removes them."""
-        mean = mean_vectors(injection)  # [B, X]
+        mean = mean_prompt_vector(injection)  # [B, X]
         init = nn.initializers.normal(0.02)
         return nn.Dense(self.classes, kernel_init=init, name="out")(mean)

@@ -28,7 +28,7 @@ from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.quantized import score_table
-from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.layers.reading import Scores, mask_absent, select_positions
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.scoring.losses import count_classes, make_loss
 from jaxprompt.types import ABSENT, Batch, Objective
@@ -199,7 +199,7 @@ class LabelWords(Scores):
         """Scores the classes."""
         rows, where, at = (jnp.asarray(x) for x in (self.rows, self.where, self.at))
         restricted = self.scores == "restricted"
-        read = take(hidden, batch.label_pos)  # [B, M, H]
+        read = select_positions(hidden, batch.label_pos)  # [B, M, H]
         logp = log_probabilities(backbone, read, rows if restricted else None)
         columns = where if restricted else rows[where]
         picked = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]

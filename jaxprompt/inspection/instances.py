@@ -11,7 +11,7 @@ from jaxprompt import tree
 from jaxprompt.build.task import eval_batches
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.inspection.learned_rows import normalize_rows, readable_tokens
-from jaxprompt.layers.instance import mean_vectors
+from jaxprompt.layers.instance import mean_prompt_vector
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.runs.restore import Trained
 from jaxprompt.training.evaluation import compile_step, predict_scores
@@ -82,7 +82,7 @@ def _text_means(
 
     def compute_means(trainable_params: tree.Flat, frozen_params: tree.Flat, batch: Batch):
         params = tree.merge(trainable_params, frozen_params)
-        prompts = mean_vectors(scorer.model.inject(params, batch))
+        prompts = mean_prompt_vector(scorer.model.inject(params, batch))
         vectors = jnp.concatenate([_mean_embeddings(scorer, params, batch), prompts], -1)
         return vectors.reshape(-1, choices, vectors.shape[-1])
 

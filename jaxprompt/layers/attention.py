@@ -8,15 +8,16 @@ from flax import linen as nn
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
-from jaxprompt.layers.dropout import draw_keep, thin
+from jaxprompt.layers.dropout import apply_keep_mask, sample_keep_mask
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
-from jaxprompt.types import Memory, Prefix, Seen, Tokens
+from jaxprompt.types import AttentionMask, LayerCache, Prefix, Tokens
 
 
 def attend(
-    q, k, v, seen: Seen, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0, key=None
+    q, k, v, mask: AttentionMask, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0,
+    key=None,
 ):  # fmt: skip
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
@@ -27,7 +28,7 @@ def attend(
       q: queries.
       k: keys; with fewer heads, [B, S, G, D], each serves N / G query heads, in order.
       v: values, like k.
-      seen: the mask.
+      mask: the mask.
       bias: [B|1, N, T, S], added to the scores.
       scale: of the scores; 1 / sqrt(D) by default.
       cap: c > 0 replaces a score x by c tanh(x / c).
@@ -35,104 +36,111 @@ def attend(
       dropout: the dropout rate of the probabilities.
       key: turns dropout on.
     """
-    dropped = dropout > 0.0 and key is not None
+    has_dropout = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kernel = "einsum" if seen.few else kernel  # the scores of few queries are small
-    told = seen.keys is not None and (bias is None or not (seen.window or cap))
+    kernel = "einsum" if mask.few_queries else kernel  # the scores of few queries are small
+    has_key_mask = mask.keys is not None and (bias is None or not (mask.window or cap))
     shape = q.shape
-    if k.shape[2] % sharding.parts("act_heads"):  # each device has the keys that its heads need
-        k, v = (_spread_heads(x, shape[2]) for x in (k, v))
-    chosen = kernels.choose(
-        kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
-        length=q.shape[1], told=told, capped=cap > 0,
+    # Each device has the keys that its heads need.
+    if k.shape[2] % sharding.num_shards("act_heads"):
+        k, v = (_repeat_key_heads(x, shape[2]) for x in (k, v))
+    implementation = kernels.choose_kernel(
+        kernel, sharding.current_target(), dtype=q.dtype, head_dim=q.shape[-1],
+        has_dropout=has_dropout, length=q.shape[1], has_key_mask=has_key_mask, has_cap=cap > 0,
     )  # fmt: skip
-    if chosen == "cudnn":
-        return kernels.cudnn(q, k, v, seen, bias, scale)
-    if chosen == "pallas":
-        return kernels.by_pallas(q, k, v, seen, bias, scale, cap)
-    mask, heads = _spread(seen), k.shape[2]
-    if heads < shape[2]:  # the heads that share keys are rows more of these
-        q, mask = _fold(q, heads), _repeat(mask, shape[2] // heads)
-    weigh = lambda q, k, mask, bias: _probabilities(q, k, mask, bias, scale, cap)
-    if not dropped:
-        mix = lambda v, *given: einsum("bnts,bsnd->btnd", weigh(*given), v)
-        given = v, q, k, mask, bias
-        return _unfold(recompute(mix, *given) if chosen == "recompute" else mix(*given), shape)
-    probs = weigh(q, k, mask, bias)
-    keep = draw_keep(probs.shape, dropout, key)
-    # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    thinned = lambda p, keep, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v)
-    return _unfold(recompute(thinned, probs, keep, v), shape)
+    if implementation == "cudnn":
+        return kernels.cudnn_attention(q, k, v, mask, bias, scale)
+    if implementation == "pallas":
+        return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
+    visible, key_heads = kernels.score_mask(mask), k.shape[2]
+    if key_heads < shape[2]:  # query heads that share keys become additional queries
+        q = _fold_query_heads(q, key_heads)
+        visible = _repeat_mask(visible, shape[2] // key_heads)
+
+    def probabilities(q, k, visible, bias):
+        return _probabilities(q, k, visible, bias, scale, cap)
+
+    def weighted_sum(v, *inputs):
+        return einsum("bnts,bsnd->btnd", probabilities(*inputs), v)
+
+    def dropped_sum(probs, keep_mask, v):
+        return einsum("bnts,bsnd->btnd", apply_keep_mask(probs, keep_mask, dropout), v)
+
+    if has_dropout:
+        probs = probabilities(q, k, visible, bias)
+        keep_mask = sample_keep_mask(probs.shape, dropout, key)
+        # Of the arrays as large as the scores only these two are stored for the backward pass.
+        y = recompute(dropped_sum, probs, keep_mask, v)
+    elif implementation == "recompute":
+        y = recompute(weighted_sum, v, q, k, visible, bias)
+    else:
+        y = weighted_sum(v, q, k, visible, bias)
+    return _unfold_query_heads(y, shape)
 
 
-def _fold(q, heads: int):
-    """Lays heads that share keys behind one another. [B, T, N, D] -> [B, T * N / G, G, D]"""
-    rows, length, _, size = q.shape
-    grouped = q.reshape(rows, length, heads, -1, size).swapaxes(2, 3)
-    return grouped.reshape(rows, -1, heads, size)
+def _fold_query_heads(q, heads: int):
+    """Concatenates the queries of heads that share keys. [B, T, N, D] -> [B, T * N / G, G, D]"""
+    batch, length, _, size = q.shape
+    grouped = q.reshape(batch, length, heads, -1, size).swapaxes(2, 3)
+    return grouped.reshape(batch, -1, heads, size)
 
 
-def _unfold(y, shape: tuple[int, ...]):
-    """Undoes `_fold`. -> [B, T, N, D]"""
+def _unfold_query_heads(y, shape: tuple[int, ...]):
+    """Undoes `_fold_query_heads`. -> [B, T, N, D]"""
     if y.shape == shape:
         return y
-    rows, length, heads, size = shape
-    return y.reshape(rows, length, -1, y.shape[2], size).swapaxes(2, 3).reshape(shape)
+    batch, length, heads, size = shape
+    return y.reshape(batch, length, -1, y.shape[2], size).swapaxes(2, 3).reshape(shape)
 
 
-def _spread_heads(x, heads: int):
-    """Gives each head the keys that it shares. [B, S, G, D] -> [B, S, N, D]
+def _repeat_key_heads(x, heads: int):
+    """Repeats shared keys for each query head. [B, S, G, D] -> [B, S, N, D]
 
-    By a product: the gradient of a repetition would gather all heads on every device.
+    By a product: the gradient of jnp.repeat would gather all heads on every device.
     """
-    # Head n reads the keys of head n // (N / G), as transformers' repeat_kv lays them out.
-    own = jnp.repeat(jnp.eye(x.shape[2], dtype=x.dtype), heads // x.shape[2], axis=1)
-    spread = jnp.einsum("bsgd,gn->bsnd", x, own, precision=jax.lax.Precision.HIGHEST)
-    return sharding.constrain(spread, "act_batch", None, "act_heads", None)
+    # Query head n uses key head n // (N / G), as in transformers' repeat_kv.
+    head_map = jnp.repeat(jnp.eye(x.shape[2], dtype=x.dtype), heads // x.shape[2], axis=1)
+    repeated = jnp.einsum("bsgd,gn->bsnd", x, head_map, precision=jax.lax.Precision.HIGHEST)
+    return sharding.constrain(repeated, "act_batch", None, "act_heads", None)
 
 
-def _repeat(mask, times: int):
-    """Gives each query's row of a mask to the heads that are folded. [B, 1, 1|T, S]"""
+def _repeat_mask(mask, times: int):
+    """Repeats each query's row of a mask for the folded heads. [B, 1, 1|T, S]"""
     return mask if mask.shape[2] == 1 else jnp.repeat(mask, times, axis=2)
 
 
-def _probabilities(q, k, seen, bias, scale, cap=0.0):
+def _probabilities(q, k, mask, bias, scale, cap=0.0):
     """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
-    # q is scaled and not the scores, which are an array more to pass over.
+    # q is scaled and not the scores, which are larger.
     scores = einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, jnp.float32)
     # Capped before the mask: a tanh would bring the mask's minimum back to -cap.
     scores = soft_cap(scores, cap)
-    # The least finite number: with -inf a row that sees nothing would be NaN.
-    scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+    # The lowest finite number: with -inf a row without visible keys would be NaN.
+    scores = scores + jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
     return softmax(scores, q.dtype)
 
 
-def _spread(seen: Seen):
-    """Gives a mask the axes of scores. -> [B, 1, 1|T, S]"""
-    return seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
-
-
-def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
+def attend_cached(q, cache: LayerCache, bias=None, *, scale=None, cap=0.0):
     """Attends from one token of each row over the cached keys and values. [R, N, D] -> [R, N, D]
 
-    The memory has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
+    The cache has R rows, or B < R: then R / B consecutive rows share one. It may have fewer heads,
     as in `attend`. bias: [R, N, S].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    shape, (_, heads, columns, _) = q.shape, memory.k.shape
-    num_beams = (q * scale).reshape(memory.k.shape[0], -1, *shape[1:])  # R -> B, J
-    folded = _fold(num_beams, heads)
-    scores = einsum("bjnd,bnsd->bnjs", folded, memory.k, jnp.float32)
-    hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
-    # As in `_probabilities`: capped first, masked then.
-    scores = soft_cap(scores, cap) + hidden[:, None, None]
+    shape, (_, heads, columns, _) = q.shape, cache.k.shape
+    beam_queries = (q * scale).reshape(cache.k.shape[0], -1, *shape[1:])  # R -> B, J
+    queries = _fold_query_heads(beam_queries, heads)
+    scores = einsum("bjnd,bnsd->bnjs", queries, cache.k, jnp.float32)
+    mask_bias = jnp.where(cache.mask, 0.0, jnp.finfo(jnp.float32).min)
+    # Capped before the mask, as in `_probabilities`.
+    scores = soft_cap(scores, cap) + mask_bias[:, None, None]
     if bias is not None:
-        scores = scores + bias.reshape(len(memory.k), -1, heads, columns).swapaxes(1, 2)
+        scores = scores + bias.reshape(len(cache.k), -1, heads, columns).swapaxes(1, 2)
     probs = softmax(scores, q.dtype)  # [B, N, J, S]
-    y = jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v)
-    return _unfold(y, num_beams.shape).reshape(shape)
+    y = jnp.einsum("bnjs,bnsd->bjnd", probs, cache.v)
+    return _unfold_query_heads(y, beam_queries.shape).reshape(shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -141,20 +149,20 @@ def softmax(x, dtype=jnp.float32):
     return jax.nn.softmax(x, axis=-1).astype(dtype)
 
 
-def _softmax(x, dtype):
+def _softmax_forward(x, dtype):
     y = softmax(x, dtype)
     return y, y
 
 
-def _softmax_gradient(dtype, y, g):
+def _softmax_backward(dtype, y, g):
     y, g = y.astype(jnp.float32), g.astype(jnp.float32)
-    part = y * g
-    return (part - y * part.sum(-1, keepdims=True),)
+    weighted = y * g
+    return (weighted - y * weighted.sum(-1, keepdims=True),)
 
 
-# The cast result alone is kept for the backward pass: automatic differentiation keeps the
-# exponentials, in float32.
-softmax.defvjp(_softmax, _softmax_gradient)
+# Only the cast result is stored for the backward pass; automatic differentiation would store the
+# exponentials in float32.
+softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 class MultiHead(nn.Module):
@@ -172,7 +180,7 @@ class MultiHead(nn.Module):
     dtype: jnp.dtype = jnp.float32
     scale: float | None = None
     use_bias: bool = True
-    out_bias: bool | None = None  # None = as `use_bias`
+    out_bias: bool | None = None  # None = `use_bias`
     key_heads: int = 0
     cap: float = 0.0  # of the scores, see `attend`
 
@@ -180,39 +188,39 @@ class MultiHead(nn.Module):
         """Declares the projections."""
         dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
         shape, bias = (self.heads, self.head_dim), self.use_bias
-        of_keys = (self.key_heads or self.heads, self.head_dim)
+        key_shape = (self.key_heads or self.heads, self.head_dim)
         self.query = dense(shape, use_bias=bias)
-        self.key, self.value = dense(of_keys, use_bias=bias), dense(of_keys, use_bias=bias)
-        behind = bias if self.out_bias is None else self.out_bias
-        self.out = dense(self.width, axis=(-2, -1), use_bias=behind)
+        self.key, self.value = dense(key_shape, use_bias=bias), dense(key_shape, use_bias=bias)
+        out_bias = bias if self.out_bias is None else self.out_bias
+        self.out = dense(self.width, axis=(-2, -1), use_bias=out_bias)
 
-    def mix(self, q, k, v, seen: Seen, bias=None, *, deterministic: bool):
+    def attend_and_project(self, q, k, v, mask: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from queries. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, H]"""
-        drops = self.dropout > 0.0 and not deterministic
-        key = self.make_rng("dropout") if drops else None
-        # A stack's layers are initialised under jax.vmap, which not every kernel takes.
+        has_dropout = self.dropout > 0.0 and not deterministic
+        key = self.make_rng("dropout") if has_dropout else None
+        # A stack's layers are initialised under jax.vmap, which not every kernel supports.
         kernel = "einsum" if self.is_initializing() else self.kernel
         y = attend(
-            q, k, v, seen, bias, scale=self.scale, cap=self.cap, kernel=kernel,
+            q, k, v, mask, bias, scale=self.scale, cap=self.cap, kernel=kernel,
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
 
-    def probabilities(self, q, k, seen: Seen, bias=None):
+    def probabilities(self, q, k, mask: AttentionMask, bias=None):
         """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         if k.shape[2] < q.shape[2]:
-            # Not folded as in `attend`: each head has probabilities of its own to look at.
+            # Not folded as in `attend`, so that the probabilities of each head are returned.
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-        return _probabilities(q, k, _spread(seen), bias, scale, self.cap)
+        return _probabilities(q, k, kernels.score_mask(mask), bias, scale, self.cap)
 
-    def recall(self, x, memory: Memory, bias=None):
+    def attend_cached(self, x, cache: LayerCache, bias=None):
         """Attends from one token of each row over cached keys and values. [R, H] -> [R, H]"""
-        return self.recall_from(self.query(x), memory, bias)
+        return self.attend_cached_queries(self.query(x), cache, bias)
 
-    def recall_from(self, q, memory: Memory, bias=None):
+    def attend_cached_queries(self, q, cache: LayerCache, bias=None):
         """Attends from one query of each row over cached keys and values. [R, N, D] -> [R, H]"""
-        return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
+        return self.out(attend_cached(q, cache, bias, scale=self.scale, cap=self.cap))
 
 
 class Attention(MultiHead):
@@ -222,91 +230,99 @@ class Attention(MultiHead):
         """Projects keys and values. [B, S, H] -> k, v [B, S, N, D]"""
         return self.key(x), self.value(x)
 
-    def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
+    def __call__(self, x, k, v, mask: AttentionMask, bias=None, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
-        return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
+        return self.attend_and_project(self.query(x), k, v, mask, bias, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, bias=None):
+    def attention_weights(self, x, k, mask: AttentionMask, bias=None):
         """Returns the probabilities that `__call__` weights the values with, for any kernel.
 
         [B, T, H], [B, S, N, D] -> [B, N, T, S]
         """
-        return self.probabilities(self.query(x), k, seen, bias)
+        return self.probabilities(self.query(x), k, mask, bias)
 
 
-def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
+def prepend_prefix(prefix: Prefix | None, k, v, mask: AttentionMask):
     """Joins the prefix of one layer with the keys, values and mask of the text.
 
-    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, Seen
+    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, the mask
     """
     if prefix is None:
-        return k, v, seen
+        return k, v, mask
     rows, length = k.shape[0], prefix.k.shape[1]
-    spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
-    # Trained numbers are float32, and would widen the keys of the text with them. Cast once they
-    # are spread: so their gradient is summed over the batch in float32.
-    k = jnp.concatenate([spread(prefix.k).astype(k.dtype), k], axis=1)
-    v = jnp.concatenate([spread(prefix.v).astype(v.dtype), v], axis=1)
-    mask = jnp.ones((1, length), bool) if prefix.mask is None else prefix.mask
-    front = jnp.broadcast_to(mask, (rows, length))
+    broadcast = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
+    # Trained parameters are float32, and would promote the keys of the text. They are cast after
+    # the broadcast, so that their gradient is summed over the batch in float32.
+    k = jnp.concatenate([broadcast(prefix.k).astype(k.dtype), k], axis=1)
+    v = jnp.concatenate([broadcast(prefix.v).astype(v.dtype), v], axis=1)
+    prefix_mask = jnp.ones((1, length), bool) if prefix.mask is None else prefix.mask
+    prefix_mask = jnp.broadcast_to(prefix_mask, (rows, length))
 
-    def join(own):
-        if own is None:
+    def prepend(mask_part):
+        if mask_part is None:
             return None
-        wide = front if own.ndim == 2 else front[:, None]
-        return jnp.concatenate([jnp.broadcast_to(wide, (*own.shape[:-1], length)), own], axis=-1)
+        prefix_part = prefix_mask if mask_part.ndim == 2 else prefix_mask[:, None]
+        return jnp.concatenate(
+            [jnp.broadcast_to(prefix_part, (*mask_part.shape[:-1], length)), mask_part], axis=-1
+        )
 
-    # With a masked column in front the keys that are seen are no longer the first so many.
-    counts = prefix.mask is None and seen.lengths is not None
-    seen = seen._replace(
-        mask=join(seen.mask),
-        # A prefix is of no document: with several a mask alone tells that all see it.
-        keys=None if seen.segments else join(seen.keys),
+    # After a masked column the visible keys are no longer the first ones.
+    has_lengths = prefix.mask is None and mask.lengths is not None
+    mask = mask._replace(
+        mask=prepend(mask.mask),
+        # A prefix belongs to no document: with several, only `mask` says that all see it.
+        keys=None if mask.segments else prepend(mask.keys),
         segments=None,
-        lengths=seen.lengths + length if counts else None,
+        lengths=mask.lengths + length if has_lengths else None,
     )
-    return k, v, seen
+    return k, v, mask
 
 
-def read_at(reads, seen: Seen, *states):
-    """Selects the queries at `reads`: int [B, M], or None for all of them.
+def select_queries(positions, mask: AttentionMask, *states):
+    """Selects the queries at `positions`: int [B, M], or None for all of them.
 
-    States are trees of [B, T, ...]. -> Seen, states [B, M, ...]
+    States are trees of [B, T, ...]. -> AttentionMask, states [B, M, ...]
     """
-    if reads is None:
-        return seen, *states
-    mask = seen.mask
-    if mask.ndim == 3:
-        mask = jnp.broadcast_to(mask, (len(reads), *mask.shape[1:]))
-        mask = jnp.take_along_axis(mask, reads[..., None], axis=1)  # [B, M, S]
-    # What else `Seen` tells is of all queries, in their order.
-    pick = lambda leaf: jnp.take_along_axis(leaf, jnp.expand_dims(reads, range(2, leaf.ndim)), 1)
-    return Seen(mask, few=True), *jax.tree.map(pick, states)
+    if positions is None:
+        return mask, *states
+    selected = mask.mask
+    if selected.ndim == 3:
+        selected = jnp.broadcast_to(selected, (len(positions), *selected.shape[1:]))
+        selected = jnp.take_along_axis(selected, positions[..., None], axis=1)  # [B, M, S]
+    # The other fields of `AttentionMask` describe all queries, in order.
+    select = lambda leaf: jnp.take_along_axis(
+        leaf, jnp.expand_dims(positions, range(2, leaf.ndim)), 1
+    )
+    return AttentionMask(selected, few_queries=True), *jax.tree.map(select, states)
 
 
-def seen_of(queries: Tokens, keys: Tokens) -> Seen:
+def bidirectional_mask(queries: Tokens, keys: Tokens) -> AttentionMask:
     """Returns the mask by which each token sees the real tokens of its document."""
-    own, others = queries.segments, keys.segments
-    if own is None and others is None:
-        return Seen(keys.mask, keys.mask, lengths=keys.lengths)
-    if own is None or others is None:
+    query_segments, key_segments = queries.segments, keys.segments
+    if query_segments is None and key_segments is None:
+        return AttentionMask(keys.mask, keys.mask, lengths=keys.lengths)
+    if query_segments is None or key_segments is None:
         raise TypeError("one stream of tokens has segments and the other has none")
-    # Padding shares document 0, so the keys' own mask has to hide it.
-    same = own[:, :, None] == others[:, None, :]  # [B, T, S]
-    # Lengths do not tell which keys are seen.
-    return Seen(same & keys.mask[:, None, :], keys.mask, segments=(own, others))
+    # Padding is document 0 on both sides, so the keys' mask has to hide it.
+    same_segment = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
+    # Without lengths, which would not describe the visible keys.
+    return AttentionMask(
+        same_segment & keys.mask[:, None, :], keys.mask, segments=(query_segments, key_segments)
+    )
 
 
-def seen_before(tokens: Tokens) -> Seen:
+def causal_mask(tokens: Tokens) -> AttentionMask:
     """Returns the causal mask: real tokens of the same document, in branch 0 or the same branch."""
-    number = jnp.arange(tokens.mask.shape[1])
-    order = number[:, None] >= number  # [T, T]
-    own = seen_of(tokens, tokens)
-    # By columns and not by positions, which several tokens may share.
-    mask = order & (own.mask[:, None, :] if own.mask.ndim == 2 else own.mask)  # [B, T, T]
-    # Where lengths tell the mask no token is of a branch, see `Tokens`.
+    columns = jnp.arange(tokens.mask.shape[1])
+    is_earlier = columns[:, None] >= columns  # [T, T]
+    mask = bidirectional_mask(tokens, tokens)
+    # By columns, not by positions, which several tokens may share.
+    visible = is_earlier & (
+        mask.mask[:, None, :] if mask.mask.ndim == 2 else mask.mask
+    )  # [B, T, T]
+    # With lengths there are no branches, see `Tokens`.
     if tokens.lengths is not None:
-        return own._replace(mask=mask, causal=True)
+        return mask._replace(mask=visible, causal=True)
     branch = tokens.types
-    sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    return Seen(mask & sees)
+    same_branch = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
+    return AttentionMask(visible & same_branch)

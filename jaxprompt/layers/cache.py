@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.layers.attention import put_in_front
-from jaxprompt.parallel.sharding import target
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.layers.attention import prepend_prefix
+from jaxprompt.parallel.sharding import current_target
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 
-class Stack(NamedTuple):
+class StackedLayers(NamedTuple):
     """Stacked layers that a loop over tokens reads in place."""
 
     tree: Any  # leaves [L, ...]
@@ -37,95 +37,102 @@ def copies_layers(platform: str) -> bool:
     return platform != "tpu"
 
 
-def take_layers(tree, length: int) -> tuple | Stack:
-    """Returns the layers for a loop over tokens with `each_layer`."""
-    return unstack(tree, length) if copies_layers(target().platform) else Stack(tree, length)
+def decoding_layers(tree, length: int) -> tuple | StackedLayers:
+    """Returns the layers for a loop over tokens with `iterate_layers`."""
+    if copies_layers(current_target().platform):
+        return unstack(tree, length)
+    return StackedLayers(tree, length)
 
 
-def each_layer(layers: tuple | Stack, column) -> Iterable[Any]:
+def iterate_layers(layers: tuple | StackedLayers, column) -> Iterable[Any]:
     """Returns the weights of each layer, inside a loop that counts `column`, int scalar >= 0."""
-    if not isinstance(layers, Stack):
+    if not isinstance(layers, StackedLayers):
         return layers
-    # 0 at each turn, which the compiler does not know: else it would slice in front of the loop,
-    # and keep the copies.
+    # Always 0, which the compiler does not know: otherwise it would slice before the loop and keep
+    # the copies.
     zero = (column < 0).astype(jnp.int32)
-    take = lambda i: jax.tree.map(
+    layer_at = lambda i: jax.tree.map(
         lambda leaf: jax.lax.dynamic_index_in_dim(leaf, zero + i, keepdims=False), layers.tree
     )
-    return map(take, range(layers.length))
+    return map(layer_at, range(layers.length))
 
 
-def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:
-    """Joins the prefix, the keys and values read so far, and `room` empty columns.
+def make_layer_caches(
+    prefix: Prefix | None, k, v, mask, num_free: int = 0
+) -> tuple[LayerCache, ...]:
+    """Joins the prefix, the keys and values read so far, and `num_free` empty columns.
 
-    [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
+    [L, B, T, N, D] x 2, bool [B, T] -> L `LayerCache`s of columns S = P + T + num_free
     """
-    # They have no axis of layers to be taken apart by.
+    # Positions have no axis of layers to split.
     prefix = prefix and prefix._replace(positions=None)
-    found = []
-    for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
-        own_k, own_v, seen = put_in_front(front, own_k, own_v, Seen(mask))
+    caches = []
+    for layer_prefix, k_part, v_part in unstack((prefix, k, v), k.shape[0]):
+        text = k_part, v_part, AttentionMask(mask)
+        k_all, v_all, full_mask = prepend_prefix(layer_prefix, *text)
         # The mask is padded with False, so a column is hidden until a token is written there.
-        k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
+        columns = k_all, v_all, full_mask.mask
+        k_all, v_all, column_mask = (_pad_columns(x, num_free) for x in columns)
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
-        found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
-    return tuple(found)
+        caches.append(LayerCache(heads_first(k_all), heads_first(v_all), column_mask))
+    return tuple(caches)
 
 
-def place(prefix: Prefix | None, positions, room: int):
-    """Returns the positions of a memory's columns, -1 = no relative bias. int [B, T] -> [B, S]
+def column_positions(prefix: Prefix | None, positions, num_free: int):
+    """Returns the positions of a cache's columns, -1 = no relative bias. int [B, T] -> [B, S]
 
-    The columns of `room` are 0 until a token is written there.
+    Those of the `num_free` columns are 0 until a token is written there.
     """
     if prefix is not None:
-        outside = jnp.full(prefix.k.shape[2], -1, jnp.int32)
-        where = outside if prefix.positions is None else prefix.positions
-        where = jnp.broadcast_to(where, (positions.shape[0], where.shape[0]))
-        positions = jnp.concatenate([where, positions], axis=1)
-    return _grow(positions, room)
+        no_positions = jnp.full(prefix.k.shape[2], -1, jnp.int32)
+        prefix_positions = no_positions if prefix.positions is None else prefix.positions
+        shape = positions.shape[0], prefix_positions.shape[0]
+        prefix_positions = jnp.broadcast_to(prefix_positions, shape)
+        positions = jnp.concatenate([prefix_positions, positions], axis=1)
+    return _pad_columns(positions, num_free)
 
 
-def write(memory: Memory, k, v, column) -> Memory:
+def write_token(layer_cache: LayerCache, k, v, column) -> LayerCache:
     """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
-    # All rows write the same column, so that a slice will do and no scatter is needed.
-    put = jax.lax.dynamic_update_slice_in_dim
-    seen = jnp.ones((len(memory.mask), 1), bool)
-    return Memory(
-        put(memory.k, k[:, :, None].astype(memory.k.dtype), column, 2),
-        put(memory.v, v[:, :, None].astype(memory.v.dtype), column, 2),
-        put(memory.mask, seen, column, 1),
+    # All rows write the same column, so a slice is enough and no scatter is needed.
+    update_slice = jax.lax.dynamic_update_slice_in_dim
+    is_written = jnp.ones((len(layer_cache.mask), 1), bool)
+    return LayerCache(
+        update_slice(layer_cache.k, k[:, :, None].astype(layer_cache.k.dtype), column, 2),
+        update_slice(layer_cache.v, v[:, :, None].astype(layer_cache.v.dtype), column, 2),
+        update_slice(layer_cache.mask, is_written, column, 1),
     )
 
 
-def write_positions(cache: Cache, positions, column) -> Cache:
+def write_position(cache: Cache, positions, column) -> Cache:
     """Writes the position of the token in a column. int [B], int scalar"""
-    put = jax.lax.dynamic_update_slice_in_dim
-    return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
+    update_slice = jax.lax.dynamic_update_slice_in_dim
+    return cache._replace(positions=update_slice(cache.positions, positions[:, None], column, 1))
 
 
-def repeat_rows(cache: Cache, num_beams: int) -> Cache:
+def repeat_for_beams(cache: Cache, num_beams: int) -> Cache:
     """Repeats the cache of a row for each of its beams, except `cross`. [B, ...] -> [B*K, ...]"""
-    own, positions = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.own, cache.positions)
+    caches, positions = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, num_beams, axis=0), (cache.self_attention, cache.positions)
     )
-    return cache._replace(own=own, positions=positions)
+    return cache._replace(self_attention=caches, positions=positions)
 
 
-def pick_beams(cache: Cache, parents) -> Cache:
+def select_beams(cache: Cache, parents) -> Cache:
     """Selects for each beam the cache of one of its row's beams, except `cross`. int [B, K] < K
 
-    Selection is within a row: across rows, a mesh would send the whole cache around.
+    Selection is within a row: across rows, a mesh would communicate the whole cache.
     """
-    rows, num_beams = parents.shape
+    batch, num_beams = parents.shape
 
-    def pick(leaf):
-        own = leaf.reshape(rows, num_beams, *leaf.shape[1:])
-        at = parents.reshape(rows, num_beams, *[1] * (leaf.ndim - 1))
-        return jnp.take_along_axis(own, at, axis=1).reshape(leaf.shape)
+    def select(leaf):
+        by_beam = leaf.reshape(batch, num_beams, *leaf.shape[1:])
+        indices = parents.reshape(batch, num_beams, *[1] * (leaf.ndim - 1))
+        return jnp.take_along_axis(by_beam, indices, axis=1).reshape(leaf.shape)
 
-    own, positions = jax.tree.map(pick, (cache.own, cache.positions))
-    return cache._replace(own=own, positions=positions)
+    by_beam, positions = jax.tree.map(select, (cache.self_attention, cache.positions))
+    return cache._replace(self_attention=by_beam, positions=positions)
 
 
-def _grow(x, room: int):
-    return jnp.pad(x, [(0, room if axis == 1 else 0) for axis in range(x.ndim)])
+def _pad_columns(x, num_free: int):
+    return jnp.pad(x, [(0, num_free if axis == 1 else 0) for axis in range(x.ndim)])

@@ -16,8 +16,8 @@ from flax import linen as nn
 from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general, einsum
-from jaxprompt.layers.reading import take
-from jaxprompt.types import Seen
+from jaxprompt.layers.reading import select_positions
+from jaxprompt.types import AttentionMask
 
 
 @functools.cache
@@ -29,36 +29,37 @@ def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarra
     """
     distance = np.minimum(np.arange(length - 1, -length - 1, -1), length - 1)
     if buckets > 0:
-        middle = buckets // 2
-        # At least `middle`: the logarithm of 0 would be computed though it is not taken.
-        size = np.maximum(np.abs(distance), middle).astype(np.float32)
+        num_exact = buckets // 2
+        # At least `num_exact`: the logarithm of 0 would be computed, though it is not used.
+        magnitude = np.maximum(np.abs(distance), num_exact).astype(np.float32)
         # In float32 as in transformers: at the edge of a bucket float64 rounds differently.
-        far = np.log(size / np.float32(middle)) / np.log(np.float32((limit - 1) / middle))
-        far = np.ceil(far * np.float32(middle - 1)) + middle
-        near = np.abs(distance) <= middle
-        distance = np.where(near, distance, np.sign(distance) * far).astype(np.int64)
+        log_limit = np.log(np.float32((limit - 1) / num_exact))
+        log_distance = np.log(magnitude / np.float32(num_exact)) / log_limit
+        log_distance = np.ceil(log_distance * np.float32(num_exact - 1)) + num_exact
+        is_exact = np.abs(distance) <= num_exact
+        distance = np.where(is_exact, distance, np.sign(distance) * log_distance).astype(np.int64)
     return np.clip(distance + span, 0, 2 * span - 1)
 
 
-def by_distance(scores, reads=None):
+def align_by_distance(scores, positions=None):
     """Moves scores of distances to their keys. [B, N, T, 2T] -> [B, N, T, T]
 
     In row i, entry e becomes that of key e - (T - 1) + i. Reading rows of 2T as rows of 2T - 1
-    shifts each row by one: no gather, whose gradient on GPUs is not deterministic. With `reads`
+    shifts each row by one: no gather, whose gradient on GPUs is not deterministic. With `positions`
     [B, M] there are only the rows of these positions i, [B, N, M, 2T] -> [B, N, M, T].
     """
-    if reads is not None:
+    if positions is not None:
         length = scores.shape[-1] // 2
         # No entry is taken twice in a row, so the gradient adds nothing up in any order.
-        entries = length - 1 - reads[..., None] + jnp.arange(length)  # [B, M, T]
+        entries = length - 1 - positions[..., None] + jnp.arange(length)  # [B, M, T]
         return jnp.take_along_axis(scores, entries[:, None], axis=-1)
-    *rows, length, width = scores.shape
-    flat = scores.reshape(*rows, length * width)
-    flat = flat[..., length - 1 : length - 1 + length * (width - 1)]
-    return flat.reshape(*rows, length, width - 1)[..., :length]
+    *batch_dims, length, width = scores.shape
+    flat_scores = scores.reshape(*batch_dims, length * width)
+    flat_scores = flat_scores[..., length - 1 : length - 1 + length * (width - 1)]
+    return flat_scores.reshape(*batch_dims, length, width - 1)[..., :length]
 
 
-class _Joined(nn.Module):
+class _JointProjection(nn.Module):
     """One kernel of queries, keys and values, head by head. [..., H] -> [..., N, D]"""
 
     heads: int
@@ -74,8 +75,8 @@ class _Joined(nn.Module):
         return dot_general(x.astype(self.dtype), kernel.astype(self.dtype), last)
 
 
-class _Bias(nn.Module):
-    """A bias of every head. [..., N, D] -> [..., N, D]"""
+class _HeadBias(nn.Module):
+    """Adds a bias to every head. [..., N, D] -> [..., N, D]"""
 
     @nn.compact
     def __call__(self, x):
@@ -103,8 +104,8 @@ class Disentangled(Attention):
         dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
         shape = (self.heads, self.head_dim)
         if self.joined:
-            self.in_proj = _Joined(*shape, self.dtype)
-            self.query, self.value = _Bias(), _Bias()
+            self.in_proj = _JointProjection(*shape, self.dtype)
+            self.query, self.value = _HeadBias(), _HeadBias()
         else:
             self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
         if self.span and not self.shared:
@@ -119,62 +120,65 @@ class Disentangled(Attention):
     def keys(self, x):
         """Projects keys and values. [B, S, H] -> k, v [B, S, N, D]"""
         if self.joined:
-            # v1 has biases of queries and values, none of keys.
+            # v1 has biases of queries and values, but not of keys.
             return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
         return self.key(x), self.value(x)
 
     def __call__(
-        self, x, k, v, seen: Seen, relative=None, reads=None, *, queries=None, deterministic: bool
-    ):
+        self, x, k, v, mask: AttentionMask, relative=None, positions=None, *, queries=None,
+        deterministic: bool,
+    ):  # fmt: skip
         """Attends from x; the last T keys belong to x, those before them to a prefix.
 
         [B, T, H], [B, S, N, D] x 2, the relative position embeddings [R, H] or None -> [B, T, H].
-        With `reads`, int [B, M], only from these positions of x, as in `seen` -> [B, M, H].
+        With `positions`, int [B, M], only from these positions of x, as in `mask` -> [B, M, H].
         `queries` replace x at those positions.
         """
         if queries is None:
-            queries = x if reads is None else take(x, reads)
+            queries = x if positions is None else select_positions(x, positions)
         q = self._queries(queries)
         if relative is not None:
-            # As transformers' pos_dropout, which every layer draws anew.
+            # transformers' pos_dropout, which every layer samples again.
             relative = self.drop(relative, deterministic=deterministic)
-        bias = self._bias(q, k, relative, x.shape[1], reads)
-        return self.mix(q, k, v, seen, bias, deterministic=deterministic)
+        bias = self._bias(q, k, relative, x.shape[1], positions)
+        return self.attend_and_project(q, k, v, mask, bias, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, relative=None, reads=None):
+    def attention_weights(self, x, k, mask: AttentionMask, relative=None, positions=None):
         """Returns the probabilities that `__call__` weights the values with. -> [B, N, T, S]"""
-        q = self._queries(x if reads is None else take(x, reads))
-        return self.probabilities(q, k, seen, self._bias(q, k, relative, x.shape[1], reads))
+        q = self._queries(x if positions is None else select_positions(x, positions))
+        return self.probabilities(q, k, mask, self._bias(q, k, relative, x.shape[1], positions))
 
     def _queries(self, x):
         return self.query(self.in_proj(x, 0)) if self.joined else self.query(x)
 
-    def _bias(self, q, k, relative, length: int, reads=None):
+    def _bias(self, q, k, relative, length: int, positions=None):
         """Scores by distance. [B, T, N, D], [B, P+T, N, D], [R, H] -> [B, N, T, P+T], 0 at P
 
-        With `reads` [B, M] q is at these positions of the text alone, and so is what is returned.
+        With `positions` [B, M] q and the result are only at these positions of the text.
         """
         if relative is None or not self.terms:
             return None
-        front = k.shape[1] - length
+        prefix_length = k.shape[1] - length
         rows = distance_rows(length, self.span, self.buckets, self.limit)
-        # The divisor counts all terms, since each adds a variance of its own to the score.
-        scale, found = 1 / math.sqrt(self.head_dim * (1 + len(self.terms))), 0.0
+        # The divisor counts all terms, since each adds variance to the score.
+        scale, bias = 1 / math.sqrt(self.head_dim * (1 + len(self.terms))), 0.0
         if "c2p" in self.terms:
             table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
-            # q is scaled here as `attend` scales it for the content's term.
-            found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads)
+            # q is scaled here, as `attend` scales it for the content's term.
+            scores = einsum("btnd,end->bnte", q * scale, table, jnp.float32)
+            bias = align_by_distance(scores, positions)
         if "p2c" in self.terms:
-            # Seen from the keys the order of distances is the other one.
-            table = (self.query if self.shared else self.position_query)(relative[_turned(rows)])
-            scores = einsum("bsnd,end->bnse", k[:, front:] * scale, table, jnp.float32)
-            of_keys = by_distance(scores).swapaxes(2, 3)  # [B, N, T, T]
-            if reads is not None:
-                of_keys = jnp.take_along_axis(of_keys, reads[:, None, :, None], axis=2)
-            found = found + of_keys
-        return jnp.pad(found, [(0, 0)] * 3 + [(front, 0)])
+            # For the keys the order of distances is reversed.
+            project = self.query if self.shared else self.position_query
+            table = project(relative[_reverse_distances(rows)])
+            scores = einsum("bsnd,end->bnse", k[:, prefix_length:] * scale, table, jnp.float32)
+            p2c_scores = align_by_distance(scores).swapaxes(2, 3)  # [B, N, T, T]
+            if positions is not None:
+                p2c_scores = jnp.take_along_axis(p2c_scores, positions[:, None, :, None], axis=2)
+            bias = bias + p2c_scores
+        return jnp.pad(bias, [(0, 0)] * 3 + [(prefix_length, 0)])
 
 
-def _turned(rows: np.ndarray) -> np.ndarray:
-    """Turns the order of distances round; the last row is filling."""
+def _reverse_distances(rows: np.ndarray) -> np.ndarray:
+    """Reverses the order of distances; the last row is padding."""
     return np.append(rows[-2::-1], rows[-1])

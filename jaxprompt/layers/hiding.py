@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jaxprompt.types import Array, Role, Tokens
 
 
-class Hidden(NamedTuple):
+class MaskedText(NamedTuple):
     """Tokens with some of their text hidden."""
 
     tokens: Tokens  # [B, T]
     places: Array  # int32 [B, M] the columns that were picked
-    targets: Array  # int32 [B, M] what stood there, -1 = it was not hidden
+    targets: Array  # int32 [B, M] the original ids, -1 = it was not hidden
 
 
-def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
+def mask_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> MaskedText:
     """Replaces a share of the text, at least one token, by the mask's id.
 
     Each token of Role.TEXT is hidden independently with probability `share`; a share of 0 hides
@@ -26,22 +26,23 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     generator.
     """
     rows, length = tokens.ids.shape
-    text = (tokens.roles == Role.TEXT) & tokens.mask
+    is_text = (tokens.roles == Role.TEXT) & tokens.mask
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
-    # 2.0 is above every draw: what is no text comes last and is never chosen.
-    chance = jnp.where(text, uniform, 2.0)  # [B, T]
-    most = min(length, max(1, math.ceil(2 * share * length)))
-    limit = jnp.ceil(2 * share * text.sum(1, keepdims=True))  # [B, 1]
-    places = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first
-    least = jnp.take_along_axis(chance, places, axis=1)
-    # The first place is taken whatever its chance, unless the row has no text at all.
-    number = jnp.arange(most)
-    chosen = (least < share) & (number < limit) | (number == 0) & (least < 2.0)
-    targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, places, axis=1), -1)
-    hidden = jnp.zeros(text.shape, bool).at[jnp.arange(rows)[:, None], places].set(chosen)
-    ids = jnp.where(hidden, mask, tokens.ids)
-    return Hidden(tokens._replace(ids=ids), places, targets)
+    # 2.0 is above every sample, so other tokens than text come last and are never chosen.
+    priority = jnp.where(is_text, uniform, 2.0)  # [B, T]
+    max_hidden = min(length, max(1, math.ceil(2 * share * length)))
+    limit = jnp.ceil(2 * share * is_text.sum(1, keepdims=True))  # [B, 1]
+    places = jnp.argsort(priority, axis=1)[:, :max_hidden]  # [B, M], lowest priorities first
+    chosen_priority = jnp.take_along_axis(priority, places, axis=1)
+    # The first place is always hidden, unless the row has no text.
+    rank = jnp.arange(max_hidden)
+    is_hidden = (chosen_priority < share) & (rank < limit) | (rank == 0) & (chosen_priority < 2.0)
+    targets = jnp.where(is_hidden, jnp.take_along_axis(tokens.ids, places, axis=1), -1)
+    is_hidden_column = jnp.zeros(is_text.shape, bool)
+    is_hidden_column = is_hidden_column.at[jnp.arange(rows)[:, None], places].set(is_hidden)
+    ids = jnp.where(is_hidden_column, mask, tokens.ids)
+    return MaskedText(tokens._replace(ids=ids), places, targets)
 
 
 def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tuple[Tokens, Array]:
@@ -52,23 +53,23 @@ def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tupl
     the tokens, and the new column of each one, int32 [B, T].
     """
     rows = jnp.arange(len(places))[:, None]
-    put = lambda x, new: jnp.asarray(x).at[rows, places].set(new)
+    write = lambda x, new: jnp.asarray(x).at[rows, places].set(new)
     old = jnp.take_along_axis(getattr(tokens, field), places, axis=1)
     tokens = tokens._replace(
-        **{field: put(getattr(tokens, field), jnp.where(values < 0, old, values))}
+        **{field: write(getattr(tokens, field), jnp.where(values < 0, old, values))}
     )
     columns = jnp.broadcast_to(jnp.arange(tokens.ids.shape[1], dtype=jnp.int32), tokens.ids.shape)
     if places.shape[1] == 1:
         return tokens, columns
-    gone = put(jnp.zeros(tokens.mask.shape, bool), values < 0)  # [B, T]
-    mask = tokens.mask & ~gone
-    closed = tokens._replace(
+    is_removed = write(jnp.zeros(tokens.mask.shape, bool), values < 0)  # [B, T]
+    mask = tokens.mask & ~is_removed
+    closed_up = tokens._replace(
         mask=mask,
-        positions=jnp.where(mask, tokens.positions - gone.cumsum(1), 0),
-        roles=jnp.where(gone, Role.PAD, tokens.roles),
+        positions=jnp.where(mask, tokens.positions - is_removed.cumsum(1), 0),
+        roles=jnp.where(is_removed, Role.PAD, tokens.roles),
         lengths=None,
     )
     order = jnp.argsort(~mask, axis=1, stable=True)
-    closed = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), closed)
+    closed_up = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), closed_up)
     lengths = None if tokens.lengths is None else mask.sum(1, dtype=jnp.int32)
-    return closed._replace(lengths=lengths), jnp.argsort(order, axis=1).astype(jnp.int32)
+    return closed_up._replace(lengths=lengths), jnp.argsort(order, axis=1).astype(jnp.int32)

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.recompute import recompute
-from jaxprompt.parallel.sharding import target
+from jaxprompt.parallel.sharding import current_target
 from jaxprompt.types import Array
 
 
@@ -28,7 +28,7 @@ def _gelu_and_slope(x):
     return (wide * cdf).astype(x.dtype), slope.astype(x.dtype)
 
 
-# One array is kept for the backward pass, the slope: automatic differentiation keeps three.
+# Only the slope is stored for the backward pass; automatic differentiation stores three arrays.
 gelu.defvjp(_gelu_and_slope, lambda slope, g: (g * slope,))
 
 
@@ -50,7 +50,7 @@ def _tanh_gelu_and_slope(x):
 
 tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
 
-# By the names that transformers' configs have.
+# By their names in transformers' configs.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": tanh_gelu,
@@ -80,9 +80,12 @@ class Mlp(nn.Module):
 
 def _gate(act, gate, x):
     """Computes act(gate) * x and saves these two for the backward pass. [..., F] x 2 -> [..., F]"""
-    mix = lambda gate, x: act(gate) * x
+
+    def multiply(gate, x):
+        return act(gate) * x
+
     # A CPU takes longer to compute the activation again than to read it.
-    return mix(gate, x) if target().platform == "cpu" else recompute(mix, gate, x)
+    return multiply(gate, x) if current_target().platform == "cpu" else recompute(multiply, gate, x)
 
 
 class GatedMlp(nn.Module):

@@ -10,34 +10,34 @@ from flax import linen as nn
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalize(x, scale, bias, eps: float):
     """Computes (x - mean) / sqrt(variance + eps) * scale + bias in float32. [..., H] -> [..., H]"""
-    return _normalize(x, scale, bias, eps)[0]
+    return _normalize_forward(x, scale, bias, eps)[0]
 
 
-def _normalize(x, scale, bias, eps):
+def _normalize_forward(x, scale, bias, eps):
     wide = x.astype(jnp.float32)
-    # Two passes: mean(x^2) - mean(x)^2, flax's faster way, cancels where the mean is large.
+    # Two passes: mean(x^2) - mean(x)^2, flax's faster formula, cancels if the mean is large.
     centred = wide - wide.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)  # [..., 1]
     unit = centred * inverse
     y = unit * scale.astype(jnp.float32) + bias.astype(jnp.float32)
-    # `inverse` has a number per row, so it stays in float32 at no cost.
+    # `inverse` has one value per row, so it stays in float32.
     return y.astype(x.dtype), (unit.astype(x.dtype), inverse, scale, bias)
 
 
-def _gradients(eps, kept, g):
-    unit, inverse, scale, bias = kept
-    unit, wide = unit.astype(jnp.float32), g.astype(jnp.float32)
-    slope = wide * scale.astype(jnp.float32)
-    along = (slope * unit).mean(-1, keepdims=True)
-    dx = inverse * (slope - slope.mean(-1, keepdims=True) - unit * along)
-    rows = tuple(range(g.ndim - 1))
-    # For a frozen scale and bias the compiler drops these sums, which nothing reads.
-    dscale, dbias = (wide * unit).sum(rows), wide.sum(rows)
+def _normalize_backward(eps, residuals, g):
+    unit, inverse, scale, bias = residuals
+    unit, grad = unit.astype(jnp.float32), g.astype(jnp.float32)
+    scaled_grad = grad * scale.astype(jnp.float32)
+    projection = (scaled_grad * unit).mean(-1, keepdims=True)
+    dx = inverse * (scaled_grad - scaled_grad.mean(-1, keepdims=True) - unit * projection)
+    batch_axes = tuple(range(g.ndim - 1))
+    # For a frozen scale and bias the compiler removes these sums.
+    dscale, dbias = (grad * unit).sum(batch_axes), grad.sum(batch_axes)
     return dx.astype(g.dtype), dscale.astype(scale.dtype), dbias.astype(bias.dtype)
 
 
-# Automatic differentiation keeps four arrays as large as x, and a stack keeps them for all layers.
-normalize.defvjp(_normalize, _gradients)
+# Automatic differentiation stores four arrays as large as x, and a stack stores them per layer.
+normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 class LayerNorm(nn.Module):
@@ -58,12 +58,12 @@ class LayerNorm(nn.Module):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def scale_to_unit(x, scale, eps: float):
+def rms_normalize(x, scale, eps: float):
     """Computes x / sqrt(mean(x^2) + eps) * scale in float32. [..., H] -> [..., H]"""
-    return _scale_to_unit(x, scale, eps)[0]
+    return _rms_forward(x, scale, eps)[0]
 
 
-def _scale_to_unit(x, scale, eps):
+def _rms_forward(x, scale, eps):
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + eps)  # [..., 1]
     unit = wide * inverse
@@ -71,16 +71,16 @@ def _scale_to_unit(x, scale, eps):
     return y.astype(x.dtype), (unit.astype(x.dtype), inverse, scale)
 
 
-def _unit_gradients(eps, kept, g):
-    unit, inverse, scale = kept
-    unit, wide = unit.astype(jnp.float32), g.astype(jnp.float32)
-    slope = wide * scale.astype(jnp.float32)
-    dx = inverse * (slope - unit * (slope * unit).mean(-1, keepdims=True))
-    dscale = (wide * unit).sum(tuple(range(g.ndim - 1)))
+def _rms_backward(eps, residuals, g):
+    unit, inverse, scale = residuals
+    unit, grad = unit.astype(jnp.float32), g.astype(jnp.float32)
+    scaled_grad = grad * scale.astype(jnp.float32)
+    dx = inverse * (scaled_grad - unit * (scaled_grad * unit).mean(-1, keepdims=True))
+    dscale = (grad * unit).sum(tuple(range(g.ndim - 1)))
     return dx.astype(g.dtype), dscale.astype(scale.dtype)
 
 
-scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
+rms_normalize.defvjp(_rms_forward, _rms_backward)
 
 
 class RMSNorm(nn.Module):
@@ -98,4 +98,4 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         # In float32, as transformers' Gemma: in bfloat16 1 + w would lose most of w.
         scale = scale.astype(jnp.float32) + self.offset if self.offset else scale
-        return scale_to_unit(x, scale, self.eps)
+        return rms_normalize(x, scale, self.eps)

@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.capping import soft_cap
-from jaxprompt.parallel.sharding import constrain, parts
+from jaxprompt.parallel.sharding import constrain, num_shards
 from jaxprompt.types import ABSENT, Array
 
-GROUP = 128  # tokens
-TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
+GROUP_SIZE = 128  # tokens
+TINY, MAX_UNIFORM = 1e-30, 1 - 2**-24  # of float32
 
 
-class Scored(NamedTuple):
+class VocabScores(NamedTuple):
     """The scores of each target. Arrays are [B, M]."""
 
     logp: Array  # float32, its log-probability, ABSENT = there is no target
     hit: Array  # bool, no token is more likely
-    drawn: Array | None = None  # int32, a token drawn from the distribution
+    sampled: Array | None = None  # int32, a token drawn from the distribution
 
 
 def score_targets(
-    features, table, bias, targets, *, block: int, chances=None, cap: float = 0.0
-) -> Scored:
+    features, table, bias, targets, *, block: int, uniforms=None, cap: float = 0.0
+) -> VocabScores:
     """Scores targets among the whole vocabulary; with chances, also samples a token with each.
 
     [B, M, X], [V, X], [V] or None, int [B, M] with -1 = none, float32 [B, M] in [0, 1) -> [B, M]
@@ -32,106 +32,110 @@ def score_targets(
     `cap` is the soft cap of the logits, see `soft_cap`. At most `block` positions a device have
     logits at a time, in float32; the backward pass computes them again.
     """
-    rows, width = targets.shape
-    # Blocks are cut inside of each device's rows: across devices every block would have its
-    # features sent around.
-    devices = parts("act_batch")
-    devices = devices if rows % devices == 0 else 1
-    own = rows // devices * width  # positions of a device
-    # Blocks of even size: else the last one might be padding for the most part.
-    count = -(-own // block)
-    size = -(-own // count)
+    batch, width = targets.shape
+    # Blocks are parts of one device's rows: across devices the features of every block would be
+    # communicated.
+    devices = num_shards("act_batch")
+    devices = devices if batch % devices == 0 else 1
+    per_device = batch // devices * width  # positions of a device
+    # Blocks of even size: otherwise the last one might be mostly padding.
+    num_blocks = -(-per_device // block)
+    block_size = -(-per_device // num_blocks)
 
-    def cut(x):  # [B, M, ...] -> [J, D, R, ...]
-        x = x.reshape(devices, own, *x.shape[2:])
-        x = jnp.pad(x, [(0, 0), (0, count * size - own)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(devices, count, size, *x.shape[2:]).swapaxes(0, 1)
+    def to_blocks(x):  # [B, M, ...] -> [J, D, R, ...]
+        x = x.reshape(devices, per_device, *x.shape[2:])
+        padding = (0, num_blocks * block_size - per_device)
+        x = jnp.pad(x, [(0, 0), padding] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(devices, num_blocks, block_size, *x.shape[2:]).swapaxes(0, 1)
         return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
 
-    def join(x):  # [J, D, R] -> [B, M]
-        x = x.swapaxes(0, 1).reshape(devices, count * size)[:, :own].reshape(rows, width)
+    def from_blocks(x):  # [J, D, R] -> [B, M]
+        x = x.swapaxes(0, 1).reshape(devices, num_blocks * block_size)
+        x = x[:, :per_device].reshape(batch, width)
         return constrain(x, "act_batch", None)
 
-    there = targets >= 0
-    chances = None if chances is None else cut(chances)
-    found = _score(cap)(cut(features), table, bias, cut(jnp.where(there, targets, 0)), chances)
-    logp, hit, drawn = jax.tree.map(join, found)
-    return Scored(jnp.where(there, logp, ABSENT), hit & there, drawn)
+    has_target = targets >= 0
+    uniforms = None if uniforms is None else to_blocks(uniforms)
+    features = to_blocks(features)
+    targets = to_blocks(jnp.where(has_target, targets, 0))
+    scores = _make_score(cap)(features, table, bias, targets, uniforms)
+    logp, hit, sampled = jax.tree.map(from_blocks, scores)
+    return VocabScores(jnp.where(has_target, logp, ABSENT), hit & has_target, sampled)
 
 
 # J blocks, D devices that a batch is divided over, R positions of a device in a block.
 
 
 @functools.cache
-def _score(cap: float):
-    """[J, D, R, X], [V, X], [V] or None, [J, D, R] x 2 -> logp, hit, drawn, each [J, D, R]"""
+def _make_score(cap: float):
+    """[J, D, R, X], [V, X], [V] or None, [J, D, R] x 2 -> logp, hit, sampled, each [J, D, R]"""
 
     @jax.custom_vjp
-    def score(features, table, bias, targets, chances):
-        return _run(features, table, bias, targets, chances, cap)[0]
+    def score(features, table, bias, targets, uniforms):
+        return _score_blocks(features, table, bias, targets, uniforms, cap)[0]
 
-    forward, backward = (functools.partial(part, cap) for part in (_forward, _backward))
+    forward, backward = (functools.partial(rule, cap) for rule in (_forward, _backward))
     score.defvjp(forward, backward, symbolic_zeros=True)
     return score
 
 
-def _run(features, table, bias, targets, chances, cap):
-    """Computes what `_score` gives, and the norms. -> logp, hit, drawn; [J, D, R]"""
-    narrow = table.astype(features.dtype)
+def _score_blocks(features, table, bias, targets, uniforms, cap):
+    """Scores block by block. -> (logp, hit, sampled), the log normalisers; each [J, D, R]"""
+    cast_table = table.astype(features.dtype)
 
-    def one(_, part):
-        x, target, chance = part
-        logits = _logits(x, narrow, bias, cap)  # [D, R, V]
-        # Kept besides the results: the backward pass needs a norm per position to compute p again.
-        norm = jax.nn.logsumexp(logits, axis=-1)
-        own = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        drawn = None if chance is None else _draw(logits, norm, chance)
-        # An argmax takes many times longer than the maximum, which the norm needs anyway.
-        return None, (own - norm, own >= logits.max(-1), drawn, norm)
+    def score_block(_, block):
+        x, target, uniform = block
+        logits = _logits(x, cast_table, bias, cap)  # [D, R, V]
+        # Also stored: the backward pass needs it to compute the probabilities again.
+        log_norm = jax.nn.logsumexp(logits, axis=-1)
+        target_logits = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+        sampled = None if uniform is None else _sample(logits, log_norm, uniform)
+        # An argmax is many times slower than the maximum, which logsumexp needs anyway.
+        return None, (target_logits - log_norm, target_logits >= logits.max(-1), sampled, log_norm)
 
-    _, (*found, norms) = jax.lax.scan(one, None, (features, targets, chances))
-    return tuple(found), norms
+    _, (*scores, log_norms) = jax.lax.scan(score_block, None, (features, targets, uniforms))
+    return tuple(scores), log_norms
 
 
 def _forward(cap, *args):
-    features, table, bias, targets, chances = jax.tree.map(lambda x: x.value, args)
-    found, norms = _run(features, table, bias, targets, chances, cap)
-    # Of a frozen table no gradient is summed up, which takes as much room in float32, and one that
-    # is quantized has none. What is kept must be arrays: an empty one says yes.
-    trains = [
-        jnp.zeros(0) if any(x.perturbed for x in jax.tree.leaves(own)) else None
-        for own in args[1:3]
+    features, table, bias, targets, uniforms = jax.tree.map(lambda x: x.value, args)
+    scores, log_norms = _score_blocks(features, table, bias, targets, uniforms, cap)
+    # A frozen table needs no gradient, which would be as large in float32, and a quantized one has
+    # none. Residuals must be arrays: an empty one means True.
+    is_trained = [
+        jnp.zeros(0) if any(x.perturbed for x in jax.tree.leaves(argument)) else None
+        for argument in args[1:3]
     ]
-    return found, (features, table, bias, targets, norms, trains)
+    return scores, (features, table, bias, targets, log_norms, is_trained)
 
 
-def _backward(cap, kept, given):
-    features, table, bias, targets, norms, (table_trains, bias_trains) = kept
+def _backward(cap, residuals, grads):
+    features, table, bias, targets, log_norms, (table_trains, bias_trains) = residuals
     devices, (vocab, width) = features.shape[1], table.shape
-    narrow, slopes = table.astype(features.dtype), given[0]
-    # A loss may read `hit` or `drawn` alone, which have no gradient.
-    if isinstance(slopes, jax.custom_derivatives.SymbolicZero):
-        slopes = jnp.zeros(slopes.shape, slopes.dtype)
+    cast_table, logp_grads = table.astype(features.dtype), grads[0]
+    # A loss may read `hit` or `sampled` alone, which have no gradient.
+    if isinstance(logp_grads, jax.custom_derivatives.SymbolicZero):
+        logp_grads = jnp.zeros(logp_grads.shape, logp_grads.dtype)
 
-    def one(sums, part):
-        x, target, norm, slope = part
-        p = jnp.exp(_logits(x, narrow, bias, cap) - norm[..., None])
-        own = jnp.arange(vocab) == target[..., None]
-        wide = slope[..., None] * (own - p)  # [D, R, V]
-        through = wide
+    def block_gradients(sums, block):
+        x, target, log_norm, logp_grad = block
+        probs = jnp.exp(_logits(x, cast_table, bias, cap) - log_norm[..., None])
+        is_target = jnp.arange(vocab) == target[..., None]
+        bias_grad = logp_grad[..., None] * (is_target - probs)  # [D, R, V]
+        logits_grad = bias_grad
         if cap:
-            # The derivative of the cap. It is not the bias's: that is added behind the cap.
-            through = wide * (1.0 - jnp.tanh(_logits(x, narrow, None, 0.0) / cap) ** 2)
-        # The products of the backward pass are in the type of the forward one, and sum in float32.
-        g = through.astype(x.dtype)
-        dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
-        # Summed over the devices once, behind the loop.
+            # The derivative of the cap; the bias is added after the cap.
+            logits_grad = bias_grad * (1.0 - jnp.tanh(_logits(x, cast_table, None, 0.0) / cap) ** 2)
+        # The products of the backward pass have the forward pass's type, and sum in float32.
+        g = logits_grad.astype(x.dtype)
+        dx = jnp.einsum("drv,vx->drx", g, cast_table, preferred_element_type=jnp.float32)
+        # Summed over the devices once, after the loop.
         dtable, dbias = sums
         if dtable is not None:
-            more = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
-            dtable = dtable + more
+            block_grad = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
+            dtable = dtable + block_grad
         if dbias is not None:
-            dbias = dbias + wide.sum(1)
+            dbias = dbias + bias_grad.sum(1)
         return (dtable, dbias), dx.astype(x.dtype)
 
     dtable = dbias = None
@@ -139,7 +143,9 @@ def _backward(cap, kept, given):
         dtable = constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None)
     if bias_trains is not None:
         dbias = constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab")
-    (dtable, dbias), dx = jax.lax.scan(one, (dtable, dbias), (features, targets, norms, slopes))
+    (dtable, dbias), dx = jax.lax.scan(
+        block_gradients, (dtable, dbias), (features, targets, log_norms, logp_grads)
+    )
     dtable = None if dtable is None else dtable.sum(0).astype(table.dtype)
     dbias = None if dbias is None else dbias.sum(0).astype(bias.dtype)
     return dx, dtable, dbias, None, None
@@ -153,28 +159,28 @@ def _logits(x, table, bias, cap):
     return constrain(logits, "act_batch", None, "act_vocab")
 
 
-def _draw(logits, norm, chance):
-    """Finds the tokens in whose shares the chances fall. [D, R, V], [D, R] x 2 -> int [D, R]
+def _sample(logits, log_norm, uniform):
+    """Samples tokens by inverting the cumulative distribution. [D, R, V], [D, R] x 2 -> int [D, R]
 
-    First the group of tokens, then the token in it: a running sum over the vocabulary is slow, and
-    the Gumbel-max trick, which needs a random number for each token, far slower.
+    First the group of tokens, then the token in it: a cumulative sum over the vocabulary is slow,
+    and the Gumbel-max trick, which needs a random number for each token, is much slower.
     """
-    *rows, vocab = logits.shape
-    widths = [(0, 0), (0, 0), (0, -vocab % GROUP)]
-    wide = jnp.pad(logits, widths, constant_values=-jnp.inf).reshape(*rows, -1, GROUP)
-    group, rest = _fall(jnp.exp(wide - norm[..., None, None]).sum(-1), chance)
-    own = jnp.take_along_axis(wide, group[..., None, None], axis=2)[..., 0, :]
-    place, _ = _fall(jnp.exp(own - norm[..., None]), rest)
-    return jnp.minimum(group * GROUP + place, vocab - 1)  # rounding may point behind the last
+    *batch_dims, vocab = logits.shape
+    widths = [(0, 0), (0, 0), (0, -vocab % GROUP_SIZE)]
+    grouped = jnp.pad(logits, widths, constant_values=-jnp.inf).reshape(*batch_dims, -1, GROUP_SIZE)
+    group, remaining = _select_share(jnp.exp(grouped - log_norm[..., None, None]).sum(-1), uniform)
+    group_logits = jnp.take_along_axis(grouped, group[..., None, None], axis=2)[..., 0, :]
+    offset, _ = _select_share(jnp.exp(group_logits - log_norm[..., None]), remaining)
+    return jnp.minimum(group * GROUP_SIZE + offset, vocab - 1)  # rounding may exceed it
 
 
-def _fall(shares, chance):
-    """Lays shares end to end. -> the one in which a chance of the whole falls, and where in it"""
+def _select_share(shares, uniform):
+    """Returns the index at which the cumulative sum passes a fraction of it, and where inside."""
     ends = shares.cumsum(-1)
-    # Of their sum, which is not 1: that of a group is a part of it, and rounding moves the whole.
-    goal = (chance * ends[..., -1])[..., None]
-    at = (ends > goal).argmax(-1)
-    pick = lambda x: jnp.take_along_axis(x, at[..., None], axis=-1)
-    # Where in its share the chance falls is uniform again, and serves as the next chance.
-    inside = (goal - pick(ends)) / jnp.maximum(pick(shares), TINY) + 1.0
-    return at, jnp.clip(inside[..., 0], 0.0, BELOW_ONE)
+    # A fraction of their sum, which is below 1 for a group, and inexact for all.
+    target = (uniform * ends[..., -1])[..., None]
+    index = (ends > target).argmax(-1)
+    at_index = lambda x: jnp.take_along_axis(x, index[..., None], axis=-1)
+    # The position inside the share is uniform again, and serves as the next random number.
+    position = (target - at_index(ends)) / jnp.maximum(at_index(shares), TINY) + 1.0
+    return index, jnp.clip(position[..., 0], 0.0, MAX_UNIFORM)

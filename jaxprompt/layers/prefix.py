@@ -1,4 +1,4 @@
-"""Prefixes: keys and values in the layers, their places and how they are computed."""
+"""Prefixes: keys and values in the layers, where they are and how they are computed."""
 
 from typing import NamedTuple
 
@@ -11,20 +11,20 @@ from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Dims, Prefix
 
 
-class Place(NamedTuple):
-    """The place of the prefix of one attention."""
+class PrefixSpec(NamedTuple):
+    """The stream, length and layers of one prefix."""
 
-    name: str  # what its parameters begin with
+    name: str  # the prefix of its parameters' names
     stream: str  # of Injection
     length: int
     first: int  # layer
-    last: int  # behind its last layer
+    last: int  # exclusive
     layers: int  # of the stack
-    inside: bool  # of a relative bias
+    has_positions: bool  # in a relative bias
 
 
-def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place]:
-    """Returns the places of the requested prefixes, by stream: a length and an interval of layers.
+def prefix_specs(dims: Dims, shift: bool, **requested: tuple[int, str]) -> list[PrefixSpec]:
+    """Returns the requested prefixes, given by stream: a length and an interval of layers.
 
     A length of 0 is no prefix; `shift` gives prefixes positions in a relative bias, which the
     attention over an encoder's output does not have.
@@ -32,80 +32,84 @@ def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place
     Raises:
       InputError: if an interval is malformed, exceeds the model's layers, or has no length.
     """
-    found = []
-    for stream, (length, layers) in asked.items():
-        encodes = stream == "encoder"
-        name, field = ("", "length") if encodes else (f"{stream}_", stream)
-        total = dims.layers if encodes else dims.decoder_layers
+    specs = []
+    for stream, (length, layers) in requested.items():
+        is_encoder = stream == "encoder"
+        name, field = ("", "length") if is_encoder else (f"{stream}_", stream)
+        num_layers = dims.layers if is_encoder else dims.decoder_layers
         if layers and not length:
             raise InputError(f"prompt.{name}layers={layers!r} needs prompt.{field} above 0")
-        span = parse_layers(layers, total, f"{name}layers")
+        interval = parse_layers(layers, num_layers, f"{name}layers")
         if length:
-            found.append(Place(name, stream, length, *span, total, shift and stream != "cross"))
-    return found
+            has_positions = shift and stream != "cross"
+            specs.append(PrefixSpec(name, stream, length, *interval, num_layers, has_positions))
+    return specs
 
 
-def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int]:
+def parse_layers(text: str, num_layers: int, field: str = "layers") -> tuple[int, int]:
     """Parses a layer interval "17-24" (one-based, inclusive; "" = all) as a half-open range.
 
     Raises:
       InputError: if it is malformed or exceeds the model's layers.
     """
     if not text:
-        return 0, total
+        return 0, num_layers
     ends = text.split("-")
     try:
         if len(ends) > 2 or not all(map(str.isdecimal, ends)):
             raise ValueError(text)
-        low, high = int(ends[0]), int(ends[-1])  # which raises ValueError for thousands of digits
+        first, last = int(ends[0]), int(ends[-1])  # ValueError: too many digits
     except ValueError as error:
         raise InputError(
             f"prompt.{field}={brief(text)} must be FIRST-LAST, e.g. 17-24, or empty"
         ) from error
-    if not 1 <= low <= high:
+    if not 1 <= first <= last:
         raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST with 1 <= FIRST <= LAST")
-    if high > total:
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{total}")
-    return low - 1, high
+    if last > num_layers:
+        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{num_layers}")
+    return first - 1, last
 
 
-def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
-    """Places the keys and values of layers from `first` on; all other `layers` are masked.
+def make_prefix(k, v, first: int, layers: int, has_positions: bool) -> Prefix:
+    """Returns a prefix with keys and values for layers from `first` on; other layers are masked.
 
-    [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
-    in a relative bias.
+    [num_given, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `has_positions` gives them the positions
+    0 .. P - 1 in a relative bias.
     """
-    few, _, length = k.shape[:3]
-    outside = [(first, layers - first - few)] + [(0, 0)] * 4  # masked: a zero key still takes mass
-    number = np.arange(layers)
-    mask = (number >= first) & (number < first + few)
+    num_given, _, length = k.shape[:3]
+    padding = [(first, layers - first - num_given)] + [(0, 0)] * 4
+    layer_indices = np.arange(layers)
+    # The padding must be masked: attention to a zero key has weight too.
+    mask = (layer_indices >= first) & (layer_indices < first + num_given)
     mask = np.broadcast_to(mask[:, None, None], (layers, 1, length))  # numpy: known when compiling
-    positions = jnp.arange(length) if inside else None
+    positions = jnp.arange(length) if has_positions else None
     k, v = (
-        constrain(jnp.pad(x, outside), None, "act_batch", None, "act_heads", None) for x in (k, v)
+        constrain(jnp.pad(x, padding), None, "act_batch", None, "act_heads", None) for x in (k, v)
     )
     return Prefix(k, v, mask, positions)
 
 
-def place_vectors(
-    vectors, there, span: tuple[int, int], dims: Dims, inside: bool, task=None
+def vectors_to_prefix(
+    vectors, is_present, interval: tuple[int, int], dims: Dims, has_positions: bool, shared_kv=None
 ) -> Prefix:  # fmt: skip
-    """Turns vectors of texts into the keys and values of the layers `span`, half-open.
+    """Reshapes vectors of texts to the keys and values of the layers `interval`, half-open.
 
-    [B, P, 2 * N * D], bool [B, P] -> k, v [L, B, P, N, D]. With `task` [L, 2, P, N, D] they are
-    added to these, which all texts have; without it missing vectors are masked.
+    [B, P, 2 * N * D], bool [B, P] -> k, v [L, B, P, N, D]. They are added to `shared_kv`
+    [L, 2, P, N, D], which all texts share; without it absent vectors are masked.
     """
-    first, last = span
+    first, last = interval
     pairs = vectors.reshape(*vectors.shape[:2], 2, dims.heads, dims.head_dim)
-    # Zero, so that the task's own keys stay as they are where a text has no word.
-    pairs = jnp.where(there[..., None, None, None], pairs, 0.0)  # [B, P, 2, N, D]
+    # Zero, so that a text without words has the shared keys and values.
+    pairs = jnp.where(is_present[..., None, None, None], pairs, 0.0)  # [B, P, 2, N, D]
     k, v = (jnp.broadcast_to(pairs[:, :, i], (last - first, *pairs[:, :, i].shape)) for i in (0, 1))
-    own = place_prefix(k, v, first, dims.layers, inside)
-    if task is None:
-        return own._replace(mask=own.mask & there)
-    # In numpy, so that `segments` knows when compiling that no layer is without it.
-    everywhere = np.ones((dims.layers, 1, task.shape[2]), bool)
-    return own._replace(k=own.k + task[:, :1], v=own.v + task[:, 1:], mask=everywhere)
+    prefix = make_prefix(k, v, first, dims.layers, has_positions)
+    if shared_kv is None:
+        return prefix._replace(mask=prefix.mask & is_present)
+    # In numpy, so that `layer_segments` knows when compiling that all layers have the prefix.
+    everywhere = np.ones((dims.layers, 1, shared_kv.shape[2]), bool)
+    return prefix._replace(
+        k=prefix.k + shared_kv[:, :1], v=prefix.v + shared_kv[:, 1:], mask=everywhere
+    )
 
 
 class PrefixMlp(nn.Module):
@@ -132,28 +136,28 @@ class PrefixMlp(nn.Module):
         return table.transpose(1, 2, 0, 3, 4)
 
 
-def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
+def append_to_prefix(prefix: Prefix | None, k, v, mask) -> Prefix:
     """Appends keys and values after a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns
 
     The mask is a numpy array if both masks are. There are no positions.
     """
-    mask = mask_behind(prefix, k.shape[0], mask)
+    mask = append_to_mask(prefix, k.shape[0], mask)
     if prefix is None:
         return Prefix(k, v, mask)
-    spread = (*k.shape[:2], prefix.k.shape[2], *k.shape[3:])
+    shape = (*k.shape[:2], prefix.k.shape[2], *k.shape[3:])
     return Prefix(
-        jnp.concatenate([jnp.broadcast_to(prefix.k, spread).astype(k.dtype), k], axis=2),
-        jnp.concatenate([jnp.broadcast_to(prefix.v, spread).astype(v.dtype), v], axis=2),
+        jnp.concatenate([jnp.broadcast_to(prefix.k, shape).astype(k.dtype), k], axis=2),
+        jnp.concatenate([jnp.broadcast_to(prefix.v, shape).astype(v.dtype), v], axis=2),
         mask,
     )
 
 
-def mask_behind(prefix: Prefix | None, layers: int, mask):
-    """Returns the mask of `put_behind`. bool [B, T] -> bool [L, B, P + T]"""
-    known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
-    xp = np if known else jnp
+def append_to_mask(prefix: Prefix | None, layers: int, mask):
+    """Returns the mask of `append_to_prefix`. bool [B, T] -> bool [L, B, P + T]"""
+    masks = [mask] if prefix is None else [mask, prefix.mask]
+    xp = np if all(isinstance(x, np.ndarray) for x in masks) else jnp
     mask = xp.broadcast_to(mask, (layers, *mask.shape))
     if prefix is None:
         return mask
-    there = xp.broadcast_to(prefix.mask, (*mask.shape[:2], prefix.k.shape[2]))
-    return xp.concatenate([there, mask], axis=2)
+    prefix_mask = xp.broadcast_to(prefix.mask, (*mask.shape[:2], prefix.k.shape[2]))
+    return xp.concatenate([prefix_mask, mask], axis=2)

@@ -26,7 +26,7 @@ from jaxprompt.types import Array
 BITS = {"int8": 8, "int4": 4}
 PLANES = ("codes", "scale", "minimum")
 DTYPES = {"codes": jnp.uint8, "scale": jnp.float16, "minimum": jnp.float16}
-# The axis that a product sums over, the last one of several; behind the axis of layers in a stack.
+# The axis that a product sums over, the last one of several; a stack has the axis of layers first.
 _STACKED = r"(layers|decoder_layers|later_layers)/(.*/)?"
 _INPUTS = (
     (_STACKED + r"(attention|cross)/((position_)?(query|key|value)|in_proj)/kernel", 1),
@@ -43,8 +43,8 @@ def input_axis(name: str) -> int | None:
 
 def plane_shape(shape: tuple[int, ...], axis: int, plane: str, bits: int) -> tuple[int, ...]:
     """Returns the shape of one of the `PLANES` of an array with this shape."""
-    per = 8 // bits if plane == "codes" else BLOCK
-    return (*shape[:axis], shape[axis] // per, *shape[axis + 1 :])
+    values_per_entry = 8 // bits if plane == "codes" else BLOCK
+    return (*shape[:axis], shape[axis] // values_per_entry, *shape[axis + 1 :])
 
 
 def check_blocks(name: str, size: int, kind: str) -> None:
@@ -65,17 +65,17 @@ def quantized_shapes(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
     Raises:
       InputError: if the block size does not divide an axis.
     """
-    found: dict[str, Any] = {}
+    quantized: dict[str, Any] = {}
     for name, leaf in shapes.items():
         axis = input_axis(name.partition("/")[2])
         if axis is None:
-            found[name] = leaf
+            quantized[name] = leaf
             continue
         check_blocks(name, leaf.shape[axis], kind)
         for plane in PLANES:
             shape = plane_shape(leaf.shape, axis, plane, BITS[kind])
-            found[f"{name}/{plane}"] = jax.ShapeDtypeStruct(shape, DTYPES[plane])
-    return found
+            quantized[f"{name}/{plane}"] = jax.ShapeDtypeStruct(shape, DTYPES[plane])
+    return quantized
 
 
 def is_quantized(leaf: Any) -> bool:
@@ -90,16 +90,16 @@ def has_quantized(params: Any) -> bool:
     return is_quantized(params) or any(map(has_quantized, params.values()))
 
 
-def restore(params: Any, dtype: Any) -> Any:
+def dequantize_tree(params: Any, dtype: Any) -> Any:
     """Dequantises the leaves of a nested dict."""
     if is_quantized(params):
         return dequantize(**params, dtype=dtype)
     if isinstance(params, Mapping):
-        return {name: restore(value, dtype) for name, value in params.items()}
+        return {name: dequantize_tree(value, dtype) for name, value in params.items()}
     return params
 
 
-def restore_at(params: Any, x: Array) -> Any:
+def dequantize_layer(params: Any, x: Array) -> Any:
     """Dequantises the leaves of one layer to x's dtype, but not before x is available.
 
     Otherwise a compiler might do so once before a loop over tokens, for all layers together. There
@@ -107,7 +107,7 @@ def restore_at(params: Any, x: Array) -> Any:
     """
     if not has_quantized(params):
         return params
-    return restore(jax.lax.optimization_barrier((params, x))[0], x.dtype)
+    return dequantize_tree(jax.lax.optimization_barrier((params, x))[0], x.dtype)
 
 
 def dequantize(codes: Array, scale: Array, minimum: Array, dtype: Any) -> Array:
@@ -115,50 +115,56 @@ def dequantize(codes: Array, scale: Array, minimum: Array, dtype: Any) -> Array:
     return _dequantize_p.bind(codes, scale, minimum, dtype=jnp.dtype(dtype))
 
 
-def _numbers(codes, scale, minimum, *, dtype):
+def _dequantized_values(codes, scale, minimum, *, dtype):
     axis = next(i for i, n in enumerate(scale.shape) if n != codes.shape[i])
-    split = lambda x, per: x.reshape(*x.shape[:axis], -1, per, *x.shape[axis + 1 :])
-    per = codes.shape[axis] // scale.shape[axis]
-    blocks = split(codes, per)
-    if per < BLOCK:
+
+    def split_blocks(x, block_size):
+        return x.reshape(*x.shape[:axis], -1, block_size, *x.shape[axis + 1 :])
+
+    block_size = codes.shape[axis] // scale.shape[axis]
+    blocks = split_blocks(codes, block_size)
+    if block_size < BLOCK:
         blocks = jnp.concatenate([blocks & 15, blocks >> 4], axis=axis + 1)
-    scale, minimum = (split(x, 1).astype(jnp.float32) for x in (scale, minimum))
-    numbers = (blocks.astype(jnp.float32) * scale + minimum).astype(dtype)
-    return numbers.reshape(*codes.shape[:axis], -1, *codes.shape[axis + 1 :])
+    scale, minimum = (split_blocks(x, 1).astype(jnp.float32) for x in (scale, minimum))
+    values = (blocks.astype(jnp.float32) * scale + minimum).astype(dtype)
+    return values.reshape(*codes.shape[:axis], -1, *codes.shape[axis + 1 :])
 
 
-# An operation of its own: the backward pass must not keep what it gives, nor anything on the way
-# there, and the policy of a checkpoint tells operations apart by their names alone (stack.py).
-# It has no derivative, so that a quantized weight that trains is an error.
+# A primitive: the backward pass must store neither the result nor intermediate values, and the
+# policy of a checkpoint only knows the names of primitives (stack.py). It has no derivative, so
+# that training a quantized weight is an error.
 _dequantize_p = Primitive("dequantize")
-_dequantize_p.def_impl(jax.jit(_numbers, static_argnames="dtype"))
-mlir.register_lowering(_dequantize_p, mlir.lower_fun(_numbers, multiple_results=False))
+_dequantize_p.def_impl(jax.jit(_dequantized_values, static_argnames="dtype"))
+mlir.register_lowering(_dequantize_p, mlir.lower_fun(_dequantized_values, multiple_results=False))
 
 
 @_dequantize_p.def_abstract_eval
-def _shape_of(codes, scale, minimum, *, dtype):
-    found = jax.eval_shape(functools.partial(_numbers, dtype=dtype), codes, scale, minimum)
-    return jax.core.ShapedArray(found.shape, found.dtype)
+def _abstract_eval(codes, scale, minimum, *, dtype):
+    compute = functools.partial(_dequantized_values, dtype=dtype)
+    result = jax.eval_shape(compute, codes, scale, minimum)
+    return jax.core.ShapedArray(result.shape, result.dtype)
 
 
-def _batched(args, axes, *, dtype):
-    run = jax.vmap(functools.partial(_numbers, dtype=dtype), in_axes=tuple(axes))
-    return run(*args), 0
+def _batching_rule(args, axes, *, dtype):
+    compute = functools.partial(_dequantized_values, dtype=dtype)
+    return jax.vmap(compute, in_axes=tuple(axes))(*args), 0
 
 
-batching.primitive_batchers[_dequantize_p] = _batched
+batching.primitive_batchers[_dequantize_p] = _batching_rule
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QuantizedTable:
-    """A quantised lookup table that is used like an array [V, E]: some or all rows are read."""
+    """A quantised lookup table that is used like an array [V, E]."""
 
     codes: Array
     scale: Array
     minimum: Array
-    dtype: Any = dataclasses.field(metadata=dict(static=True))  # of what is looked up
-    factor: float = dataclasses.field(default=1.0, metadata=dict(static=True))  # of every number
+    dtype: Any = dataclasses.field(metadata=dict(static=True))  # of the looked-up vectors
+    factor: float = dataclasses.field(
+        default=1.0, metadata=dict(static=True)
+    )  # multiplies every value
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -182,7 +188,7 @@ class QuantizedTable:
         return dataclasses.replace(self, factor=self.factor * factor)
 
     def _multiply(self, x):
-        # Not the scales of blocks: they are float16, and would be rounded once more.
+        # Not the scales of blocks, which are float16 and would be rounded again.
         return x if self.factor == 1.0 else x * jnp.asarray(self.factor, x.dtype)
 
 

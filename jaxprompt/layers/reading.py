@@ -17,12 +17,12 @@ from jaxprompt.types import ABSENT, Batch
 class Scores(nn.Module):
     """The base of all head modules."""
 
-    reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
+    reads_all: ClassVar[bool] = False  # whether it reads every token, not only `label_pos`
 
     @nn.nowrap
     def state(self, hidden, batch: Batch):
         """Returns the hidden state that scores an example: the first requested one. -> [B*K, H]"""
-        return take(hidden, batch.label_pos[:, :1])[:, 0]
+        return select_positions(hidden, batch.label_pos[:, :1])[:, 0]
 
     def arrays(self) -> dict[str, Any]:
         """Returns the arrays that may differ between runs of one program, {} if there are none."""
@@ -33,7 +33,7 @@ class Scores(nn.Module):
         return self.clone(**arrays) if arrays else self
 
 
-def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
+def separate_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
     """Separates a head from its arrays, which are not hashable; returns their shape and bytes."""
     if not isinstance(head, Scores) or not (arrays := head.arrays()):
         return head, ()
@@ -41,32 +41,33 @@ def without_arrays(head: nn.Module) -> tuple[nn.Module, Any]:
     return head.with_arrays(jax.tree.map(lambda _: None, arrays)), tuple(keys)
 
 
-def take(hidden, positions):
+def select_positions(hidden, positions):
     """Selects hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
-    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
-    return constrain(taken, "act_batch", None, None)
+    states = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    return constrain(states, "act_batch", None, None)
 
 
-def mask_absent(scores, counts, of=None):
+def mask_absent(scores, counts, choice_of_score=None):
     """Masks the choices that an example does not have. [B, C], [B] or None -> [B, C]
 
-    `of` [C] is the choice that each score belongs to, if a choice has several.
+    `choice_of_score` [C] is the choice that each score belongs to, if a choice has several.
     """
     if counts is None:
         return scores
-    of = jnp.arange(scores.shape[1]) if of is None else of
-    return jnp.where(of < counts[:, None], scores, ABSENT)
+    if choice_of_score is None:
+        choice_of_score = jnp.arange(scores.shape[1])
+    return jnp.where(choice_of_score < counts[:, None], scores, ABSENT)
 
 
 class TargetScores(Scores):
     """Scores `batch.targets`, token by token. [B, T, H] -> float32 [B, M], ABSENT = no target"""
 
-    block: int = 2048  # positions of a device whose logits are held at a time
+    block: int = 2048  # positions per device whose logits are in memory at a time
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Returns the log-probability of each target among the whole vocabulary."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
         scored = score_targets(
             features, table, bias, batch.targets, block=self.block, cap=logit_cap(backbone)

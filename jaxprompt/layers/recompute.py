@@ -16,10 +16,10 @@ def recompute(function: Callable, *arrays):
     return function(*arrays)
 
 
-def _backward(function, arrays, given):
-    # Without a loop between them, what is computed twice would be merged, and kept.
+def _backward(function, arrays, grads):
+    # Otherwise the compiler would merge both computations and store the results.
     arrays = jax.lax.optimization_barrier(arrays)
-    return jax.vjp(function, *arrays)[1](given)
+    return jax.vjp(function, *arrays)[1](grads)
 
 
 recompute.defvjp(lambda function, *arrays: (function(*arrays), arrays), _backward)

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-def uniform(limit: float, terms: int = 1):
-    """Returns an initialiser: the sum of `terms` samples of U(-limit, limit)."""
+def uniform_init(limit: float, num_samples: int = 1):
+    """Returns an initialiser: the sum of `num_samples` samples of U(-limit, limit)."""
 
-    def draw(key, shape, dtype=jnp.float32):
-        both = jax.random.uniform(key, (terms, *shape), dtype, -limit, limit)
-        return both.sum(0)
+    def init(key, shape, dtype=jnp.float32):
+        samples = jax.random.uniform(key, (num_samples, *shape), dtype, -limit, limit)
+        return samples.sum(0)
 
-    return draw
+    return init
 
 
 class BiLstm(nn.Module):
@@ -32,41 +32,42 @@ class BiLstm(nn.Module):
 
         States after the end of a sequence are meaningless.
         """
-        # torch draws all weights of an LSTM from U(-k, k) with k = 1 / sqrt(hidden).
+        # torch samples all weights of an LSTM from U(-k, k) with k = 1 / sqrt(hidden).
         length, gates, limit = x.shape[1], 4 * self.hidden, self.hidden**-0.5
-        at = jnp.arange(length)
+        columns = jnp.arange(length)
         ends = jnp.full(x.shape[:1], length) if lengths is None else lengths
-        # Reads a sequence from its end; what stands behind that stays.
-        turned = jnp.where(at < ends[:, None], ends[:, None] - 1 - at, at)[..., None]  # [B, T, 1]
-        turn = lambda x: jnp.take_along_axis(x, turned, axis=1)
+        # Reverses each sequence; padding stays.
+        is_read = columns < ends[:, None]
+        reversed_columns = jnp.where(is_read, ends[:, None] - 1 - columns, columns)[..., None]
+        reverse = lambda x: jnp.take_along_axis(x, reversed_columns, axis=1)  # [B, T, E]
         for layer in range(self.layers):
-            weight = lambda name, terms, *shape, layer=layer: self.param(
-                f"{name}{layer}", uniform(limit, terms), (2, *shape, gates)
-            )
-            kernel, recurrent = weight("input", 1, x.shape[-1]), weight("recurrent", 1, self.hidden)
-            bias = weight("bias", 2)  # torch has two where one is enough
-            both = jnp.stack([x, turn(x)])  # [2, B, T, E]
-            # One large product for the inputs of all steps: the recurrent one alone is in the loop.
-            terms = jnp.einsum("dbte,deg->tdbg", both, kernel) + bias[:, None]
-            states = _scan(terms, recurrent)  # [2, B, T, hidden]
-            x = jnp.concatenate([states[0], turn(states[1])], -1)
+            init = uniform_init(limit)
+            kernel = self.param(f"input{layer}", init, (2, x.shape[-1], gates))
+            recurrent = self.param(f"recurrent{layer}", init, (2, self.hidden, gates))
+            # torch has two biases and adds them.
+            bias = self.param(f"bias{layer}", uniform_init(limit, 2), (2, gates))
+            directions = jnp.stack([x, reverse(x)])  # [2, B, T, E]
+            # One large product for the inputs of all steps: only the recurrent one is in the loop.
+            gate_inputs = jnp.einsum("dbte,deg->tdbg", directions, kernel) + bias[:, None]
+            states = _run_lstms(gate_inputs, recurrent)  # [2, B, T, hidden]
+            x = jnp.concatenate([states[0], reverse(states[1])], -1)
         return x
 
 
-def _scan(terms, recurrent):
+def _run_lstms(gate_inputs, recurrent):
     """Runs LSTMs over the terms of their inputs. [T, D, B, 4H], [D, H, 4H] -> [D, B, T, H]"""
 
-    def step(state, term):
+    def step(state, gate_input):
         hidden, cell = state
-        i, f, g, o = jnp.split(term + jnp.einsum("dbh,dhg->dbg", hidden, recurrent), 4, -1)
+        i, f, g, o = jnp.split(gate_input + jnp.einsum("dbh,dhg->dbg", hidden, recurrent), 4, -1)
         cell = nn.sigmoid(f) * cell + nn.sigmoid(i) * jnp.tanh(g)
         hidden = nn.sigmoid(o) * jnp.tanh(cell)
         return (hidden, cell), hidden
 
-    start = jnp.zeros((*terms.shape[1:3], recurrent.shape[1]), terms.dtype)
-    _, found = jax.lax.scan(step, (start, start), terms)
+    zeros = jnp.zeros((*gate_inputs.shape[1:3], recurrent.shape[1]), gate_inputs.dtype)
+    _, states = jax.lax.scan(step, (zeros, zeros), gate_inputs)
     # [T, D, B, H] -> [D, B, T, H]
-    return jnp.moveaxis(found, 0, 2)
+    return jnp.moveaxis(states, 0, 2)
 
 
 class LinearStack(nn.Module):
@@ -77,8 +78,8 @@ class LinearStack(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Applies the layers."""
-        for number, width in enumerate(self.widths):
-            draw = uniform(x.shape[-1] ** -0.5)
-            x = nn.relu(x) if number else x
-            x = nn.Dense(width, kernel_init=draw, bias_init=draw, name=f"linear{number}")(x)
+        for index, width in enumerate(self.widths):
+            init = uniform_init(x.shape[-1] ** -0.5)
+            x = nn.relu(x) if index else x
+            x = nn.Dense(width, kernel_init=init, bias_init=init, name=f"linear{index}")(x)
         return x

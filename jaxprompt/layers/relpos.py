@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.types import Array
 
 
-def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
+def distance_buckets(distance, *, buckets: int, max_distance: int, both_ways: bool):
     """Assigns distances, key minus query, to buckets: small ones exact, then logarithmic.
 
     int [...] -> int [...] in [0, buckets). With `both_ways`, half of the buckets are for keys after
@@ -22,14 +22,17 @@ def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
-    exact = buckets // 2
-    # On the host: at the edge of a bucket a device's logarithm may round to the other side.
-    steps = np.arange(max_distance + 1)  # log(0) is left out; the exact buckets stand there
-    ratio = np.log(np.maximum(steps, 1).astype(np.float32) / exact) / math.log(max_distance / exact)
+    num_exact = buckets // 2
+    # On the host: at the edge of a bucket the logarithm of a device may be rounded differently.
+    distances = np.arange(max_distance + 1)
+    # At least 1, to avoid log(0): short distances have exact buckets.
+    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / num_exact)
+    ratio = ratio / math.log(max_distance / num_exact)
     # Truncated, not rounded, and in float32, as transformers computes it.
-    far = exact + (ratio * (buckets - exact)).astype(np.int32)
-    rows = np.where(steps < exact, steps, np.minimum(far, buckets - 1))
-    return first + jnp.asarray(rows)[jnp.minimum(distance, max_distance)]
+    log_bucket = num_exact + (ratio * (buckets - num_exact)).astype(np.int32)
+    log_bucket = np.minimum(log_bucket, buckets - 1)
+    by_distance = np.where(distances < num_exact, distances, log_bucket)
+    return first + jnp.asarray(by_distance)[jnp.minimum(distance, max_distance)]
 
 
 class RelativeBias(nn.Module):
@@ -50,23 +53,23 @@ class RelativeBias(nn.Module):
         A key at position -1 has no bias: 0.
         """
         distance = keys[:, None, :] - queries[:, :, None]  # [B|1, T, S]
-        rows = bucket(
+        buckets = distance_buckets(
             distance, buckets=self.buckets, max_distance=self.max_distance, both_ways=self.both_ways
         )
         # Float32 even where the table is frozen in bfloat16: it is added to float32 scores.
-        found = self.table.astype(jnp.float32)[rows]  # [B|1, T, S, N]
-        found = jnp.where((keys >= 0)[:, None, :, None], found, 0.0)
-        return found.transpose(0, 3, 1, 2)
+        bias = self.table.astype(jnp.float32)[buckets]  # [B|1, T, S, N]
+        bias = jnp.where((keys >= 0)[:, None, :, None], bias, 0.0)
+        return bias.transpose(0, 3, 1, 2)
 
 
-def of_own(bias, k):
+def without_prefix(bias, k):
     """Removes a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
     return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
 
 
-def at_queries(reads, bias):
-    """Selects the bias of queries at `reads`, or of all. [B, M], [B|1, N, T, S] -> [B, N, M, S]"""
-    if reads is None:
+def select_bias(positions, bias):
+    """Selects the bias of queries. [B, M] or None, [B|1, N, T, S] -> [B, N, M, S]"""
+    if positions is None:
         return bias
-    bias = jnp.broadcast_to(bias, (len(reads), *bias.shape[1:]))
-    return jnp.take_along_axis(bias, reads[:, None, :, None], axis=2)
+    bias = jnp.broadcast_to(bias, (len(positions), *bias.shape[1:]))
+    return jnp.take_along_axis(bias, positions[:, None, :, None], axis=2)

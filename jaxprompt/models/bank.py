@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.layers.reading import without_arrays
+from jaxprompt.layers.reading import separate_arrays
 from jaxprompt.models.model import count_reads, few_reads
 from jaxprompt.tree import Params
 from jaxprompt.types import Batch, Injection, Prefix, Stream
@@ -49,7 +49,7 @@ class Bank:
         return isinstance(other, Bank) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        return (self.backbone, self.choices, *map(without_arrays, self.heads))
+        return (self.backbone, self.choices, *map(separate_arrays, self.heads))
 
     def scores(self, params: Params, added: Injection, held: Sequence[Held], batch: Batch):
         """Scores a batch with every kind of head. -> for each kind [B, ...], as the head returns it
@@ -63,7 +63,9 @@ class Bank:
         injection = pick(added, jnp.repeat(prompt, self.choices))
         variables = {"params": params["backbone"]}
         reads = None if any(head.reads_all for head in self.heads) else few_reads(batch)
-        hidden = self.backbone.apply(variables, batch, injection, deterministic=True, reads=reads)
+        hidden = self.backbone.apply(
+            variables, batch, injection, deterministic=True, output_positions=reads
+        )
         batch = batch if reads is None else count_reads(batch)
         bound = self.backbone.bind(variables)
 
@@ -184,7 +186,7 @@ def group_heads(
     of = []
     for number, (head, own) in enumerate(zip(heads, rows, strict=True)):
         # The number of label rows is part of the kind: those of different shapes do not stack.
-        kind = (*without_arrays(head), None if own is None else own.shape)
+        kind = (*separate_arrays(head), None if own is None else own.shape)
         if kind not in kinds:
             kinds.append(kind)
             owners.append([])

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.prompts import Method, write_parts
 from jaxprompt.prompts.constant import PARTS
 from jaxprompt.prompts.constant import Prompt as Constant
@@ -42,13 +42,13 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
     return as_constants(model.prompt, jax.device_get(_injection(model)(params, batch)))
 
 
-@shared
+@cached_factory
 def _injection(model: Model) -> Callable[..., Injection]:
     """Compiles what a prompt adds, once: a run folds its prompt in every evaluation."""
     return jax.jit(model.inject)
 
 
-@shared
+@cached_factory
 def _part_of(method: Method) -> Callable[..., Injection]:
     """Compiles what a part adds, once."""
     return jax.jit(functools.partial(method.apply, deterministic=True))

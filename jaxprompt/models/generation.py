@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import each_layer, pick_beams, repeat_rows
+from jaxprompt.layers.cache import iterate_layers, repeat_for_beams, select_beams
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import KeyValues, Model, place
 from jaxprompt.tree import Params
@@ -34,7 +34,7 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
-    front_kv: KeyValues | None = None,
+    shared_kv: KeyValues | None = None,
     checked: bool = False,
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
@@ -55,7 +55,7 @@ def generate(
       early_stopping: what an open continuation may reach: False is its current score, "never" its
         score over `max_new_tokens` tokens if longer is better; True ends the row without this
         comparison.
-      front_kv: the result of `Model.run_front` with these parameters, if any.
+      shared_kv: the result of `Model.run_shared_prefix` with these parameters, if any.
       checked: whether `check_room` has checked the batch. Under jit only the padded length is
         known.
 
@@ -68,7 +68,7 @@ def generate(
     if not checked:
         check_room(model, batch, max_new_tokens)
     room = max_new_tokens - 1  # nothing follows the last token, so it is not read
-    batch, states, cache = read_input(model, params, batch, room, front_kv=front_kv)
+    batch, states, cache = read_input(model, params, batch, room, shared_kv=shared_kv)
     tokens, backbone = batch.read, model.backbone.bind({"params": params["backbone"]})
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
     columns = jnp.arange(tokens.mask.shape[1])
@@ -83,7 +83,7 @@ def generate(
         inner = model.backbone.bind({"params": params["backbone"]})
         where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
         column = opened + count
-        weights = each_layer(layers, column)
+        weights = iterate_layers(layers, column)
         x, cache = inner.extend(weights, ids.ravel(), where.ravel(), cache, column)
         return _score(inner, x), cache
 
@@ -104,7 +104,7 @@ def generate(
 
 
 def read_input(
-    model: Model, params: Params, batch: Batch, room: int, *, front_kv: KeyValues | None = None
+    model: Model, params: Params, batch: Batch, room: int, *, shared_kv: KeyValues | None = None
 ) -> tuple[Batch, Array, Cache]:
     """Processes the input, with room for `room` more tokens.
 
@@ -112,7 +112,7 @@ def read_input(
     """
     injection = model.inject(params, batch)
     batch = place(batch, injection)
-    injection = model.share_front(params, injection, front_kv=front_kv)
+    injection = model.add_shared_prefix(params, injection, shared_kv=shared_kv)
     backbone = model.backbone.bind({"params": params["backbone"]})
     return batch, *backbone.prefill(batch, injection, room)
 
@@ -192,14 +192,14 @@ def _beam_search(read, scores, cache, ids, idle, ends, penalties, num_beams, rea
     def step(carry):
         beam, cache = carry
         # Before the token is read: its column goes behind those of the beam that it continues.
-        cache = pick_beams(cache, beam.parents)
+        cache = select_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
 
     ids = jnp.repeat(ids[:, None], num_beams, axis=1)
     none = jnp.zeros((rows, num_beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    cache = repeat_rows(cache, num_beams)
+    cache = repeat_for_beams(cache, num_beams)
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     # The first end id is meant, since the pad id may be the same.
@@ -279,7 +279,7 @@ def check_room(model: Model, batch: Batch, max_new_tokens: int) -> None:
         return
     unknown = isinstance(mask, jax.core.Tracer)
     longest = mask.shape[1] if unknown else int(np.asarray(mask).sum(1).max())
-    front = len(model.front.ids) if model.front else 0  # which rows are without
+    front = len(model.shared_prefix.ids) if model.shared_prefix else 0  # which rows are without
     read, shift = front + longest, model.prompt.position_shift()
     if (free := limit - read - shift) < max_new_tokens:
         advice = (

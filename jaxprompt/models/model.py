@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.layers.embed import hide_slots
-from jaxprompt.layers.prefix import mask_behind
+from jaxprompt.layers.embed import mask_absent_slots
+from jaxprompt.layers.prefix import append_to_mask
 from jaxprompt.layers.quantized import BITS, quantized_shapes
-from jaxprompt.layers.reading import without_arrays
-from jaxprompt.parallel.compilation import shared
+from jaxprompt.layers.reading import separate_arrays
+from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method
 from jaxprompt.tree import Params, flatten
-from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
+from jaxprompt.types import Array, Batch, Injection, Prefix, SharedPrefix, Tokens
 
 KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
 LAST_LAYER = ("needed", "all")
@@ -31,9 +31,11 @@ class Model:
     backbone: nn.Module
     prompt: Method
     heads: Mapping[str, nn.Module]
-    is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
+    is_cached: bool = False  # Batch.cached is what the backbone gives: it is not run
     last_layer: str = "needed"  # positions computed in the last layer: those of the heads | all
-    front: Front | None = None  # what every row begins with; rows of batches are without it
+    shared_prefix: SharedPrefix | None = (
+        None  # what every row begins with; rows of batches are without it
+    )
     varies: bool = True  # batches differ in length
 
     def init(
@@ -62,8 +64,8 @@ class Model:
         return isinstance(other, Model) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        heads = frozenset((name, *without_arrays(head)) for name, head in self.heads.items())
-        own = self.is_kept, self.last_layer, self.front, self.varies
+        heads = frozenset((name, *separate_arrays(head)) for name, head in self.heads.items())
+        own = self.is_cached, self.last_layer, self.shared_prefix, self.varies
         return (self.backbone, self.prompt, heads, *own)
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
@@ -93,50 +95,55 @@ class Model:
         )  # fmt: skip
         return cast(Injection, injection)  # flax types `apply` with `mutable` and without alike
 
-    def share_front(
-        self, params: Params, injection: Injection, *, front_kv: KeyValues | None = None,
-        deterministic=True, key=None,
-    ) -> Injection:  # fmt: skip
+    def add_shared_prefix(
+        self,
+        params: Params,
+        injection: Injection,
+        *,
+        shared_kv: KeyValues | None = None,
+        deterministic=True,
+        key=None,
+    ) -> Injection:
         """Runs the shared prefix of all rows once, and adds its keys and values to the injection.
 
-        Dropout is sampled once for all rows. `front_kv` is the result of `run_front` with these
-        parameters: then the prefix is not run again.
+        Dropout is sampled once for all rows. `shared_kv` is the result of `run_shared_prefix` with
+        these parameters: then the prefix is not run again.
         """
-        if self.front is None:
+        if self.shared_prefix is None:
             return injection
         slots, prefix, _ = injection.encoder
         rows = max(1 if slots is None else len(slots), 1 if prefix is None else prefix.k.shape[1])
-        if front_kv is not None:
+        if shared_kv is not None:
             # Known when compiling, as it is where the front runs in the same program.
-            there = np.ones((rows, len(self.front.ids)), bool)
-            mask = mask_behind(prefix, front_kv[0].shape[0], there)
+            there = np.ones((rows, len(self.shared_prefix.ids)), bool)
+            mask = append_to_mask(prefix, shared_kv[0].shape[0], there)
             return injection._replace(
-                encoder=injection.encoder._replace(prefix=Prefix(*front_kv, mask))
+                encoder=injection.encoder._replace(prefix=Prefix(*shared_kv, mask))
             )
         ids, slot, types, roles = (
-            jnp.broadcast_to(jnp.array(x, jnp.int32), (rows, len(x))) for x in self.front
+            jnp.broadcast_to(jnp.array(x, jnp.int32), (rows, len(x))) for x in self.shared_prefix
         )
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         positions = positions + self.prompt.position_shift()
         tokens = Tokens(ids, ids == ids, slot, positions, types, roles)
         front = self.backbone.apply(
             {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
-            rngs=_rngs(key, 4), method="read_front",
+            rngs=_rngs(key, 4), method="encode_shared_prefix",
         )  # fmt: skip
         prefix = cast(Prefix, front)  # as in `inject`
         return injection._replace(encoder=injection.encoder._replace(prefix=prefix))
 
-    def run_front(self, params: Params) -> KeyValues | None:
+    def run_shared_prefix(self, params: Params) -> KeyValues | None:
         """Runs the shared prefix of all rows, without dropout, for all batches.
 
-        Returns its keys and values, after those of the method's prefix, for `front_kv`; None if
+        Returns its keys and values, after those of the method's prefix, for `shared_kv`; None if
         rows share nothing.
         """
-        if self.front is None or self.is_kept:
+        if self.shared_prefix is None or self.is_cached:
             return None
         # A method that reads the batch shares no front.
         batch = _dummy_batch(1, decodes=False)
-        prefix = self.share_front(params, self.inject(params, batch)).encoder.prefix
+        prefix = self.add_shared_prefix(params, self.inject(params, batch)).encoder.prefix
         return None if prefix is None else (prefix.k, prefix.v)
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
@@ -145,11 +152,13 @@ class Model:
 
     def forward(
         self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None,
-        front_kv: KeyValues | None = None,
+        shared_kv: KeyValues | None = None,
     ):  # fmt: skip
         """Scores the classes. -> [B, C]"""
         reads_all = self.last_layer == "all" or self.heads[head].reads_all
-        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all, front_kv)
+        hidden, batch, injection = self._run(
+            params, batch, deterministic, key, reads_all, shared_kv
+        )
         return self.heads[head].apply(
             {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
             self.backbone.bind({"params": params["backbone"]}),
@@ -157,32 +166,38 @@ class Model:
         )  # fmt: skip
 
     def _run(
-        self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool, front_kv=None
+        self,
+        params: Params,
+        batch: Batch,
+        deterministic: bool,
+        key,
+        reads_all: bool,
+        shared_kv=None,
     ):
         """Runs the backbone. -> its states [B*K, T, H], the batch as they are read, the injection
 
         Where few positions are read the states are these, [B*K, M, H], and `label_pos` counts them.
         """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
-        if self.is_kept:
-            if batch.kept is None:
+        if self.is_cached:
+            if batch.cached is None:
                 raise ValueError("the batch lacks the states that the backbone gave before")
-            return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
+            return batch.cached.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
-        injection = self.share_front(
-            params, injection, front_kv=front_kv, deterministic=deterministic, key=key
+        injection = self.add_shared_prefix(
+            params, injection, shared_kv=shared_kv, deterministic=deterministic, key=key
         )
         cfg = self.backbone.cfg
         drops = not deterministic and (cfg.dropout or cfg.attention_dropout) > 0
         reads = None if reads_all else few_reads(batch, drops=drops and self.varies)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
-            reads=reads, rngs=_rngs(key, 1),
+            output_positions=reads, rngs=_rngs(key, 1),
         )  # fmt: skip
         return hidden, batch if reads is None else count_reads(batch), injection
 
 
-@shared
+@cached_factory
 def _compile_draw(model: Model, choices: int, where: jax.sharding.Sharding | None):
     # One program, where every operation by itself would be one; and one for every seed.
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
@@ -208,10 +223,10 @@ def count_reads(batch: Batch) -> Batch:
 
 def place(batch: Batch, injection: Injection) -> Batch:
     """Masks the positions of slot vectors that an injection leaves out."""
-    encoder = hide_slots(batch.encoder, injection.encoder.slots_mask)
+    encoder = mask_absent_slots(batch.encoder, injection.encoder.slots_mask)
     decoder = batch.decoder
     if decoder is not None:
-        decoder = hide_slots(decoder, injection.decoder.slots_mask)
+        decoder = mask_absent_slots(decoder, injection.decoder.slots_mask)
     return batch._replace(encoder=encoder, decoder=decoder)
 
 

@@ -51,7 +51,7 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
             return next_call(*args, **kwargs)
         # What follows is a bias, a table of distances or turns, by kind of attention.
         x, k, _, seen, *bias = args
-        probs = module.weigh(x, k, seen, *bias)
+        probs = module.attention_weights(x, k, seen, *bias)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
         calls.append(_Call(probs, jnp.broadcast_to(mask, (len(x), *probs.shape[2:]))))
         return next_call(*args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.backbones import for_words
+from jaxprompt.backbones import with_lm_states
 from jaxprompt.config.run import BackboneConfig
 from jaxprompt.data.batches.batching import Layout, one_batch
 from jaxprompt.data.tasks.task import Example, Task
@@ -165,10 +165,10 @@ class Scorer(NamedTuple):
 
 def module_for(backbone: Backbone, kind: Kind) -> nn.Module:
     """Returns the module that computes the states for a kind of head."""
-    return for_words(backbone.module) if kind.READS_WORDS else backbone.module
+    return with_lm_states(backbone.module) if kind.READS_WORDS else backbone.module
 
 
-def with_front(scorer: Scorer) -> Scorer:
+def with_shared_prefix(scorer: Scorer) -> Scorer:
     """Moves the shared prefix of all rows out of the template: soft tokens, words, special tokens.
 
     The scorer stays as it is if rows do not see such a prefix separately (encoders), if a method
@@ -176,8 +176,12 @@ def with_front(scorer: Scorer) -> Scorer:
     """
     model = scorer.model
     reads_all = any(head.reads_all for head in model.heads.values())
-    if not getattr(model.backbone, "shares_front", False) or model.prompt.reads or reads_all:
+    if (
+        not getattr(model.backbone, "supports_shared_prefix", False)
+        or model.prompt.reads
+        or reads_all
+    ):
         return scorer
     front = scorer.encoder.shared_prefix()
     layout = dataclasses.replace(scorer.layout, shared_prefix=front)
-    return scorer._replace(layout=layout, model=dataclasses.replace(model, front=front))
+    return scorer._replace(layout=layout, model=dataclasses.replace(model, shared_prefix=front))

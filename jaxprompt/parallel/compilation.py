@@ -18,11 +18,11 @@ import jax
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import user_cache
 
-_LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go first
-_WORTH = 0.3  # seconds of compilation from which a program is kept
+_MAX_CACHE_BYTES = 4 * 2**30  # the least recently used programs are deleted first
+_MIN_COMPILE_SECONDS = 0.3  # programs that compile faster are not cached
 
 
-class SharedFactory:
+class CachedFactory:
     """A factory of compiled functions that caches its results by their arguments."""
 
     def __init__(self, make: Callable):
@@ -32,46 +32,47 @@ class SharedFactory:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the cached function for equal arguments, else a new one."""
         try:
-            # Hashed by itself: a TypeError that `make` raises must not be taken for a missing hash.
+            # Outside of the call: a TypeError raised by `make` is not a missing hash.
             hash((args, *kwargs.items()))
         except TypeError:
             return self._make(*args, **kwargs)
         return self._cached(*args, **kwargs)
 
-    def forget(self) -> None:
+    def cache_clear(self) -> None:
         """Clears the cache."""
         self._cached.cache_clear()
 
 
-def shared(make: Callable) -> SharedFactory:
+def cached_factory(make: Callable) -> CachedFactory:
     """Caches the 16 newest results of a factory of compiled functions by their arguments.
 
     So one process compiles only once for runs of the same model. Unhashable arguments are not
     cached.
     """
-    return SharedFactory(make)
+    return CachedFactory(make)
 
 
-def jit(function: Callable, *, dropped: bool = True, **settings: Any) -> Callable:
-    """Compiles like jax.jit. On the CPU XLA leaves its fusion emitters out of what has dropout:
-    there they take hundreds of MiB to compile and the step is no faster for them.
+def jit(function: Callable, *, has_dropout: bool = True, **settings: Any) -> Callable:
+    """Compiles like jax.jit, on CPUs without XLA's fusion emitters for programs with dropout.
+
+    There they need hundreds of MiB to compile, and the step is no faster.
     """
-    return jax.jit(function, compiler_options=_options(dropped), **settings)
+    return jax.jit(function, compiler_options=_compiler_options(has_dropout), **settings)
 
 
 @functools.cache
-def _options(dropped: bool) -> dict[str, Any] | None:
-    if jax.default_backend() != "cpu" or not dropped:
+def _compiler_options(has_dropout: bool) -> dict[str, Any] | None:
+    if jax.default_backend() != "cpu" or not has_dropout:
         return None
-    return known_options(xla_cpu_use_fusion_emitters=False) or None
+    return supported_options(xla_cpu_use_fusion_emitters=False) or None
 
 
 @functools.cache
-def known_options(**options: Any) -> dict[str, Any]:
+def supported_options(**options: Any) -> dict[str, Any]:
     """Returns the compiler options that this XLA knows; it rejects unknown ones."""
 
     def has(name: str) -> bool:
-        try:  # on a program of nothing
+        try:  # with an empty program
             jax.jit(lambda: 0, compiler_options={name: options[name]}).lower().compile()
         except jax.errors.JaxRuntimeError:
             return False
@@ -80,7 +81,7 @@ def known_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if has(name)}
 
 
-def keep_programs(folder: str = "") -> None:
+def enable_compilation_cache(folder: str = "") -> None:
     """Enables the persistent compilation cache in `folder`, by default in the user's cache.
 
     Cached programs are run without any check, so nobody else may be able to write to the folder,
@@ -88,40 +89,40 @@ def keep_programs(folder: str = "") -> None:
     JAX_COMPILATION_CACHE_DIR takes precedence over `folder`. Raises InputError for a `folder` that
     cannot be used; if the default folder cannot be used, a warning is printed.
     """
-    kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # JAX adds its flags
-    if folder == "none" or kept:
+    configured = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # JAX adds its flags
+    if folder == "none" or configured:
         return
     try:
-        root = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
-        path = _own_folder(root / _machine(), inside_closed=_is_closed(root))
+        root = _private_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
+        path = _private_folder(root / _device_name(), inside_closed=_is_closed(root))
     except OSError as error:
         if folder:
             raise InputError(
                 f"train.compilation_cache={folder}: {error.filename}: {error.strerror}; delete it, "
                 "or give a folder that only you can write to, or none"
             ) from error
-        where = f"{error.filename}: {error.strerror}"
-        line = (
-            f"{where}; compiled programs are not cached; delete it, or set "
+        reason = f"{error.filename}: {error.strerror}"
+        message = (
+            f"{reason}; compiled programs are not cached; delete it, or set "
             "JAX_COMPILATION_CACHE_DIR to another folder"
         )
-        print(escape(line), file=sys.stderr)
+        print(escape(message), file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
-        jax.config.update("jax_compilation_cache_max_size", _LIMIT)
-        _drop_cut_programs(path)
+        jax.config.update("jax_compilation_cache_max_size", _MAX_CACHE_BYTES)
+        _delete_partial_programs(path)
 
 
-def _drop_cut_programs(folder: Path) -> None:
+def _delete_partial_programs(folder: Path) -> None:
     """Deletes partly written programs, after a killed process or on a full disk.
 
     JAX writes the access time after the program. If one has none, JAX caches no other program.
     """
     if not folder.is_dir():
         return
-    # JAX's own lock: another process may be between the two. Then the next command looks again.
+    # JAX's lock: another process may be between the two writes. Then the next command checks.
     try:
         with (folder / ".lockfile").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,10 +130,10 @@ def _drop_cut_programs(folder: Path) -> None:
                 if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
                     program.unlink()
     except OSError:
-        pass  # a cache that is not clean is slow, no more
+        pass  # such a cache is only slow
 
 
-def _own_folder(path: Path, *, inside_closed: bool = False) -> Path:
+def _private_folder(path: Path, *, inside_closed: bool = False) -> Path:
     """Creates a folder for the user only. Raises OSError if others can write to it.
 
     If others can enter the folder or its parent, the programs in it are checked too, because JAX
@@ -140,12 +141,12 @@ def _own_folder(path: Path, *, inside_closed: bool = False) -> Path:
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     is_closed = inside_closed or _is_closed(path)
-    for place in (path, *path.glob("*-cache")):
-        with contextlib.suppress(FileNotFoundError):  # a program that another process dropped
-            status = place.stat()
+    for member in (path, *path.glob("*-cache")):
+        with contextlib.suppress(FileNotFoundError):  # a program that another process deleted
+            status = member.stat()
             is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_closed
             if status.st_uid != os.getuid() or is_open:
-                raise PermissionError(0, "others can write there", str(place))
+                raise PermissionError(0, "others can write there", str(member))
     return path
 
 
@@ -153,7 +154,7 @@ def _is_closed(path: Path) -> bool:
     return not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-def _machine() -> str:
+def _device_name() -> str:
     """Returns a name for the kind of device that programs run on.
 
     Programs for one CPU may crash on another with an illegal instruction.

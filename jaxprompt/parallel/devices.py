@@ -62,29 +62,31 @@ DEVICES = {device.name: device for device in _TABLE}
 _TPU_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
 
 
-def of_kind(kind: str) -> Device | None:
+def find_device(kind: str) -> Device | None:
     """Finds a device by its name in JAX ("NVIDIA H200", "TPU v5 lite"); None if it is unknown."""
     kind = _TPU_KINDS.get(kind, kind).lower()
     # By the first part of the name: sizes are written otherwise in JAX ("80GB").
-    found = [own for name, own in DEVICES.items() if re.search(rf"\b{name.split('-')[0]}\b", kind)]
-    sized = [own for own in found if f"{own.name.partition('-')[2]}gb" in kind]
+    matches = [
+        device for name, device in DEVICES.items() if re.search(rf"\b{name.split('-')[0]}\b", kind)
+    ]
+    same_size = [device for device in matches if f"{device.name.partition('-')[2]}gb" in kind]
     # A name without a size is taken for the largest form, which is listed last.
-    return (sized or found or [None])[-1]
+    return (same_size or matches or [None])[-1]
 
 
 def parse_devices(text: str) -> tuple[int, Device]:
     """Parses e.g. "8x v5e" or "4 x V100-32GB". Raises InputError."""
-    found = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
-    if not found or int(found[1]) < 1:
+    match = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
+    if not match or int(match[1]) < 1:
         raise InputError(f'--devices={text!r} must be COUNT x NAME, e.g. "8x v5e" or "4x V100-32"')
-    name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", found[2].lower())
+    name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", match[2].lower())
     # "32GB", "32GiB" and "32G" are all 32.
     name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))
     if name not in DEVICES:
-        raise InputError(f"--devices={text!r}: unknown device {found[2]!r}; {_near(name)}")
-    return int(found[1]), DEVICES[name]
+        raise InputError(f"--devices={text!r}: unknown device {match[2]!r}; {_suggestion(name)}")
+    return int(match[1]), DEVICES[name]
 
 
-def _near(name: str) -> str:
-    starts = [known for known in DEVICES if known.startswith(name)]
-    return "nearest: " + ", ".join(sorted(starts)) if name and starts else nearest(name, DEVICES)
+def _suggestion(name: str) -> str:
+    candidates = sorted(device for device in DEVICES if device.startswith(name))
+    return f"nearest: {', '.join(candidates)}" if name and candidates else nearest(name, DEVICES)

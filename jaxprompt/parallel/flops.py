@@ -19,23 +19,23 @@ def count_flops(function: Callable[..., Any], *args: Any) -> float:
 def _count(jaxpr: Any) -> float:
     # jax.experimental.roofline counts the body of a loop once, however often it runs.
     total = 0.0
-    for line in jaxpr.eqns:
-        if line.primitive.name == "dot_general":
-            (contracted, _), _ = line.params["dimension_numbers"]
-            left = line.invars[0].aval.shape
-            summed = math.prod(left[axis] for axis in contracted)
-            total += 2.0 * math.prod(line.outvars[0].aval.shape) * summed
-        parts = [_count(part) for part in _inner(line.params)]
-        pick = max if line.primitive.name == "cond" else sum
-        # A scan has a length. A while loop, of which nobody knows how often it runs, counts once.
-        total += line.params.get("length", 1) * pick(parts or [0.0])
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            contracted_size = math.prod(left[axis] for axis in contracted)
+            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted_size
+        inner_counts = [_count(inner) for inner in _inner(equation.params)]
+        pick = max if equation.primitive.name == "cond" else sum
+        # A scan has a length. A while loop, whose trip count is unknown, counts once.
+        total += equation.params.get("length", 1) * pick(inner_counts or [0.0])
     return total
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
     """Yields the inner programs of an operation."""
     for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            one = getattr(one, "jaxpr", one)
-            if hasattr(one, "eqns"):
-                yield one
+        for item in value if isinstance(value, tuple | list) else (value,):
+            item = getattr(item, "jaxpr", item)
+            if hasattr(item, "eqns"):
+                yield item

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxprompt.parallel.sharding import DATA, MODEL, Placement, put
+from jaxprompt.parallel.sharding import DATA, MODEL, Placement, put_global
 
-_PARTS = 4  # the room per device grows by this part of an even share: few programs are compiled
+_ROOM_STEPS = 4  # the rows per device grow in this fraction of an even share: few programs compile
 
 
 class RowExchange:
@@ -19,10 +19,12 @@ class RowExchange:
         """Takes a mesh on which every process has the same number of devices."""
         mesh = placement.mesh
         holders = np.array([device.process_index for device in mesh.devices.reshape(-1)])
-        self._slots = np.stack([np.flatnonzero(holders == p) for p in sorted(set(holders))])
+        self._device_indices = np.stack(
+            [np.flatnonzero(holders == p) for p in sorted(set(holders))]
+        )
         self._replicated = placement.replicated
-        # Over all devices, for processes may share a part of the data axis.
-        self._laid = NamedSharding(mesh, PartitionSpec((DATA, MODEL)))
+        # Over all devices, because processes may share a part of the data axis.
+        self._exchange_sharding = NamedSharding(mesh, PartitionSpec((DATA, MODEL)))
         self._pick = jax.jit(_pick, out_shardings=placement.batch)
 
     def join(self, owners: np.ndarray, read: Callable[[np.ndarray], np.ndarray]) -> jax.Array:
@@ -36,33 +38,36 @@ class RowExchange:
         Returns:
           [B, ...], sharded over the data axis.
         """
-        processes, devices = self._slots.shape
+        processes, devices = self._device_indices.shape
         counts = np.bincount(owners[owners >= 0], minlength=processes)
-        step = max(1, len(owners) // (_PARTS * processes * devices))
+        room_step = max(1, len(owners) // (_ROOM_STEPS * processes * devices))
         room = max(1, -(-counts.max() // devices))  # rows per device
-        room = -(-room // step) * step
-        places = np.full(len(owners), -1, np.int32)
-        for slots, own in zip(self._slots, self._lists(owners), strict=True):
-            number = np.arange(len(own))
-            places[own] = slots[number // room] * room + number % room
-        own = self._lists(owners)[jax.process_index()]
-        values = read(np.pad(own, (0, devices * room - len(own)), constant_values=-1))
-        first = {slot: n * room for n, slot in enumerate(self._slots[jax.process_index()])}
+        room = -(-room // room_step) * room_step
+        indices = np.full(len(owners), -1, np.int32)
+        rows_by_process = self._rows_by_process(owners)
+        for device_indices, rows in zip(self._device_indices, rows_by_process, strict=True):
+            positions = np.arange(len(rows))
+            indices[rows] = device_indices[positions // room] * room + positions % room
+        rows = rows_by_process[jax.process_index()]
+        values = read(np.pad(rows, (0, devices * room - len(rows)), constant_values=-1))
+        local_devices = self._device_indices[jax.process_index()]
+        offsets = {device: n * room for n, device in enumerate(local_devices)}
 
         def part(index):
-            start = first[(index[0].start or 0) // room]
+            start = offsets[(index[0].start or 0) // room]
             return values[start : start + room]
 
         shape = (processes * devices * room, *values.shape[1:])
-        laid = jax.make_array_from_callback(shape, self._laid, part)
-        return self._pick(laid, put(places, self._replicated))
+        exchanged = jax.make_array_from_callback(shape, self._exchange_sharding, part)
+        return self._pick(exchanged, put_global(indices, self._replicated))
 
-    def _lists(self, owners: np.ndarray) -> list[np.ndarray]:
+    def _rows_by_process(self, owners: np.ndarray) -> list[np.ndarray]:
         """Lists the row indices of each process."""
-        return [np.flatnonzero(owners == process) for process in range(len(self._slots))]
+        processes = range(len(self._device_indices))
+        return [np.flatnonzero(owners == process) for process in processes]
 
 
-def _pick(laid: jax.Array, places: jax.Array) -> jax.Array:
-    found = jnp.take(laid, places, axis=0, mode="clip")
-    held = (places >= 0).reshape(-1, *[1] * (laid.ndim - 1))
-    return jnp.where(held, found, jnp.zeros((), laid.dtype))
+def _pick(exchanged: jax.Array, indices: jax.Array) -> jax.Array:
+    picked = jnp.take(exchanged, indices, axis=0, mode="clip")
+    is_present = (indices >= 0).reshape(-1, *[1] * (exchanged.ndim - 1))
+    return jnp.where(is_present, picked, jnp.zeros((), exchanged.dtype))

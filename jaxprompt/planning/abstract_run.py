@@ -214,7 +214,7 @@ def uses_fused_kernel(module: nn.Module, device: Device, length: int) -> bool:
     """Returns whether training on a device uses its fused attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     has_dropout, size = cfg.attention_dropout > 0, module.dims.head_dim
-    return kernels.has_own(cfg, size, target, length, drops=has_dropout)
+    return kernels.has_fused_kernel(cfg, size, target, length, has_dropout=has_dropout)
 
 
 def can_request_fused(run: AbstractRun, device: Device) -> bool:

@@ -14,7 +14,7 @@ import jax
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
-from jaxprompt.parallel.hlo import DeviceWork, read_work
+from jaxprompt.parallel.hlo import DeviceWork, count_work
 from jaxprompt.parallel.sharding import Placement, Target
 
 INSTALL = {
@@ -203,7 +203,7 @@ def compile_for(placement: Placement, step: Callable, *args: Any, **settings: An
         memory.argument_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.peak_memory_in_bytes,
-        read_work(text),
+        count_work(text),
         text,
     )
 

@@ -22,9 +22,9 @@ from jaxprompt.build.initial_params import split_params
 from jaxprompt.build.optimizer import build_optimizer, config_milestones
 from jaxprompt.models.generation import read_input
 from jaxprompt.models.model import Model, backbone_shapes
-from jaxprompt.parallel.compilation import known_options
-from jaxprompt.parallel.hlo import DeviceWork, read_work
-from jaxprompt.parallel.sharding import Placement, check_divides, like, within
+from jaxprompt.parallel.compilation import supported_options
+from jaxprompt.parallel.hlo import DeviceWork, count_work
+from jaxprompt.parallel.sharding import Placement, check_divisible, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled, compile_for, hlo_text, read_memory
 from jaxprompt.training.evaluation import generation_step
@@ -107,10 +107,10 @@ def step_shapes(
     Raises:
       InputError: if the model does not divide over the mesh.
     """
-    config, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
+    config, rows = run.config, placement.padded_vocab(run.backbone.module.cfg.vocab)
     module = _module(run, rows, remat or config.backbone.remat, attention, as_it_runs)
     trainable, frozen, state = _param_shapes(run, rows, as_it_runs)
-    check_divides(placement, trainable | frozen)
+    check_divisible(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module),
         _optimizer(run, trainable),
@@ -118,9 +118,9 @@ def step_shapes(
         accumulate=config.optim.accumulate,
     )
     return StepShapes(
-        within(placement, step),
-        _with_shardings(state, like(placement, state, placement.parameters(trainable))),
-        _with_shardings(frozen, placement.parameters(frozen)),
+        with_placement(placement, step),
+        _with_shardings(state, shardings_like(placement, state, placement.param_shardings(trainable))),
+        _with_shardings(frozen, placement.param_shardings(frozen)),
         jax.tree.map(lambda x: _with_sharding(x, placement.batch), run.batch),
     )
 
@@ -138,13 +138,13 @@ def eval_shapes(
     run: AbstractRun, placement: Placement, attention: str = "", *, as_it_runs: bool = False
 ) -> EvalShapes:
     """Makes the model for evaluation on a mesh, with arguments as in `step_shapes`."""
-    rows = placement.padded(run.backbone.module.cfg.vocab)
+    rows = placement.padded_vocab(run.backbone.module.cfg.vocab)
     trainable, frozen, _ = _param_shapes(run, rows, as_it_runs)
     module = _module(run, rows, "none", attention, as_it_runs)
     return EvalShapes(
         dataclasses.replace(run.scorer.model, backbone=module),
-        _with_shardings(trainable, placement.parameters(trainable)),
-        _with_shardings(frozen, placement.parameters(frozen)),
+        _with_shardings(trainable, placement.param_shardings(trainable)),
+        _with_shardings(frozen, placement.param_shardings(frozen)),
         jax.tree.map(lambda x: _with_sharding(x, placement.batch), run.eval_batch),
     )
 
@@ -195,7 +195,7 @@ def measure_sizes(shapes: StepShapes, placement: Placement) -> StepSizes:
     trainable, frozen = shapes.state.trainable, shapes.frozen
     # A layer's weights are gathered over the data axis before a matrix product reads them.
     unsharded = dataclasses.replace(placement, fsdp=False)
-    gathered = _with_shardings(frozen, unsharded.parameters(frozen))
+    gathered = _with_shardings(frozen, unsharded.param_shardings(frozen))
     return StepSizes(
         tree.count(trainable) + tree.count(frozen),
         tree.count(trainable),
@@ -243,7 +243,7 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
         return model.backbone.bind({"params": backbone}).reading_layers()
 
     temporary, cached = _eval_memory(placement, read_prompt, shapes)
-    state, cache = jax.eval_shape(within(placement, read_prompt), *shapes[1:])
+    state, cache = jax.eval_shape(with_placement(placement, read_prompt), *shapes[1:])
     layers = jax.eval_shape(read_layers, shapes.trainable, shapes.frozen)
     # The copies of the layers are sharded like the layers.
     copies = (
@@ -256,7 +256,7 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
     beam_bytes = (
         (generation.num_beams - 1)
         * cached
-        * _global_bytes(cache.own)
+        * _global_bytes(cache.self_attention)
         // _global_bytes((state, cache))
     )
     rows = placement.batch.shard_shape(state.shape)[0] * generation.num_beams
@@ -266,8 +266,8 @@ def _generation_bytes(run: AbstractRun, shapes: EvalShapes, placement: Placement
 
 def _eval_memory(placement: Placement, step: Callable, shapes: EvalShapes) -> tuple[int, int]:
     """Compiles a step of an evaluation. Returns the bytes of temporary arrays and of results."""
-    lowered = jax.jit(within(placement, step)).lower(*shapes[1:])
-    memory = read_memory(lowered.compile(compiler_options=known_options(**_OPTIONS)))
+    lowered = jax.jit(with_placement(placement, step)).lower(*shapes[1:])
+    memory = read_memory(lowered.compile(compiler_options=supported_options(**_OPTIONS)))
     return memory.temp_size_in_bytes, memory.output_size_in_bytes
 
 
@@ -285,7 +285,7 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
         if run.scorer.head.WRITES
         else make_eval_step(shapes.model)
     )
-    compiled = compile_for(placement, within(placement, step), *shapes[1:])
+    compiled = compile_for(placement, with_placement(placement, step), *shapes[1:])
     # The state of the optimizer is not an argument, but stays in memory.
     optimizer_bytes = measure_sizes(step_shapes(run, placement), placement).optimizer_bytes
     return compiled._replace(bytes=compiled.bytes + optimizer_bytes)
@@ -294,10 +294,10 @@ def compile_evaluation(run: AbstractRun, placement: Placement, attention: str) -
 def measure_step(shapes: StepShapes, placement: Placement) -> Cost:
     """Compiles a step. Returns its cost on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
-    compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
+    compiled = lowered.compile(compiler_options=supported_options(**_OPTIONS))
     memory = read_memory(compiled)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    work = read_work(hlo_text(compiled))
+    work = count_work(hlo_text(compiled))
     return Cost(measure_sizes(shapes, placement), memory.temp_size_in_bytes, results, work)
 
 

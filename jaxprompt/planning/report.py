@@ -86,7 +86,7 @@ def _compiled_to_json(compiled: Compiled | str, evaluated: Compiled | str | None
         "collectives": {
             kind: {
                 "count": work.counts[kind], "bytes": work.sent[kind],
-                "asynchronous": work.beside[kind],
+                "asynchronous": work.overlapped[kind],
             }
             for kind in sorted(work.counts)
         },

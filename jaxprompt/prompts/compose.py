@@ -8,7 +8,12 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError
-from jaxprompt.layers.side_by_side import Rows, check_alike, join, renumber
+from jaxprompt.layers.side_by_side import (
+    SlotCounts,
+    check_prefixes_agree,
+    join_injections,
+    renumber_slots,
+)
 from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, Take, make_parts
 from jaxprompt.types import Asks, Batch, Injection, Objective
 
@@ -38,7 +43,7 @@ class Prompt(Method):
                 f"{shown}: {' and '.join(rows)} train vectors for the head; use only one of them"
             )
         blocks = [part.method.block() for part in own if not part.method.num_slots()]
-        check_alike(blocks, self.dims, shown, is_folded=not self.reads)
+        check_prefixes_agree(blocks, self.dims, shown, is_folded=not self.reads)
 
     def is_computed(self) -> bool:
         """Returns whether folding saves work: it concatenates the components once."""
@@ -81,7 +86,7 @@ class Prompt(Method):
     def objectives(self) -> list[Objective]:
         """Returns the objectives of the components, with slots renumbered."""
         return [
-            term._replace(view=term.view and functools.partial(renumber, term.view, rows))
+            term._replace(view=term.view and functools.partial(renumber_slots, term.view, rows))
             for part, rows in zip(self.components(), self._rows(), strict=True)
             for term in part.method.objectives()
         ]
@@ -96,7 +101,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Concatenates the injections. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
-        return join([
+        return join_injections([
             # The parts are cached without a parent, and a clone takes its parameters from here.
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
             for name, method, _ in self.components()
@@ -106,6 +111,6 @@ class Prompt(Method):
         """Returns the methods that it consists of."""
         return make_parts(self.parts, self.dims, self.asks, self.seen)
 
-    def _rows(self) -> list[Rows]:
+    def _rows(self) -> list[SlotCounts]:
         total, methods = self.num_slots(), [part.method for part in self.components()]
-        return [Rows(own.num_slots(), own.num_decoder_slots(), total) for own in methods]
+        return [SlotCounts(own.num_slots(), own.num_decoder_slots(), total) for own in methods]

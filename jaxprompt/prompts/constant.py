@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.prefix import place_prefix
+from jaxprompt.layers.prefix import make_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
@@ -99,7 +99,7 @@ class Prompt(Method):
         shape = (last - first, length, d.heads, d.head_dim)
         draw = lambda part: self.param(name + part, nn.initializers.zeros, shape)
         k, v = jnp.expand_dims(draw("k"), 1), jnp.expand_dims(draw("v"), 1)
-        return place_prefix(k, v, first, self._layers(stream), inside)
+        return make_prefix(k, v, first, self._layers(stream), inside)
 
     def _span(self, name: str) -> tuple[int, int]:
         return getattr(self, f"{name}first"), getattr(self, f"{name}last")

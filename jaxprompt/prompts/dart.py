@@ -10,7 +10,7 @@ from jaxprompt.config import kinds
 from jaxprompt.data.text.tokenizer import unused_ids
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
-from jaxprompt.layers.hiding import fill_masks, hide_text
+from jaxprompt.layers.hiding import fill_masks, mask_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import Method, Source
 from jaxprompt.scoring.losses import free_text
@@ -76,7 +76,7 @@ class Prompt(Method):
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Replaces the masks by the right label, and hides words of the text."""
-        hidden = hide_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
+        hidden = mask_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
         table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
         first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
         for masks, words, row in zip(table, self.asks.words, first, strict=True):

@@ -8,9 +8,9 @@ from flax import linen as nn
 
 from jaxprompt.config import kinds
 from jaxprompt.errors import InputError, at_least, choose
-from jaxprompt.layers.instance import ENCODERS, make_vectors
-from jaxprompt.layers.prefix import parse_layers, place_vectors
-from jaxprompt.layers.word_rows import WordRows, export_rows, pack_ids, restore_rows, start_table
+from jaxprompt.layers.instance import ENCODERS, instance_vectors
+from jaxprompt.layers.prefix import parse_layers, vectors_to_prefix
+from jaxprompt.layers.word_rows import WordRows, export_rows, init_table, pack_ids, restore_rows
 from jaxprompt.prompts import Method, Source, Take
 from jaxprompt.types import Batch, Injection, Stream
 
@@ -102,7 +102,7 @@ class Prompt(Method):
             return params
         taken, words = source.take(self.pretrained), params.get("words", {})
         own = {"encoder": taken[1]["encoder"]} if "encoder" in params else {}
-        return params | own | {"words": start_table(self.table(), self.pretrained, words, *taken)}
+        return params | own | {"words": init_table(self.table(), self.pretrained, words, *taken)}
 
     @nn.nowrap
     def table(self) -> WordRows:
@@ -116,7 +116,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Computes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
-        vectors, there = make_vectors(
+        vectors, there = instance_vectors(
             self.table(), batch.encoder, length=self.length, share=self.utilization,
             kind=self.encoder, hidden=self.hidden, scale=self.scale,
         )  # fmt: skip
@@ -129,4 +129,6 @@ class Prompt(Method):
             shape = (d.layers, 2, self.length, d.heads, d.head_dim)
             task = self.param("task", nn.initializers.normal(0.02), shape)
         vectors = self.coefficient * vectors
-        return Injection(Stream(prefix=place_vectors(vectors, there, span, d, self.shift, task)))
+        return Injection(
+            Stream(prefix=vectors_to_prefix(vectors, there, span, d, self.shift, task))
+        )

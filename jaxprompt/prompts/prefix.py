@@ -10,7 +10,7 @@ from jaxprompt.config import kinds
 from jaxprompt.data.text.words import choose_rows
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.prefix import Place, PrefixMlp, place_prefix, read_places
+from jaxprompt.layers.prefix import PrefixMlp, PrefixSpec, make_prefix, prefix_specs
 from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
@@ -103,13 +103,13 @@ class Prompt(Method):
             **{at.stream: Stream(prefix=self._make(at, rows)) for at in self._places()}
         )
 
-    def _places(self) -> list[Place]:
-        return read_places(
+    def _places(self) -> list[PrefixSpec]:
+        return prefix_specs(
             self.dims, self.shift, encoder=(self.length, self.layers),
             decoder=(self.decoder, self.decoder_layers), cross=(self.cross, self.cross_layers),
         )  # fmt: skip
 
-    def _make(self, at: Place, rows: int | None) -> Prefix:
+    def _make(self, at: PrefixSpec, rows: int | None) -> Prefix:
         d, std = self.dims, 0.0 if self.start == "zero" else self.scale
         shape = (at.last - at.first, 2, at.length, d.heads, d.head_dim)
         if self.hidden:
@@ -120,4 +120,4 @@ class Prompt(Method):
         if rows is not None:
             table = jnp.broadcast_to(table, (*shape[:2], rows, *shape[2:]))
             table = Dropout(self.dropout)(table, deterministic=False)
-        return place_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.inside)
+        return make_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.has_positions)

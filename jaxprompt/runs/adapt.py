@@ -19,7 +19,7 @@ from jaxprompt.data.text.identity import fingerprints
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import denoising
 from jaxprompt.runs.replaced_tokens import tie
 from jaxprompt.runs.running import (
@@ -47,9 +47,9 @@ def score(config: RunConfig, workdir: str) -> dict[str, object]:
     """Evaluates held-out text with the initial weights; writes no config to the workdir."""
     work = Adapting(config, workdir)
     work.check()
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock_workdir(workdir):
-        processes.agree(facts(config))
+        processes.check_agreement(facts(config))
         prepared = work.prepare(None, None)
         agree_on(prepared.record)
         scores = work.build_scores(prepared)(prepared.adapted.trainable)
@@ -91,7 +91,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             # Before rows are planned: with other text the saved position would mean other rows.
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
-        share = placement.share()
+        share = placement.batch_part()
         dev = Pass(
             held,
             batch=config.data.eval_batch,
@@ -162,7 +162,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             f"{prepared.dev.size} held-out sequences"
         )
         yield from corpus.notes()
-        yield tree.overview(adapted.trainable, adapted.frozen)
+        yield tree.parameter_table(adapted.trainable, adapted.frozen)
         yield f"{config.objective.name}: {prepared.milestones.total} steps, {where}"
         yield from kernel_notes(config, prepared.placement, adapted.backbone)
 

@@ -38,7 +38,7 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import train as tune
 from jaxprompt.runs.grid.expand import is_grid
 from jaxprompt.runs.ppt import thresholds_of
@@ -202,15 +202,15 @@ def _prepare(
 ) -> tuple[Annotator, Corpus] | None:
     """Trains the classifier, and opens it and the corpus; None if a signal stopped the training."""
     check_annotator(config)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     trained = is_zero_shot(classifier) or read_result(workdir) is not None
     if not trained:  # whether these are its own annotations could be told after the training only
         check_unfinished(output)
     check_saved(classifier, workdir, trained)
-    processes.agree(facts(config) | {"--output": output, "result.json": str(trained)})
+    processes.check_agreement(facts(config) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
     corpus = read_units(config, workdir)
-    processes.agree({"the indexed text": corpus.folder.name})
+    processes.check_agreement({"the indexed text": corpus.folder.name})
     if not trained and tune.run(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; run the same command again to continue")
@@ -231,14 +231,14 @@ def run(
     label = make_labeller(annotator, corpus)
     total, thresholds = corpus.num_units, thresholds_of(config)
     with lock_workdir(output), contextlib.ExitStack() as stack:
-        writer = processes.on_first(
+        writer = processes.run_on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
         )
         if writer:
             stack.callback(writer.close)
         say = log_to_stderr if writer else lambda line: None
         # Only the first process has opened the file: the others learn from it where to go on.
-        first = done = int(processes.gather(str(writer.done if writer else ""))[0])
+        first = done = int(processes.gather_texts(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
         say(f"annotator {annotator.mark}")
         say(
@@ -252,12 +252,12 @@ def run(
 
         start, pace = time.monotonic(), ProgressReporter(say, "labelled", total, "units", done)
         for part in label(done):
-            processes.on_first(partial(append, part))
+            processes.run_on_first(partial(append, part))
             done += len(part)
             signals.note(_kept(done, total))
             pace.add(len(part))
         seconds = time.monotonic() - start
-        found = processes.on_first(lambda: writer.seal() if writer else None)
+        found = processes.run_on_first(lambda: writer.seal() if writer else None)
     if found is None:
         return None
     labelled, kept = found.counts([0] * len(thresholds)), found.counts(thresholds)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.backbones import for_words
+from jaxprompt.backbones import with_lm_states
 from jaxprompt.build import new_backbone
 from jaxprompt.build.backbone import backbone_from_config, load_weights, open_backbone
 from jaxprompt.build.corpus import require_corpus
@@ -36,7 +36,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.flops import count_flops
-from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within
+from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, with_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.fill_report import make_fill_step, render
 from jaxprompt.runs.grid.expand import is_grid
@@ -171,7 +171,7 @@ def open_adaptable(config: RunConfig, placement: Placement) -> Backbone:
         )
     if head == "rtd" and not config.backbone.init:
         new_backbone.as_electra(backbone)  # says so before the text is read
-    most = for_words(backbone.module).dims.max_len
+    most = with_lm_states(backbone.module).dims.max_len
     if config.data.max_len > most:
         raise InputError(
             f"data.max_len={config.data.max_len} exceeds the {most} positions of "
@@ -205,17 +205,17 @@ def load_adaptable(config: RunConfig, backbone: Backbone, placement: Placement) 
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(_replaced_tokens(config).weight)
     else:
-        module = for_words(backbone.module)
+        module = with_lm_states(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, last_layer=config.backbone.last_layer, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(config.trainable) or tuple(rf"{part}/.*" for part in params)
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
     # Copied: a step takes the state's buffers over.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
+    trainable = jax.jit(copy, out_shardings=placement.param_shardings(trainable))(trainable)
     return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
 
 
@@ -277,7 +277,7 @@ def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> 
     shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
     count = make_count_step(spelt_out(adapted.model), adapted.objectives)
     given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
-    return 3 * count_flops(within(placement, count), *given)
+    return 3 * count_flops(with_placement(placement, count), *given)
 
 
 def spelt_out(model: Model | Pair) -> Model | Pair:
@@ -319,7 +319,7 @@ def feed_rows(
 
     `flops` are the model FLOPs of a step on all devices together.
     """
-    visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.share())
+    visits = Visits(rows, batch=config.data.batch, seed=config.seed, share=placement.batch_part())
     meter = Meter(visits, score, flops, config.backbone.dtype, placement)
     return Feed(visits, meter.next_batch, meter.describe)
 
@@ -344,7 +344,7 @@ def build_scores(
 ) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
     """Returns a function trainable -> held-out scores, with the same random masks in every pass."""
     count = make_count_step(learned.model, learned.objectives)
-    step = jit(within(placement, count), out_shardings=placement.replicated)
+    step = jit(with_placement(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
 
     def measure(trainable: tree.Flat) -> dict[str, float]:
@@ -380,9 +380,9 @@ def fill(
     examples = objective_of(config).examples
     size = -(-examples // devices) * devices
     given = dict(batch=size, seed=config.data.seed, limit=examples)
-    own = next(iter(Pass(held, share=placement.share(), **given)))
+    own = next(iter(Pass(held, share=placement.batch_part(), **given)))
     step = jax.jit(
-        within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
+        with_placement(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
     )
     key = rng.key_for(config.seed, "held out")
     found = step(trainable, adapted.frozen, put_batch(placement, own), key)

@@ -34,7 +34,7 @@ def make_fill_step(model: Model | Pair):
             params = merge(trainable, frozen)
             scored = model.forward(params, batch, head="generator", key=key)
             found = model.forward(params, replace(batch, scored), head="discriminator")
-            return scored.drawn, found.hit
+            return scored.sampled, found.hit
 
         return step
     likeliest = dataclasses.replace(model, heads={"main": LikeliestHead()})

@@ -167,7 +167,7 @@ def read_tasks(config: RunConfig) -> Tasks:
     """Loads and encodes the splits of all tasks of a config."""
     placement, configs = build_placement(config), task_configs(config)
     fields = {name: _own_fields(task_config) for name, task_config in configs.items()}
-    processes.agree(
+    processes.check_agreement(
         {f"{at} of {name}": x for name, values in fields.items() for at, x in values.items()}
     )
     by_name: dict[str, TaskInputs] = {}
@@ -193,7 +193,9 @@ def read_tasks(config: RunConfig) -> Tasks:
         # Every process reads for itself, and takes its share of the same rows.
         for name, task in by_name.items():
             parts = task.splits.items()
-            processes.agree({f"{split} of {name}": part.digest() for split, part in parts})
+            processes.check_agreement(
+                {f"{split} of {name}": part.digest() for split, part in parts}
+            )
     # Windows and copies of an example count, as they do in a run of one task.
     sizes = {name: len(task.splits["train"].rows) for name, task in by_name.items()}
     rows = {name: task.config.data.batch for name, task in by_name.items()}
@@ -336,7 +338,7 @@ class SharedTuning(Work[SharedRecord, PreparedTasks, TasksJob]):
             yield "  " + ", ".join(f"{part} {split.size}" for part, split in task.splits.items())
             for line in example_notes(task.scorer, task.splits, task.notes):
                 yield f"  {line}"
-        yield tree.overview(trainable, frozen)
+        yield tree.parameter_table(trainable, frozen)
         yield f"{prepared.milestones.total} steps, {where}"
 
     def finish(self, prepared: PreparedTasks, job: TasksJob, ended: TrainOutcome) -> RunResult:

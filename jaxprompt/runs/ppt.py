@@ -46,7 +46,7 @@ from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Backbone, Scorer
 from jaxprompt.parallel.flops import count_flops
-from jaxprompt.parallel.sharding import Placement, within
+from jaxprompt.parallel.sharding import Placement, with_placement
 from jaxprompt.runs import record as records
 from jaxprompt.runs.denoising import Sums, spelt_out
 from jaxprompt.runs.restore import Trained
@@ -239,7 +239,7 @@ def make_scorer(config: RunConfig, backbone: Backbone, placement: Placement) -> 
         head=config.head,
         template=template,
         batch=config.data.eval_batch,
-        host_share=placement.share(),
+        host_share=placement.batch_part(),
     )
 
 
@@ -384,7 +384,9 @@ def flops_of(
     """
     shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
     step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
-    return count_flops(within(placement, step), state, learned.frozen, jax.tree.map(shape, like))
+    return count_flops(
+        with_placement(placement, step), state, learned.frozen, jax.tree.map(shape, like)
+    )
 
 
 def scoring(task: Examples) -> Callable[[Sums], dict[str, float]]:

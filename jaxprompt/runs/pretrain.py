@@ -101,7 +101,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         ppt_task = ppt.open_task(config, placement)
         vocab = ppt_task.backbone.module.cfg.vocab
         corpus = open_corpus(config, ppt_task.scorer.tokenizer, vocab, self.workdir, started)
-        text = ppt.read_text(config, corpus, ppt_task, placement.share())
+        text = ppt.read_text(config, corpus, ppt_task, placement.batch_part())
         ppt.check_same(saved, text.data, config)
         backbone, loaded = load_weights(ppt_task.backbone, placement)
         ppt_task = ppt_task.with_backbone(backbone)
@@ -141,7 +141,7 @@ class Pretraining(Work[PretrainingRecord, PreparedPrompt, PromptJob]):
         config, learner, backbone = self.config, job.learner, prepared.ppt_task.backbone
         yield from ppt.tell_corpus(config, backbone, learner.report, prepared.text.corpus)
         yield from ppt.tell_task(prepared.ppt_task, prepared.text)
-        yield tree.overview(learner.trainable, learner.frozen)
+        yield tree.parameter_table(learner.trainable, learner.frozen)
         size = f"{config.data.batch} x {config.data.max_len} tokens"
         yield f"{prepared.milestones.total} steps of {size}, {where}"
         yield from kernel_notes(config, prepared.placement, backbone)

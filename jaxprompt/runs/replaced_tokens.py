@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxprompt.convert.hf_config import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
-from jaxprompt.layers.output import Scored
+from jaxprompt.layers.output import VocabScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
@@ -100,18 +100,18 @@ def generator_config(
     }
 
 
-def replace(batch: Batch, scored: Scored) -> Batch:
+def replace(batch: Batch, scored: VocabScores) -> Batch:
     """Replaces target tokens by sampled ones, and labels each token as replaced or not.
 
     A sampled token that equals the original counts as original.
     """
-    assert batch.targets is not None and scored.drawn is not None
+    assert batch.targets is not None and scored.sampled is not None
     tokens = batch.encoder
     # A place beyond the row is none.
     at = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]
     write = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
-    ids = write(jnp.asarray(tokens.ids), at, scored.drawn)
-    differs = scored.drawn != batch.targets
+    ids = write(jnp.asarray(tokens.ids), at, scored.sampled)
+    differs = scored.sampled != batch.targets
     labels = write(jnp.zeros_like(tokens.ids), at, differs.astype(tokens.ids.dtype))
     # The discriminator is asked of every real token, not of the masked ones alone (section 2).
     return batch._replace(

@@ -19,7 +19,7 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.runs import record as records
 from jaxprompt.training import one_run, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
@@ -106,7 +106,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
     config, workdir = work.config, work.workdir
     work.check()
     run_folder.check_workdir(workdir, config.to_dict(), _FREE)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     with run_folder.lock_workdir(workdir):
         saved, finished = (
             run_folder.read_record(workdir, work.RECORD),
@@ -115,7 +115,7 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
         started = Checkpoints(workdir).latest()
         signals.note(one_run.saved_message(started))
         # Before anything is read: processes that differ would wait for one another forever.
-        processes.agree(facts(config) | {"result.json": str(bool(finished))})
+        processes.check_agreement(facts(config) | {"result.json": str(bool(finished))})
         prepared = work.prepare(saved, started)
         # Each process reads for itself: of other text its share would be of another batch.
         agree_on(prepared.record)
@@ -147,7 +147,9 @@ def carry_out(work: Work[Record, P, J]) -> RunResult | None:
 def agree_on(record: RunRecord) -> None:
     """Raises the same InputError on every process if they have read different data."""
     digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
-    processes.agree({f"the {name}": digest(part) for name, part in record.to_json().items()})
+    processes.check_agreement(
+        {f"the {name}": digest(part) for name, part in record.to_json().items()}
+    )
 
 
 def facts(config: RunConfig) -> dict[str, str]:

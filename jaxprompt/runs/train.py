@@ -146,7 +146,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
             rows = {f"the rows of {name}": part.digest() for name, part in inputs.splits.items()}
-            processes.agree(rows)
+            processes.check_agreement(rows)
         backbone, loaded = self.given.load(backbone, placement)
         return prepare_run(config, inputs, placement, backbone, loaded)
 
@@ -192,7 +192,7 @@ class Tuning(Work[TaskRecord, PreparedTask, TaskJob]):
         yield "  " + ", ".join(f"{name} {part.size}" for name, part in prepared.splits.items())
         for line in example_notes(scorer, prepared.splits, prepared.notes):
             yield f"  {line}"
-        yield tree.overview(trainable, frozen)
+        yield tree.parameter_table(trainable, frozen)
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
         if fresh and config.train.init_head:
             yield f"head initialised from {config.prompt.get('init')}: {', '.join(fresh)}"

@@ -52,7 +52,7 @@ def validate(config: RunConfig) -> Iterator[str]:
 
     yield from _tell_backbone(config, backbone)
     yield from _tell_task(scorer, splits, inputs.notes)
-    yield tree.overview(trainable, frozen)
+    yield tree.parameter_table(trainable, frozen)
     yield _tell_plan(plan, longest_batch(config, scorer, splits["train"]))
 
 
@@ -70,7 +70,7 @@ def _validate_shared(config: RunConfig) -> Iterator[str]:
         yield from _tell_task(task.scorer, task.splits, task.notes)
         longest = longest_batch(task.config, task.scorer, task.splits["train"])
         batches[longest.encoder.ids.size] = longest
-    yield tree.overview(trainable, frozen)
+    yield tree.parameter_table(trainable, frozen)
     yield _tell_plan(tasks.milestones, batches[max(batches)])
 
 

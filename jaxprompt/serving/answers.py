@@ -11,7 +11,7 @@ from jaxprompt.data.tasks.task import Example
 from jaxprompt.data.text.encoded import count_cut
 from jaxprompt.errors import InputError
 from jaxprompt.models.generation import check_writing
-from jaxprompt.models.scorer import Scorer, with_front
+from jaxprompt.models.scorer import Scorer, with_shared_prefix
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answer_fn
 
@@ -30,7 +30,7 @@ def make_answers(
     scorer: Scorer, *, generation: GenerateConfig, placement: Placement
 ) -> Callable[[tree.Params, Sequence[Example]], Answered]:
     """Makes (params, examples) -> answers in order, compiled once per shape of a batch."""
-    scorer = with_front(scorer)
+    scorer = with_shared_prefix(scorer)
     head, at = scorer.head, scorer.layout
     answering = make_answer_fn(head, placement, scorer.model, generation, scorer.tokenizer, at)
 

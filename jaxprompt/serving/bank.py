@@ -21,7 +21,7 @@ from jaxprompt.data.text.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
 from jaxprompt.models.scorer import Scorer
-from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.compilation import cached_factory
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.serving.answers import Answered, mark_errors
 from jaxprompt.training.evaluation import StartPass, compile_step, dispatch_ahead
@@ -182,7 +182,7 @@ def _make_shelf(
     return Shelf(members, bank, stack(added), held, of, bank_step(placement, bank))
 
 
-@shared
+@cached_factory
 def bank_step(placement: Placement, bank: Bank) -> StartPass:
     """Compiles the scores of a bank, once for all equal banks of a process."""
 

@@ -53,7 +53,7 @@ def _has(path: Path, item: str) -> bool:
 def agreed_steps(folder: Path, item: str = STATE) -> list[int]:
     """Returns the complete steps that process 0 sees."""
     # A folder that was just written may look older to another host.
-    return json.loads(processes.gather(json.dumps(list_steps(folder, item)))[0])
+    return json.loads(processes.gather_texts(json.dumps(list_steps(folder, item)))[0])
 
 
 def outdated_steps(states: Iterable[int], bests: Iterable[int], keep: int) -> set[int]:
@@ -99,14 +99,14 @@ def check_shared(folder: Path) -> None:
         return
     make_folder(folder)
     # A new name, because hosts cache earlier lookups.
-    probe = folder / f"0.shared-{processes.gather(uuid.uuid4().hex)[0]}"
-    processes.on_first(lambda: write_atomic(probe, ""))
+    probe = folder / f"0.shared-{processes.gather_texts(uuid.uuid4().hex)[0]}"
+    processes.run_on_first(lambda: write_atomic(probe, ""))
     _check_visible(probe)
-    processes.on_first(probe.unlink)
+    processes.run_on_first(probe.unlink)
 
 
 def _check_visible(path: Path) -> None:
-    visible = processes.gather("yes" if path.exists() else "")
+    visible = processes.gather_texts("yes" if path.exists() else "")
 
     def check() -> None:
         if "" in visible:
@@ -115,7 +115,7 @@ def _check_visible(path: Path) -> None:
                 "processes need a --workdir on a disk that all of them share"
             )
 
-    processes.on_first(check)
+    processes.run_on_first(check)
 
 
 def write_checksums(path: Path) -> None:
@@ -144,7 +144,7 @@ def find_checkpoint(folder: Path, item: str, step: int | None, state: int | None
     path = folder / str(newest)
     # Every process reads a part, so the folder must be visible to each.
     _check_visible(path)
-    processes.on_first(lambda: _check_checksums(path, item, advice))
+    processes.run_on_first(lambda: _check_checksums(path, item, advice))
     return path
 
 

@@ -66,8 +66,8 @@ class CheckpointWriter:
             raise InputError(f"{keep=} checkpoints leave nothing to resume from; use at least 1")
         self.saved = Checkpoints(workdir)
         self._folder = checkpoint_folder(workdir)
-        processes.on_first(lambda: make_folder(self._folder))
-        processes.on_first(lambda: rewind(self._folder, step, keep))
+        processes.run_on_first(lambda: make_folder(self._folder))
+        processes.run_on_first(lambda: rewind(self._folder, step, keep))
         check_shared(self._folder)
         # The steps that are saved or being saved.
         self._steps = {item: set(agreed_steps(self._folder, item)) for item in (STATE, BEST)}
@@ -142,7 +142,7 @@ class CheckpointWriter:
         trees = {item: tree for item, tree in ((STATE, state), (BEST, best)) if tree is not None}
         path = self._folder / str(step)
         self._background.start(path, on_complete)
-        processes.on_first(lambda: _check_disk_space(path, trees))
+        processes.run_on_first(lambda: _check_disk_space(path, trees))
         # Orbax copies arrays to the host before `save` returns. On a CPU the copy is a view, and
         # XLA uses other memory for the next step, although the state is donated to it.
         items: dict[str, Any] = {
@@ -211,7 +211,7 @@ class _BackgroundSave:
         self._barriers[key] += 1
         failure, self.failure = self.failure, ""
         name = f"{self.name}/{key}/{self._barriers[key]}"
-        if failures := processes.meet(name, timeout_ms / 1000, failure):
+        if failures := processes.wait_for_all(name, timeout_ms / 1000, failure):
             raise InputError(failures[0])
 
 

@@ -16,8 +16,8 @@ from jaxprompt.data.text.tokenizer import Tokenizer
 from jaxprompt.heads import Kind
 from jaxprompt.models.generation import check_room
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.compilation import shared
-from jaxprompt.parallel.sharding import Placement, put_batch, within
+from jaxprompt.parallel.compilation import cached_factory
+from jaxprompt.parallel.sharding import Placement, put_batch, with_placement
 from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
@@ -67,7 +67,9 @@ def compile_step(
 
     def compile_replicated(function: Callable[..., Any]) -> jax.stages.Wrapped:
         # On every device, because a process cannot read the devices of another one.
-        return jax.jit(within(placement, function), out_shardings=placement.replicated)
+        return jax.jit(
+        with_placement(placement, function), out_shardings=placement.replicated
+    )
 
     compiled_step = compile_replicated(indexed_step)
     compute_prefix = None if prefix_fn is None else compile_replicated(prefix_fn)
@@ -81,7 +83,7 @@ def compile_step(
     return start_pass
 
 
-@shared
+@cached_factory
 def scoring_step(placement: Placement, model: Model) -> StartPass:
     """Compiles the class scores, once for all equal models of a process."""
     return compile_step(placement, make_eval_step(model), shared_prefix_fn(model))
@@ -89,9 +91,9 @@ def scoring_step(placement: Placement, model: Model) -> StartPass:
 
 def shared_prefix_fn(model: Model) -> Callable[[Flat, Flat], Any] | None:
     """Returns a function (trainable, frozen) -> shared prefix of all rows; None without one."""
-    if model.front is None:
+    if model.shared_prefix is None:
         return None
-    return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
+    return lambda trainable, frozen: model.run_shared_prefix(merge(trainable, frozen))
 
 
 def dispatch_ahead(results: Iterable[_T], count: int = 2) -> Iterator[_T]:

@@ -121,9 +121,9 @@ class OneRun:
         self._max_nonfinite_steps = prepared.settings.max_nonfinite_steps
         shardings = jax.tree.map(lambda x: x.sharding, self.state)
         self._train_step = jit(
-            sharding.within(self._placement, with_flags(job.step)),
+            sharding.with_placement(self._placement, with_flags(job.step)),
             donate_argnums=0,
-            dropped=job.has_dropout,
+            has_dropout=job.has_dropout,
             # The sharding of the state stays the same, so that the step is compiled only once.
             out_shardings=(shardings, self._placement.replicated, self._placement.replicated),
         )
@@ -282,7 +282,7 @@ def train_job(
     if outcome is not None:
         signals.note("after the last step; saved, run the same command again to finish")
         # A signal during the last step, on any process.
-        signals.check(max(map(int, processes.gather(str(stop_signal())))))
+        signals.check(max(map(int, processes.gather_texts(str(stop_signal())))))
     return outcome
 
 

@@ -58,7 +58,7 @@ def lock_workdir(workdir: str | os.PathLike) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
-        processes.on_first(lambda: stack.enter_context(_lock_folder(Path(workdir))))
+        processes.run_on_first(lambda: stack.enter_context(_lock_folder(Path(workdir))))
         yield
 
 

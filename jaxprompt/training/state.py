@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxprompt.parallel.sharding import Placement, like
+from jaxprompt.parallel.sharding import Placement, shardings_like
 from jaxprompt.tree import Flat
 
 
@@ -49,7 +49,7 @@ def place_state(
     init_state = functools.partial(make_state, tx=tx, key=key)
     # Shapes first: shardings must be known before any leaf is created.
     shapes = jax.eval_shape(init_state, trainable)
-    shardings = like(placement, shapes, placement.parameters(trainable))
+    shardings = shardings_like(placement, shapes, placement.param_shardings(trainable))
     # Created in shards: no device ever holds the whole state.
     donate_argnums = (0,) if donate else ()
     return jax.jit(init_state, out_shardings=shardings, donate_argnums=donate_argnums)(trainable)

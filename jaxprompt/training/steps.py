@@ -74,7 +74,7 @@ def make_train_step(
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         # From the step number, so that a resumed run has the same dropout.
-        step_key = rng.at_step(rng.from_numbers(state.key), state.step)
+        step_key = rng.at_step(rng.from_key_data(state.key), state.step)
         terms, counts = compute_terms(state.trainable, frozen, batch, step_key)
         loss, grads = _weighted_sum(terms, objectives, state.trainable)
         # Before `tx` clips the gradient.
@@ -212,9 +212,9 @@ def make_generate_step(model: Model, **settings: Any):
     compiled step does not know the lengths of its rows.
     """
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
+    def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
         params = merge(trainable, frozen)
-        return generate(model, params, batch, front_kv=front_kv, checked=True, **settings).ids
+        return generate(model, params, batch, shared_kv=shared_kv, checked=True, **settings).ids
 
     return step
 
@@ -222,11 +222,11 @@ def make_generate_step(model: Model, **settings: Any):
 def make_eval_step(model: Model, head: str = "main"):
     """Returns (trainable, frozen, batch) -> scores [B, C], without dropout.
 
-    The optional last argument is the result of `Model.run_front` for these parameters.
+    The optional last argument is the result of `Model.run_shared_prefix` for these parameters.
     """
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
-        return model.forward(merge(trainable, frozen), batch, head=head, front_kv=front_kv)
+    def step(trainable: Flat, frozen: Flat, batch: Batch, shared_kv: KeyValues | None = None):
+        return model.forward(merge(trainable, frozen), batch, head=head, shared_kv=shared_kv)
 
     return step
 

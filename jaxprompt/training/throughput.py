@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.parallel.devices import of_kind
+from jaxprompt.parallel.devices import find_device
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
@@ -29,8 +29,8 @@ class Meter:
         """Starts counting before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._num_batches = 0, 0
-        self._num_shares, self._num_devices = placement.share()[1], placement.mesh.size
-        device = of_kind(placement.mesh.devices.flat[0].device_kind)
+        self._num_shares, self._num_devices = placement.batch_part()[1], placement.mesh.size
+        device = find_device(placement.mesh.devices.flat[0].device_kind)
         self._peak = device.peak(dtype) if device else None
 
     def next_batch(self) -> Batch:

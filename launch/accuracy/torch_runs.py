@@ -153,7 +153,7 @@ def _fit(
     """Trains all weights and `more`, chooses the epoch on dev, and scores test. -> the result"""
     added = torch.nn.ParameterList(p for p in more if p.requires_grad)
     whole = torch.nn.ModuleList([model, added])
-    trained = list(whole.parameters())
+    trained = list(whole.param_shardings())
     # Biases and norms do not decay.
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": c.optim.weight_decay},

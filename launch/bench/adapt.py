@@ -104,7 +104,7 @@ def time_ours(args: argparse.Namespace) -> None:
     from jaxprompt.config.load import to_run
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
-    from jaxprompt.parallel.devices import of_kind
+    from jaxprompt.parallel.devices import find_device
     from jaxprompt.runs import denoising
     from jaxprompt.training import steps
     from jaxprompt.training.state import place_state
@@ -128,7 +128,7 @@ def time_ours(args: argparse.Namespace) -> None:
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
     step = jit(
-        sharding.within(placement, step), donate_argnums=0, dropped=False,
+        sharding.with_placement(placement, step), donate_argnums=0, has_dropout=False,
         out_shardings=(jax.tree.map(lambda x: x.sharding, state), placement.replicated),
     )  # fmt: skip
     batches, measured = cycle(make_batches(case)), None
@@ -140,7 +140,7 @@ def time_ours(args: argparse.Namespace) -> None:
             state, measured = step(state, adapted.frozen, batch)
         jax.block_until_ready((state, measured))
 
-    batch, device = next(batches), of_kind(jax.devices()[0].device_kind)
+    batch, device = next(batches), find_device(jax.devices()[0].device_kind)
     flop = denoising.flops_of(adapted, batch, case.batch, placement)
     facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
     serve(run, lambda: facts | {"loss": float(measured["loss"])})

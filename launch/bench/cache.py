@@ -74,7 +74,7 @@ def serve(args: argparse.Namespace) -> None:
     from jaxprompt.build.task import build_objectives
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
-    from jaxprompt.parallel.hlo import read_work
+    from jaxprompt.parallel.hlo import count_work
     from jaxprompt.training import steps
     from jaxprompt.training.features import cache as feature_cache
     from jaxprompt.training.state import place_state
@@ -88,7 +88,7 @@ def serve(args: argparse.Namespace) -> None:
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
     step = steps.make_train_step(kept.model, tx, build_objectives(c, kept.model))
-    step = jit(sharding.within(placement, step), donate_argnums=0)
+    step = jit(sharding.with_placement(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     take = lambda: sharding.put_batch(placement, kept.add_states(splits["train"], next(batches)))
     programs, seen = {}, Counter()
@@ -103,7 +103,7 @@ def serve(args: argparse.Namespace) -> None:
         batch = take()
         program(batch)
         seen[batch.encoder.ids.shape] += 1
-    work = {shape: read_work(program.as_text()).flops for shape, program in programs.items()}
+    work = {shape: count_work(program.as_text()).flops for shape, program in programs.items()}
     gflop = 1e-9 * float(np.average(list(work.values()), weights=[seen[x] for x in work]))
     facts = {"fill s": filled, "epoch steps": per_epoch, "GFLOP": gflop, "shapes": len(work)}
     for line in sys.stdin:

@@ -143,19 +143,19 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
 
 def share_front(model, batch):
     """Takes soft tokens that stand in front of all rows out of these. -> model, batch"""
-    from jaxprompt.types import Front
+    from jaxprompt.types import SharedPrefix
 
     # A token is left to each row, as in a run.
     count = model.prompt.num_slots() - 1
-    if count < 1 or not getattr(model.backbone, "shares_front", False):
+    if count < 1 or not getattr(model.backbone, "supports_shared_prefix", False):
         return model, batch
     none = (0,) * count
-    front = Front(none, tuple(range(count)), none, none)
+    front = SharedPrefix(none, tuple(range(count)), none, none)
     tokens = batch.encoder._replace(
         **{name: x[:, count:] for name, x in batch.encoder._asdict().items() if x is not None}
     )
     batch = batch._replace(encoder=tokens, label_pos=batch.label_pos - count)
-    return dataclasses.replace(model, front=front), batch
+    return dataclasses.replace(model, shared_prefix=front), batch
 
 
 def draw_params(model, batch):
@@ -196,7 +196,7 @@ def time_step(args: argparse.Namespace) -> None:
     loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
 
     params = draw_params(model, batch)
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
+    trainable, frozen = tree.split_trainable(params, tree.trainable_mask(params, [r"prompt/.*"]))
     now, frozen = state.make_state(trainable, tx, rng.key_for(0, "dropout")), jax.device_put(frozen)
     del params
     step = steps.make_train_step(model, tx, [Objective("main", loss)])

@@ -144,7 +144,7 @@ def load(args: argparse.Namespace) -> None:
     from jaxprompt.convert.load import load_backbone
     from jaxprompt.parallel import processes, sharding
 
-    processes.start(args.coordinator, args.processes, args.process)
+    processes.connect(args.coordinator, args.processes, args.process)
     placement = sharding.make_placement(-1, args.model, fsdp=args.fsdp)
     jax.device_put(np.zeros(8), placement.replicated).block_until_ready()
     folder = Path(args.folder)

@@ -96,7 +96,7 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
 
     def begin(params):
         mask = tree.trainable_mask(params, model.prompt.TRAINABLE)
-        trainable, frozen = tree.split(params, mask)
+        trainable, frozen = tree.split_trainable(params, mask)
         return state.make_state(trainable, tx, rng.key_for(0, "dropout")), frozen
 
     def draw(key):
@@ -191,7 +191,7 @@ def serve_steps(c: RunConfig, rows: int | None, facts_of: Callable[[Any, Any], d
 
     scorer, _, weights, batches, tx, placement = open_training(c, rows)
     step = steps.make_train_step(scorer.model, tx, build_objectives(c, scorer.model))
-    step = jit(sharding.within(placement, step), donate_argnums=0)
+    step = jit(sharding.with_placement(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     facts = facts_of(weights, state)
     for line in sys.stdin:

@@ -221,12 +221,12 @@ def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
     from jaxprompt.cli.grid import train_grid
     from jaxprompt.config.load import load_config
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs.grid.expand import list_runs
     from jaxprompt.training.run_folder import read_result
 
     heard, c = hear_compilations(), load_config(args.config)
-    keep_programs(str(Path(args.workdir) / "compiled"))
+    enable_compilation_cache(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         train_grid(c, args.workdir)
     results = [read_result(run.folder) for run in list_runs(c, args.workdir)]
@@ -236,12 +236,12 @@ def train_together(args: argparse.Namespace) -> None:
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
     from jaxprompt.config.load import load_config
-    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.parallel.compilation import enable_compilation_cache
     from jaxprompt.runs import train as tune
     from jaxprompt.runs.grid.expand import list_runs
 
     heard, c = hear_compilations(), load_config(args.config)
-    keep_programs(str(Path(args.workdir) / "compiled"))
+    enable_compilation_cache(str(Path(args.workdir) / "compiled"))
     grid, results, seconds = list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()

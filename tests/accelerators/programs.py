@@ -17,7 +17,7 @@ from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
-from jaxprompt.parallel.sharding import Placement, like, make_placement, within
+from jaxprompt.parallel.sharding import Placement, make_placement, shardings_like, with_placement
 from jaxprompt.planning.abstract_run import open_run
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import step_shapes
@@ -73,9 +73,9 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     step = make_group_step(model, tx, run.objectives)
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
-    over = dataclasses.replace(place, runs=True)
+    over = dataclasses.replace(place, maps_runs=True)
     given = state, shapes.frozen, batch, PerRun({}, {})
-    return compile_for(place, within(over, step), *given, donate_argnums=0), shapes, c
+    return compile_for(place, with_placement(over, step), *given, donate_argnums=0), shapes, c
 
 
 def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
@@ -85,7 +85,7 @@ def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled
     shapes = step_shapes(run, place, as_it_runs=True)
     step = make_eval_step(dataclasses.replace(run.model, backbone=_module(run, place)))
     given = shapes.state.trainable, shapes.frozen, shapes.batch
-    return compile_for(place, within(place, step), *given), shapes, c
+    return compile_for(place, with_placement(place, step), *given), shapes, c
 
 
 def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
@@ -97,13 +97,13 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
     given = prompt, shapes.frozen, shapes.batch
-    return compile_for(place, within(place, step), *given), shapes, c
+    return compile_for(place, with_placement(place, step), *given), shapes, c
 
 
 def _module(run: Any, place: Placement) -> Any:
     cfg = run.backbone.module.cfg
     cfg = dataclasses.replace(
-        cfg, rows=place.padded(cfg.vocab), attention=run.config.backbone.attention
+        cfg, rows=place.padded_vocab(cfg.vocab), attention=run.config.backbone.attention
     )
     return run.backbone.module.clone(cfg=cfg)
 
@@ -116,7 +116,9 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         backbone_from_config(c.backbone.replace({"family": family}), Path(name), hf, heads).module
     )
     module = open_as(known.hf, "", (head,))
-    module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))
+    module = module.clone(
+        cfg=dataclasses.replace(module.cfg, rows=place.padded_vocab(module.cfg.vocab))
+    )
     wide = lambda module: tree.unflatten(backbone_shapes(module))["backbone"]
     if head == "rtd":
         small = open_as(generator_config(known.hf), "electra", ("mlm",))
@@ -131,9 +133,9 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
     tx = build_optimizer(c, trainable, Milestones(1000, 100, 0), 100)
     key = rng.key_for(0, "dropout")
     state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
-    state = put(state, like(place, state, place.parameters(trainable)))
+    state = put(state, shardings_like(place, state, place.param_shardings(trainable)))
     batch = put(_rows(c), place.batch)
-    step = within(place, make_train_step(model, tx, objectives))
+    step = with_placement(place, make_train_step(model, tx, objectives))
     return compile_for(place, step, state, {}, batch, donate_argnums=0), state
 
 

@@ -66,7 +66,8 @@ def tell(record_property):
         gib = [f"{size / 2**30:.2f} GiB" for size in (compiled.arguments, compiled.temporary)]
         said = ", ".join(
             f"{counts[kind]} {kind} {sent[kind] / 2**20:.0f} MiB"
-            + f" ({compiled.work.beside[kind]} asynchronous)" * bool(compiled.work.beside[kind])
+            + f" ({compiled.work.overlapped[kind]} asynchronous)"
+            * bool(compiled.work.overlapped[kind])
             for kind in sorted(counts)
         )
         there = "__cudnn$fmha" in compiled.text or "tpu_custom_call" in compiled.text

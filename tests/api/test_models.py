@@ -398,7 +398,7 @@ def test_the_import_loads_nothing_heavy():
 
 @pytest.mark.parametrize("head", ["linear", "verbalizer"])
 def test_a_second_prediction_compiles_nothing(backbone, trained, texts, head):
-    scoring_step.forget()
+    scoring_step.cache_clear()
     words = ("beast", "food", "tool")
     task = jp.task("text", labels=words, words=words, template="{text} about [mask] .")
     own = dict(task=task, head=jp.verbalizer(), max_len=24)

@@ -1,6 +1,5 @@
 """One set of weights in torch and here, random batches, and what torch's modules saw."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -129,24 +128,6 @@ def run(pair: Pair, batch: Batch, injection=None, module=None, params=None):
     """Runs ours. -> hidden states, logits over the whole vocabulary"""
     forward = compiled(module or pair.module, states_and_logits)
     return forward(params or pair.params, batch, injection or Injection())
-
-
-@contextlib.contextmanager
-def recorded(model, kinds):
-    """Records what modules of some class names are called with and give. -> {name: (args, out)}"""
-    seen, hooks = {}, []
-    for name, module in model.named_modules():
-        if type(module).__name__ in kinds:
-
-            def keep(_, args, kwargs, out, name=name):
-                seen[name] = (args, kwargs, out[0] if isinstance(out, tuple) else out)
-
-            hooks.append(module.register_forward_hook(keep, with_kwargs=True))
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def layer_of(stack, i):

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from tiny import CONFIGS
 from transformers import (
     AlbertConfig,
     AutoConfig,
@@ -137,8 +138,41 @@ def test_a_gelu_is_the_one_that_transformers_takes(kind):
     assert make(kind, hf).activation == getattr(AutoConfig.for_model(**hf), name)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
-def test_a_bert_that_looks_back_alone_is_no_bert(kind):
-    hf = CLASSES[kind](is_decoder=True).to_dict()
-    with pytest.raises(InputError, match="is_decoder=true is not supported; use a checkpoint"):
-        make(kind, hf)
+BAD = [  # family, changes, what the message names
+    ("bert", dict(is_decoder=True), "is_decoder=true"),
+    ("roberta", dict(is_decoder=True), "is_decoder=true"),
+    ("electra", dict(is_decoder=True), "is_decoder=true"),
+    ("deberta", dict(talking_head=True), "talking_head=true"),
+    ("deberta", dict(pos_att_type="p2p|c2p"), "pos_att_type=.* a list of c2p, p2c"),
+    ("deberta_v2", dict(norm_rel_ebd="rms"), "norm_rel_ebd=.*rms"),
+    ("deberta_v2", dict(conv_kernel_size=4), "conv_kernel_size=4 must be odd"),
+    ("deberta_v2", dict(conv_kernel_size=3, conv_groups=2), "conv_groups=2"),
+    ("deberta_v2", dict(legacy=False, embedding_size=8), "legacy=false"),
+    ("albert", dict(num_hidden_groups=3), "num_hidden_groups=3"),
+    ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1"),
+    ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling"),
+    ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
+    ("modernbert", dict(rope_parameters={"rope_theta": 50.0}), "rope_parameters=.* rope_theta"),
+    ("gpt2", dict(n_head=5), "n_embd=16 .* n_head=5"),
+    ("gpt2", dict(activation_function="swish"), "activation_function='swish'"),
+    ("gpt2", dict(add_cross_attention=True), "add_cross_attention=true"),
+    ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=true"),
+    ("gpt2", dict(n_embd="16"), "n_embd='16'.* integer above 0"),
+    ("gpt2", dict(n_inner=0), "n_inner=0.* integer above 0"),
+    ("gpt2", dict(n_positions=None), "n_positions=None.* integer"),
+    ("t5", dict(pad_token_id=None), "lacks decoder_start_token_id"),
+    ("t5", dict(feed_forward_proj="gated-swish"), "feed_forward_proj='gated-swish' .* gelu, "),
+    ("t5", dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu'"),
+    ("t5", dict(num_decoder_layers=-1), "num_decoder_layers=-1"),
+    ("glm", dict(block_position_encoding=False), "block_position_encoding=false.*glm-2b"),
+    ("glm", dict(relative_encoding=True), "relative_encoding=true"),
+    ("glm", dict(spell_length=3), "spell_length"),
+    ("glm", dict(attention_scale=8.0), "attention_scale=8.0"),
+    ("glm", dict(num_attention_heads=5), "hidden_size=16 .* num_attention_heads=5"),
+]
+
+
+@pytest.mark.parametrize("family, changes, words", BAD)
+def test_what_is_not_supported_is_refused_by_name(family, changes, words):
+    with pytest.raises(InputError, match=words):
+        make_backbone(family, CONFIGS[family] | changes, ("lm",))

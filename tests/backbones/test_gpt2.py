@@ -10,23 +10,16 @@ import transformers
 from pairs import (
     assert_near,
     draw_tokens,
-    layer_of,
     make_batch,
     make_tokens,
     primitives,
     randomise,
     read_ours,
     read_pair,
-    recorded,
     run,
     write_checkpoint,
 )
 
-from jaxprompt.backbones.gpt2 import make_config
-from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, seen_before
-from jaxprompt.layers.mlp import Mlp
-from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.types import Injection, Prefix, Stream
 
 torch = pytest.importorskip("torch")
@@ -40,11 +33,7 @@ KINDS = {
     "inner": dict(n_inner=44, activation_function="gelu", layer_norm_epsilon=1e-3),
     "unscaled": dict(scale_attn_weights=False, n_layer=2, n_head=2),
     "untied": dict(tie_word_embeddings=False, activation_function="relu"),
-    # XLA's CPU compiler writes products of narrower matrices into the code around them, where a
-    # loop and its unrolled form may round apart by one unit.
-    "exact": dict(n_embd=64, n_head=2, vocab_size=32),
 }
-MODELS = [kind for kind in KINDS if kind != "exact"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +70,7 @@ def run_torch(model, batch):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_model(pairs, kind, side):
     pair = pairs(kind)
@@ -91,40 +80,6 @@ def test_model(pairs, kind, side):
     assert_near(hidden, expected.hidden_states[-1], MODEL, mask)
     assert_near(logits, expected.logits, MODEL, mask)
     assert hidden[mask].std() > 0.3
-
-
-@pytest.mark.long_cases("plain")
-@pytest.mark.parametrize("kind", MODELS)
-def test_modules(pairs, kind):
-    """Each module on the very input that torch gives it."""
-    pair = pairs(kind)
-    batch, params, c = batch_of(pair, "left"), pair.params, pair.module.cfg
-    with recorded(pair.torch, {"LayerNorm", "GPT2Attention", "GPT2MLP", "Dropout"}) as seen:
-        run_torch(pair.torch, batch)
-    embed = lambda m: m.embed(batch.encoder.ids, batch.encoder.positions, deterministic=True)
-    found = pair.module.apply({"params": params}, method=embed)
-    assert_near(found, seen["transformer.drop"][2], MODULE)
-    scale = None if kind != "unscaled" else 1.0
-    attention = Attention(c.width, c.heads, c.width // c.heads, scale=scale)
-    mask, real = seen_before(batch.encoder), batch.encoder.mask
-
-    def check(name, module, params):
-        args, _, out = seen[f"transformer.{name}"]
-        x = args[0].numpy()
-        if module is attention:
-            attend = lambda m: m(x, *m.keys(x), mask, deterministic=True)
-            found = module.apply({"params": params}, method=attend)
-        else:
-            found = module.apply({"params": params}, x)
-        assert_near(found, out, MODULE, real)
-
-    for i in range(c.layers):
-        own = layer_of(params["layers"], i)
-        check(f"h.{i}.ln_1", LayerNorm(c.eps), own["attention_norm"])
-        check(f"h.{i}.attn", attention, own["attention"])
-        check(f"h.{i}.ln_2", LayerNorm(c.eps), own["mlp_norm"])
-        check(f"h.{i}.mlp", Mlp(c.mlp, c.activation), own["mlp"])
-    check("ln_f", LayerNorm(c.eps), params["norm"])
 
 
 def test_layouts_of_the_file(pairs, tmp_path):
@@ -144,25 +99,6 @@ def test_layouts_of_the_file(pairs, tmp_path):
     prefixed["lm_head.weight"] = tensors["wte.weight"]
     write_checkpoint(tmp_path / "copies", pair.config, prefixed)
     assert read_ours(tmp_path / "copies", "gpt2")[2] == expected
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_changes_nothing(pairs, side):
-    pair = pairs("plain")
-    tokens = draw_tokens(60, side)
-    expected, _ = run(pair, make_batch(tokens))
-    spoilt = tokens._replace(ids=np.where(tokens.mask, tokens.ids, 7))
-    found, _ = run(pair, make_batch(spoilt))
-    np.testing.assert_array_equal(found[tokens.mask], expected[tokens.mask])
-
-
-def test_left_and_right_padding_are_one(pairs):
-    pair, ids = pairs("plain"), np.arange(2, 8)
-    mask = np.arange(9) < 6
-    right = make_tokens([np.where(mask, np.pad(ids, (0, 3)), 0)], mask[None])
-    left = make_tokens([np.pad(ids, (3, 0))], mask[None, ::-1])
-    one, other = (run(pair, make_batch(tokens))[0] for tokens in (right, left))
-    assert_near(one[:, :6], other[:, 3:], MODULE)
 
 
 def test_fused_attention(pairs):
@@ -205,33 +141,6 @@ def inject(slots, k, v):
     return Injection(Stream(slots, Prefix(k, v, np.ones(k.shape[:3], bool))))
 
 
-@pytest.mark.long
-def test_scan_unroll_and_remat_agree(pairs):
-    """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
-    pair = pairs("exact")
-    batch, prompt = batch_of(pair), draw_prompt(pair.module.dims)
-    batch.encoder.slot[:, 0] = 0
-
-    def run_as(stack, remat):
-        module, *_ = read_ours(pair.folder, "gpt2", stack=stack, remat=remat)
-
-        def loss(prompt, params):  # weights are arguments: as constants they would be folded
-            hidden = module.apply({"params": params}, batch, inject(*prompt), deterministic=True)
-            return (hidden[:, -1] ** 3).sum() + (hidden[:, 0] ** 3).sum(), hidden
-
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-        (_, hidden), grads = step(prompt, pair.params)
-        return hidden, grads
-
-    hidden, grads = run_as("unroll", "none")
-    assert all(np.abs(grad).max() > 0 for grad in grads)
-    for stack, remat in (("scan", "none"), ("scan", "full"), ("unroll", "dots")):
-        other, other_grads = run_as(stack, remat)
-        np.testing.assert_array_equal(other, hidden, err_msg=f"{stack=} {remat=}")
-        for found, grad in zip(other_grads, grads, strict=True):
-            assert np.abs(found - grad).max() <= 5e-6 * np.abs(grad).max(), (stack, remat)
-
-
 @pytest.mark.parametrize("prompted", [False, True])
 def test_branches_are_rows_of_their_own(pairs, prompted):
     """Two label words behind one left-padded text, in one row with branches and in a row each."""
@@ -261,22 +170,3 @@ def test_dims(pairs):
     dims = pairs("plain").module.dims
     assert (dims.width, dims.heads, dims.head_dim, dims.layers) == (32, 4, 8, 3)
     assert (dims.max_len, dims.decoder_layers, dims.vocab) == (20, 0, 60)
-
-
-BAD = {
-    "heads": (dict(n_head=5), "n_embd=32 must be divisible by n_head=5"),
-    "activation": (dict(activation_function="swish"), "activation_function='swish' is not supp"),
-    "cross": (dict(add_cross_attention=True), "add_cross_attention=true is not supported; use"),
-    "layers": (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=true"),
-    "width": (dict(n_embd="32"), "n_embd='32', which must be an integer above 0"),
-    "inner": (dict(n_inner=0), "n_inner=0, which must be an integer above 0"),
-    "positions": (dict(n_positions=None), "n_positions=None, which must be an integer"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_config_that_is_not_understood_is_an_error(name):
-    change, message = BAD[name]
-    with pytest.raises(InputError, match=message) as caught:
-        make_config(SIZES | change)
-    assert "\n" not in str(caught.value)

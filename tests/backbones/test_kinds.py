@@ -209,24 +209,6 @@ def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
     assert report.heads == () and report.fresh == ("mlm",)
 
 
-@pytest.mark.parametrize("family, changes, words", [
-    ("deberta", dict(talking_head=True), "talking_head=true is not supported"),
-    ("deberta", dict(pos_att_type="p2p|c2p"), "pos_att_type=.* a list of c2p, p2c"),
-    ("deberta_v2", dict(norm_rel_ebd="rms"), "norm_rel_ebd=.*rms.* is not supported"),
-    ("deberta_v2", dict(conv_kernel_size=4), "conv_kernel_size=4 must be odd"),
-    ("deberta_v2", dict(conv_kernel_size=3, conv_groups=2), "conv_groups=2 is not supported"),
-    ("deberta_v2", dict(legacy=False, embedding_size=8), "legacy=false is not supported if"),
-    ("albert", dict(num_hidden_groups=3), "num_hidden_groups=3 must not exceed"),
-    ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1 is not supported"),
-    ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling is not supported"),
-    ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
-    ("modernbert", dict(rope_parameters={"rope_theta": 50.0}), "one rope_theta per"),
-])  # fmt: skip
-def test_what_is_not_done_is_refused_by_name(family, changes, words):
-    with pytest.raises(InputError, match=words):
-        make_backbone(family, CONFIGS[family] | changes, ("mlm",))
-
-
 @pytest.mark.parametrize("family", ["deberta", "deberta_v2"])
 def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
     kind = transformers.DebertaConfig if family == "deberta" else transformers.DebertaV2Config

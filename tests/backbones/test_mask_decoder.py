@@ -11,7 +11,7 @@ from pairs import assert_near
 from test_kinds import KINDS, draw_batch
 from tiny import jit
 
-from jaxprompt.backbones import for_words, make_backbone
+from jaxprompt.backbones import make_backbone, with_lm_states
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.types import Injection, Prefix, Stream
@@ -67,7 +67,7 @@ def decode(model, table, batch):
 
 
 def scores(module, batch, reads=None):
-    hidden = module(batch, Injection(), deterministic=True, reads=reads)
+    hidden = module(batch, Injection(), deterministic=True, output_positions=reads)
     table, bias = module.lm_table()
     return hidden, jnp.einsum("btx,vx->btv", module.lm_features(hidden), table) + bias
 
@@ -82,7 +82,7 @@ def test_states_logits_and_gradients_are_those_of_the_released_code(tmp_path, ki
     batch = draw_batch(read_config(tmp_path))
     mask, table = batch.encoder.mask, table.requires_grad_()
     states, logits = decode(model, table, batch)
-    words = for_words(module)
+    words = with_lm_states(module)
     run = lambda params: words.apply({"params": params}, batch, method=scores)
     found = jit(run)(params)
     assert_near(found[0], states.detach(), 1e-4, mask)
@@ -104,7 +104,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
     """In front of the last layer stands a prefix too, in all layers or in the last alone."""
     make(tmp_path, kind)
     module, params, _ = read(tmp_path, KINDS[kind][0], stack="scan")
-    module, batch = for_words(module), draw_batch(read_config(tmp_path))
+    module, batch = with_lm_states(module), draw_batch(read_config(tmp_path))
     dims = module.dims
     assert dims.max_len == KINDS[kind][2]["max_position_embeddings"]
     k, v = np.random.default_rng(1).normal(
@@ -115,7 +115,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
     for prefix in (None, Prefix(k, v, np.ones_like(last)), Prefix(k, v, last)):
         run = lambda reads, prefix=prefix: module.apply(
             {"params": params}, batch, Injection(Stream(prefix=prefix)), deterministic=True,
-            reads=reads,
+            output_positions=reads,
         )  # fmt: skip
         whole = np.asarray(jit(run)(None))
         assert_near(jit(run)(READS), whole[np.arange(3)[:, None], READS], 1e-5)
@@ -124,7 +124,7 @@ def test_the_positions_that_are_read_are_those_of_all(tmp_path, kind):
 def test_states_that_are_kept_enter_it(tmp_path):
     make(tmp_path, "v3")
     module, params, _ = read(tmp_path, "deberta_v2", stack="scan")
-    module, batch = for_words(module), draw_batch(read_config(tmp_path))
+    module, batch = with_lm_states(module), draw_batch(read_config(tmp_path))
     run = lambda module, batch: module.apply(
         {"params": params}, batch, Injection(), deterministic=True
     )
@@ -132,7 +132,7 @@ def test_states_that_are_kept_enter_it(tmp_path):
     for skip in range(1, module.dims.layers + 1):
         kept = module.apply({"params": params}, batch, skip, method="enter")
         rest = module.clone(cfg=dataclasses.replace(module.cfg, skip=skip))
-        assert_near(run(rest, batch._replace(kept=kept)), whole, 1e-5, batch.encoder.mask)
+        assert_near(run(rest, batch._replace(cached=kept)), whole, 1e-5, batch.encoder.mask)
 
 
 def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):
@@ -140,7 +140,7 @@ def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):
     module, _, report = read(tmp_path, "deberta_v2")
     assert report.heads == ("mlm",) == tuple(module.cfg.model_heads)
     assert present_heads(tmp_path, "deberta_v2", read_config(tmp_path)) == {"mlm"}
-    assert for_words(module) is module
+    assert with_lm_states(module) is module
 
 
 def test_a_model_of_replaced_tokens_has_no_head_of_words(tmp_path):

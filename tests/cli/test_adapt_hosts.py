@@ -66,7 +66,7 @@ def test_processes_compare_their_texts(tmp_path_factory, tmp_path, refused, monk
         if "the corpus" in facts:
             raise InputError("all is compared")
 
-    monkeypatch.setattr("jaxprompt.parallel.processes.agree", agree)
+    monkeypatch.setattr("jaxprompt.parallel.processes.check_agreement", agree)
     for process, documents in enumerate((60, 60, 40)):
         folder = tmp_path / str(process)
         make_corpus(folder / "text", documents)

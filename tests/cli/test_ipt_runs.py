@@ -18,7 +18,7 @@ from tiny_run import (
 
 from jaxprompt.__main__ import main
 from jaxprompt.build.prompt_artifact import read_export
-from jaxprompt.layers.word_rows import hash_rows, unpack_ids
+from jaxprompt.layers.word_rows import hash_vectors, unpack_ids
 
 SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}
 ENCODES = {"prompt.encoder": "cnn", "prompt.fixed": True, "prompt.hidden": 8}
@@ -117,7 +117,7 @@ def check_cosines(backbone, workdir, case):
     vocab = (backbone / "vocab.txt").read_text("utf-8").splitlines()
     ids = [vocab.index(token) for token in case["tokens"]]
     rows = np.stack([
-        table[seen.index(i)] if i in seen else hash_rows(i, 32, 0.1, np) for i in ids[:4]
+        table[seen.index(i)] if i in seen else hash_vectors(i, 32, 0.1, np) for i in ids[:4]
     ])  # fmt: skip
     unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     cosines = (unit(words[ids]) @ unit(rows).T).max(1)

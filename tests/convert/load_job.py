@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     args = parser.parse_args()
-    processes.start(args.coordinator, args.processes, args.process)
+    processes.connect(args.coordinator, args.processes, args.process)
     read, counts = os.preadv, []
 
     def count(*words):

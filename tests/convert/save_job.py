@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     args = parser.parse_args()
-    processes.start(args.coordinator, args.processes, args.process)
+    processes.connect(args.coordinator, args.processes, args.process)
     config = read_config(args.source)
     family = {"mt5": "t5"}.get(config["model_type"], config["model_type"])
     place = make_placement(1, -1, fsdp=True)

@@ -14,8 +14,8 @@ from tiny import assert_equal, quantize_params
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, restore
-from jaxprompt.parallel.sharding import check_divides, make_placement
+from jaxprompt.layers.quantized import BITS, dequantize_tree
+from jaxprompt.parallel.sharding import check_divisible, make_placement
 from jaxprompt.tree import count, flatten
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     placement = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
     plain = load(saved, family, placement=placement)
     found = load(saved, family, quantize=quantize, placement=placement)
-    check_divides(placement, flatten({"backbone": found.params}))
+    check_divisible(placement, flatten({"backbone": found.params}))
     expected = quantize_params(jax.device_get(plain.params), BITS[quantize])
     assert_equal(jax.device_get(found.params), expected)
     assert count(found.params) == count(plain.params)
@@ -136,7 +136,7 @@ def test_blocks_of_a_gguf_file_are_taken_over(gguf_of, quant, quantize):
     path = gguf_of(quant)
     plain = load_backbone(path, "llama", read_config(path))
     found = load_backbone(path, "llama", read_config(path), quantize=quantize)
-    assert_equal(jax.jit(restore, static_argnums=1)(found.params, np.float32), plain.params)
+    assert_equal(jax.jit(dequantize_tree, static_argnums=1)(found.params, np.float32), plain.params)
     assert found.report.requantized == 0
 
 

@@ -106,9 +106,9 @@ def assert_holds(found, expected, placement):
     """Compares a leaf bit for bit, its padding with zeros, and checks where it lives."""
     for name, leaf in found.items():
         own = expected[name]
-        assert leaf.sharding == placement.parameter(f"backbone/{name}", own.shape), name
+        assert leaf.sharding == placement.param_sharding(f"backbone/{name}", own.shape), name
         in_vocab = name in ("embed/word/table", "lm/table", "mlm/table", "mlm/bias")
-        rows = placement.padded(VOCAB) if in_vocab else own.shape[0]
+        rows = placement.padded_vocab(VOCAB) if in_vocab else own.shape[0]
         assert leaf.shape == (rows, *own.shape[1:]) and leaf.dtype == own.dtype, name
         values = np.asarray(leaf)
         assert values[: len(own)].tobytes() == own.tobytes(), name

@@ -119,7 +119,7 @@ def test_every_parameter_of_the_module_is_there(kind, mesh):
     assert {name: leaf.shape for name, leaf in found.items()} == shapes
     place = make_placement(*mesh, devices=jax.devices()[: mesh[0] * mesh[1]], fsdp=True)
     for name, leaf in found.items():
-        assert leaf.sharding == place.parameter(name, leaf.shape), name
+        assert leaf.sharding == place.param_sharding(name, leaf.shape), name
     assert loaded.report.bytes == sum(leaf.nbytes for leaf in found.values())
     assert loaded.report.heads == () and loaded.report.fresh == tuple(heads)
     assert loaded.report.tied == (

@@ -8,7 +8,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.heads.linear import Classifier as Head
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.types import ABSENT, Injection, Role
 
 BACKBONE, WEIGHTS = make_tiny()
@@ -102,4 +102,4 @@ def test_scores_are_float32_for_bfloat16(pooler):
 
 def test_take():
     positions = np.array([[3, 0]] * 8)
-    assert_equal(take(HIDDEN, positions), HIDDEN[:, [3, 0]])
+    assert_equal(select_positions(HIDDEN, positions), HIDDEN[:, [3, 0]])

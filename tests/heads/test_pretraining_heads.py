@@ -33,7 +33,7 @@ def test_targets_are_scored_as_free_texts_are(family):
     expected, _ = apply(TargetScores(), family, batch)
     scored, _ = apply(TargetHead(block=5), family, batch)
     assert_close(scored.logp, expected)
-    assert scored.drawn is None and (np.asarray(scored.logp) == ABSENT).sum() == 5
+    assert scored.sampled is None and (np.asarray(scored.logp) == ABSENT).sum() == 5
 
 
 def test_replaced_tokens_are_scored_as_by_torch():

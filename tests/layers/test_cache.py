@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal
 
-from jaxprompt.layers.attention import attend, put_in_front, recall
+from jaxprompt.layers.attention import attend, attend_cached, prepend_prefix
 from jaxprompt.layers.cache import (
-    pick_beams,
-    place,
-    remember,
-    repeat_rows,
+    column_positions,
+    make_layer_caches,
+    repeat_for_beams,
+    select_beams,
     unstack,
-    write,
-    write_positions,
+    write_position,
+    write_token,
 )
-from jaxprompt.types import Cache, Memory, Prefix, Seen
+from jaxprompt.types import AttentionMask, Cache, LayerCache, Prefix
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def test_unstack():
 
 @pytest.mark.parametrize("prefix", [None, FRONT])
 def test_remember(prefix):
-    memories = remember(prefix, K, V, MASK, ROOM)
+    memories = make_layer_caches(prefix, K, V, MASK, ROOM)
     front = P if prefix else 0
     assert len(memories) == L
     for i, memory in enumerate(memories):
@@ -56,9 +56,9 @@ def test_remember(prefix):
 
 
 def test_place():
-    assert_equal(place(None, POSITIONS, 2), np.pad(POSITIONS, [(0, 0), (0, 2)]))
+    assert_equal(column_positions(None, POSITIONS, 2), np.pad(POSITIONS, [(0, 0), (0, 2)]))
     outside, inside = (
-        np.asarray(place(FRONT._replace(positions=where), POSITIONS, 0))
+        np.asarray(column_positions(FRONT._replace(positions=where), POSITIONS, 0))
         for where in (None, np.arange(P, dtype=np.int32))
     )
     assert_equal(outside[:, P:], POSITIONS)
@@ -67,32 +67,32 @@ def test_place():
 
 
 def test_write_fills_one_column():
-    before = remember(FRONT, K, V, MASK, ROOM)[0]
+    before = make_layer_caches(FRONT, K, V, MASK, ROOM)[0]
     k, v = draw(B, N, D), draw(B, N, D)
-    after = jax.jit(write)(before, k, v, P + T + 1)
+    after = jax.jit(write_token)(before, k, v, P + T + 1)
     assert_equal(after.k[:, :, P + T + 1], k)
     assert_equal(after.v[:, :, P + T + 1], v)
     assert after.mask[:, P + T + 1].all() and not after.mask[:, [P + T, P + T + 2]].any()
     others = np.delete(np.arange(P + T + ROOM), P + T + 1)
     assert_equal(after.k[:, :, others], before.k[:, :, others])
     assert_equal(after.mask[:, others], before.mask[:, others])
-    cache = Cache((before,), place(FRONT, POSITIONS, ROOM))
-    moved = write_positions(cache, np.array([4, 2, 1], np.int32), P + T)
+    cache = Cache((before,), column_positions(FRONT, POSITIONS, ROOM))
+    moved = write_position(cache, np.array([4, 2, 1], np.int32), P + T)
     assert_equal(moved.positions[:, P + T], np.array([4, 2, 1], np.int32))
     assert_equal(moved.positions[:, : P + T], cache.positions[:, : P + T])
 
 
 def test_beams_take_from_their_own_row_and_leave_the_source():
-    own, cross = remember(None, K, V, MASK, ROOM), remember(None, K, V, MASK)
-    cache = Cache(own, place(None, POSITIONS, ROOM), cross)
-    wide = repeat_rows(cache, 2)
-    assert_equal(wide.own[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
+    own, cross = make_layer_caches(None, K, V, MASK, ROOM), make_layer_caches(None, K, V, MASK)
+    cache = Cache(own, column_positions(None, POSITIONS, ROOM), cross)
+    wide = repeat_for_beams(cache, 2)
+    assert_equal(wide.self_attention[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
     marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
-    found = pick_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
+    found = select_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
     rows = np.array([1, 1, 2, 3, 5, 4])
     assert_equal(found.positions, marks[rows])
-    assert_equal(found.own[1].v, wide.own[1].v[rows])
-    assert_equal(found.own[0].mask, wide.own[0].mask[rows])
+    assert_equal(found.self_attention[1].v, wide.self_attention[1].v[rows])
+    assert_equal(found.self_attention[0].mask, wide.self_attention[0].mask[rows])
     assert found.cross is wide.cross is cache.cross
 
 
@@ -101,18 +101,20 @@ def test_beams_take_from_their_own_row_and_leave_the_source():
 def test_recall_equals_attend(scale, fold):
     """`fold` rows in a row share one memory."""
     q, bias = draw(B * fold, N, D), draw(B * fold, N, P + T + ROOM)
-    memory = remember(FRONT, K, V, MASK, ROOM)[0]
+    memory = make_layer_caches(FRONT, K, V, MASK, ROOM)[0]
     front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
-    k, v, joined = put_in_front(front, K[0], V[0], Seen(MASK))
+    k, v, joined = prepend_prefix(front, K[0], V[0], AttentionMask(MASK))
     k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
     for added, seen in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, Seen(mask), seen, scale=scale)[:, 0]
-        assert_close(recall(q, memory, added, scale=scale), expected)
+        expected = attend(q[:, None], k, v, AttentionMask(mask), seen, scale=scale)[:, 0]
+        assert_close(attend_cached(q, memory, added, scale=scale), expected)
 
 
 def test_what_a_memory_hides_has_no_part():
-    memory = remember(None, K, V, MASK, ROOM)[0]
+    memory = make_layer_caches(None, K, V, MASK, ROOM)[0]
     hidden = ~memory.mask[:, None, :, None]
-    spoilt = Memory(np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask)
+    spoilt = LayerCache(
+        np.where(hidden, 1e4, memory.k), np.where(hidden, -1e4, memory.v), memory.mask
+    )
     q = draw(B, N, D)
-    assert_equal(recall(q, spoilt), recall(q, memory))
+    assert_equal(attend_cached(q, spoilt), attend_cached(q, memory))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny import fill
 
-from jaxprompt.layers.attention import put_in_front
-from jaxprompt.layers.disentangled import Disentangled, by_distance, distance_rows
-from jaxprompt.types import Prefix, Seen
+from jaxprompt.layers.attention import prepend_prefix
+from jaxprompt.layers.disentangled import Disentangled, align_by_distance, distance_rows
+from jaxprompt.types import AttentionMask, Prefix
 
 torch = pytest.importorskip("torch")
 deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
@@ -27,7 +27,7 @@ def test_buckets_are_those_of_transformers(buckets, limit):
 
 def test_scores_go_to_their_keys():
     scores = np.random.default_rng(0).normal(size=(2, 3, 5, 10)).astype(np.float32)
-    found = by_distance(jnp.asarray(scores))
+    found = align_by_distance(jnp.asarray(scores))
     for i in range(5):
         for j in range(5):
             np.testing.assert_array_equal(found[..., i, j], scores[..., i, j - i + 4])
@@ -49,7 +49,7 @@ def test_a_prefix_is_scored_by_content_alone_under_the_same_divisor(joined, shar
     prefix = Prefix(draw(1, FRONT, HEADS, SIZE), draw(1, FRONT, HEADS, SIZE), None)
 
     def attend(module):
-        k, v, seen = put_in_front(prefix, *module.keys(x), Seen(jnp.asarray(keep)))
+        k, v, seen = prepend_prefix(prefix, *module.keys(x), AttentionMask(jnp.asarray(keep)))
         return module(x, k, v, seen, relative, deterministic=True), k, v, module._queries(x)
 
     shapes = jax.eval_shape(lambda key: module.init(key, method=attend), jax.random.key(0))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from tiny import assert_equal
 
-from jaxprompt.layers.dropout import Dropout, draw_keep, drop
+from jaxprompt.layers.dropout import Dropout, dropout, sample_keep_mask
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_rate_and_scale(rate):
     n = 1_000_000
     x = np.linspace(1, 2, n, dtype=np.float32)
-    found = np.asarray(drop(x, rate, jax.random.key(0)))
+    found = np.asarray(dropout(x, rate, jax.random.key(0)))
     dropped = found == 0
     sigma = np.sqrt(rate * (1 - rate) / n)
     assert abs(dropped.mean() - rate) < 4 * sigma + 1 / 65536
@@ -24,7 +24,7 @@ def test_rate_and_scale(rate):
 
 def test_the_key_decides():
     x = np.ones((64, 64), np.float32)
-    first, again, other = (drop(x, 0.3, jax.random.key(seed)) for seed in (0, 0, 1))
+    first, again, other = (dropout(x, 0.3, jax.random.key(seed)) for seed in (0, 0, 1))
     assert_equal(first, again)
     assert (first != other).mean() > 0.3
 
@@ -32,8 +32,8 @@ def test_the_key_decides():
 def test_gradient_passes_where_elements_were_kept():
     x = np.ones(1000, np.float32)
     key = jax.random.key(0)
-    grad = jax.grad(lambda x: drop(x, 0.25, key).sum())(x)
-    np.testing.assert_allclose(grad, drop(x, 0.25, key), rtol=1e-6)
+    grad = jax.grad(lambda x: dropout(x, 0.25, key).sum())(x)
+    np.testing.assert_allclose(grad, dropout(x, 0.25, key), rtol=1e-6)
 
 
 def test_module_is_the_identity_where_it_should_be():
@@ -45,7 +45,7 @@ def test_module_is_the_identity_where_it_should_be():
 
 
 def test_bfloat16_stays():
-    assert drop(jnp.ones(8, jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
+    assert dropout(jnp.ones(8, jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
 
 
 @pytest.mark.long_cases("small0-large0")
@@ -54,12 +54,12 @@ def test_padding_changes_nothing(small, large):
     """Of hidden states [B, T, H] and probabilities [B, N, T, S], whatever T and S are."""
     key = jax.random.key(3)
     within = tuple(slice(size) for size in small)
-    found = [np.asarray(draw_keep(shape, 0.4, key)) for shape in (small, large)]
+    found = [np.asarray(sample_keep_mask(shape, 0.4, key)) for shape in (small, large)]
     assert_equal(found[0], found[1][within])
     rows = found[1].reshape(-1, large[-1])
     assert len({row.tobytes() for row in rows}) == len(rows)
 
 
 def test_other_generators_draw_too():
-    found = draw_keep((200, 301), 0.3, jax.random.key(0, impl="rbg"))
+    found = sample_keep_mask((200, 301), 0.3, jax.random.key(0, impl="rbg"))
     assert found.shape == (200, 301) and abs(found.mean() - 0.7) < 0.01

@@ -6,12 +6,12 @@ import pytest
 from tiny import MASK, make_batch
 
 from jaxprompt.data.batches.stacking import stack_batches
-from jaxprompt.layers.hiding import hide_text
+from jaxprompt.layers.hiding import mask_text
 from jaxprompt.types import Role
 
 
 def hidden(batch, share, seed=0):
-    found = hide_text(batch.encoder, jax.random.key(seed), share=share, mask=MASK)
+    found = mask_text(batch.encoder, jax.random.key(seed), share=share, mask=MASK)
     return [
         sorted((int(at), int(word)) for at, word in zip(places, words, strict=True) if word >= 0)
         for places, words in zip(*map(np.asarray, found[1:]), strict=True)

@@ -10,9 +10,9 @@ import pytest
 from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
-from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
-from jaxprompt.parallel.sharding import Target, make_placement, within
-from jaxprompt.types import Prefix, Seen, Tokens, Window
+from jaxprompt.layers.attention import attend, bidirectional_mask, causal_mask, prepend_prefix
+from jaxprompt.parallel.sharding import Target, make_placement, with_placement
+from jaxprompt.types import AttentionMask, AttentionWindow, Prefix, Tokens
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
@@ -26,32 +26,32 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (GPU, "auto", dict(dtype="float32"), "einsum"),
         (GPU, "auto", dict(head_dim=60), "einsum"),
         (GPU, "auto", dict(head_dim=136), "einsum"),
-        (GPU, "auto", dict(dropped=True), "einsum"),
-        (GPU, "auto", dict(told=False), "cudnn"),
+        (GPU, "auto", dict(has_dropout=True), "einsum"),
+        (GPU, "auto", dict(has_key_mask=False), "cudnn"),
         (GPU, "einsum", {}, "einsum"),
         (GPU, "fused", dict(dtype="float32"), "recompute"),
-        (GPU, "fused", dict(dropped=True), "einsum"),
+        (GPU, "fused", dict(has_dropout=True), "einsum"),
         (V100, "auto", {}, "einsum"),
         (V100, "fused", {}, "recompute"),
         (CPU, "auto", {}, "einsum"),
         (CPU, "fused", {}, "recompute"),
         (TPU, "auto", {}, "einsum"),
-        (GPU, "auto", dict(capped=True), "einsum"),
-        (GPU, "fused", dict(capped=True), "recompute"),
+        (GPU, "auto", dict(has_cap=True), "einsum"),
+        (GPU, "fused", dict(has_cap=True), "recompute"),
         (TPU, "auto", dict(length=512), "pallas"),
-        (TPU, "auto", dict(length=512, head_dim=256, capped=True), "pallas"),
+        (TPU, "auto", dict(length=512, head_dim=256, has_cap=True), "pallas"),
         (TPU, "auto", dict(length=512, head_dim=264), "einsum"),
         (TPU, "auto", dict(length=512, head_dim=160), "einsum"),  # with two blocks of keys it fails
         (TPU, "auto", dict(length=512, head_dim=80), "pallas"),
-        (TPU, "auto", dict(length=512, told=False), "einsum"),
+        (TPU, "auto", dict(length=512, has_key_mask=False), "einsum"),
         (TPU, "auto", dict(length=512, dtype="float32"), "einsum"),
         (TPU, "fused", {}, "pallas"),
-        (TPU, "fused", dict(told=False), "recompute"),
+        (TPU, "fused", dict(has_key_mask=False), "recompute"),
     ],
 )
 def test_choice(target, asked, changes, chosen):
-    given = dict(dtype="bfloat16", head_dim=64, dropped=False, length=64, told=True) | changes
-    assert kernels.choose(asked, target, **given) == chosen
+    options = dict(dtype="bfloat16", head_dim=64, has_dropout=False, length=64, has_key_mask=True)
+    assert kernels.choose_kernel(asked, target, **(options | changes)) == chosen
 
 
 def draw(seed, *shape):
@@ -91,11 +91,11 @@ def make(name):
     tokens = tokens_of(rows, length, segments=segments)
     if left:
         tokens = tokens._replace(mask=tokens.mask[:, ::-1], lengths=None)
-    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
+    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     q, k, v = (draw(i, rows, length, N, D) for i in range(3))
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = put_in_front(prefix, k, v, seen)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
     bias = 2 * draw(5, biased, N, length, length + front) if biased else None
     return (q, k, v, bias), seen, tokens.mask
 
@@ -114,7 +114,7 @@ def run(kernel, given, seen, real):
 
 
 def plainly(q, k, v, seen, bias, scale):
-    return attend(q, k, v, Seen(seen.mask), bias, scale=scale, kernel="einsum")
+    return attend(q, k, v, AttentionMask(seen.mask), bias, scale=scale, kernel="einsum")
 
 
 def assert_near(found, expected):
@@ -125,10 +125,9 @@ def assert_near(found, expected):
     assert np.abs(found - expected).max() <= 2**-6 * scale
 
 
-def compare(kernel, name):
-    """Holds a kernel's output and gradients to those of two products and a softmax."""
-    given = make(name)
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, plainly))
+def compare(kernel, given, reference=plainly):
+    """Compares a kernel's output and gradients with those of two products and a softmax."""
+    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, reference))
     assert_near(y, expected)
     for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
         assert_near(found, slope)
@@ -139,12 +138,8 @@ def compare_shared(kernel, name):
     (_, k, v, _), seen, real = make(name)
     q = draw(6, *real.shape, 2 * N, D)
     twice = lambda x: jnp.repeat(x, 2, axis=2)
-    whole = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
-    given = (q, k, v, None), seen, real
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, whole))
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    repeated = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
+    compare(kernel, ((q, k, v, None), seen, real), repeated)
 
 
 SHARED = ("left", "odd, prefix", "causal, prefix", "causal documents", "several blocks, causal")
@@ -164,13 +159,13 @@ def interpreted(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    compare(kernels.by_pallas, name)
+    compare(kernels.pallas_attention, make(name))
 
 
 @pytest.mark.default_cases("left")
 @pytest.mark.parametrize("name", SHARED)
 def test_tpus_kernel_where_heads_share_keys(name, interpreted):
-    compare_shared(kernels.by_pallas, name)
+    compare_shared(kernels.pallas_attention, name)
 
 
 # Tokens, prefix, columns of the window, prefix outside of it, cap, heads, local, causal.
@@ -200,46 +195,44 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
     length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
     tokens = tokens_of(4, length)
     q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
-    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
+    seen = causal_mask(tokens) if causal else bidirectional_mask(tokens, tokens)
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
-        k, v, seen = put_in_front(prefix, k, v, seen)
+        k, v, seen = prepend_prefix(prefix, k, v, seen)
     place, column = front + np.arange(length)[:, None], np.arange(front + length)
     near = (abs(column - place) < columns) | (column < front * out) | (not local)
     mask = (seen.mask if causal else seen.mask[:, None]) & near
 
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
-        pick = lambda local: kernels.by_pallas(
-            q, k, v, seen._replace(window=Window(columns, local, front * out)), bias, scale, cap
-        )
+        def pick(local):
+            window = AttentionWindow(columns, local, front * out)
+            mask = seen._replace(window=window)
+            return kernels.pallas_attention(q, k, v, mask, bias, scale, cap)
+
         if not traced:
             return pick(local)
         return jax.lax.scan(lambda _, x: (None, pick(x)), None, jnp.array([local]))[1][0]
 
-    def plainly(q, k, v, seen, bias, scale):
+    def by_mask(q, k, v, seen, bias, scale):
         k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
-        return attend(q, k, v, Seen(mask), bias, scale=scale, cap=cap, kernel="einsum")
+        return attend(q, k, v, AttentionMask(mask), bias, scale=scale, cap=cap, kernel="einsum")
 
-    given = (q, k, v, None), seen, tokens.mask
-    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (by_window, plainly))
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    compare(by_window, ((q, k, v, None), seen, tokens.mask), by_mask)
 
 
 @pytest.mark.parametrize("bias, taken", [(None, ["pallas"]), (1.0, ["recompute"])])
 def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
     """Splash attention takes no bias, and flash attention knows no window."""
     (q, k, v, _), seen, _ = make("causal")
-    seen = seen._replace(window=Window(7, True))
-    chosen, inner = [], kernels.choose
+    seen = seen._replace(window=AttentionWindow(7, True))
+    chosen, inner = [], kernels.choose_kernel
 
     def choose(*args, **how):
         chosen.append(inner("fused", TPU, **how))
         return "einsum"
 
-    monkeypatch.setattr(kernels, "choose", choose)
+    monkeypatch.setattr(kernels, "choose_kernel", choose)
     attend(q, k, v, seen, None if bias is None else jnp.full((1, N, 40, 40), bias))
     assert chosen == taken
 
@@ -263,7 +256,7 @@ def described(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel(name, described):
-    compare(kernels.cudnn, name)
+    compare(kernels.cudnn_attention, make(name))
     length, front, causal, segments, biased, left = CASES[name]
     by_mask = left or segments
     (how,) = described[:1]
@@ -274,7 +267,7 @@ def test_gpus_kernel(name, described):
 
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_where_heads_share_keys(name, described):
-    compare_shared(kernels.cudnn, name)
+    compare_shared(kernels.cudnn_attention, name)
     assert described
 
 
@@ -289,13 +282,13 @@ def on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel_on_a_gpu(name, on_a_gpu):
-    compare(kernels.cudnn, name)
+    compare(kernels.cudnn_attention, make(name))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SHARED)
 def test_gpus_kernel_on_a_gpu_where_heads_share_keys(name, on_a_gpu):
-    compare_shared(kernels.cudnn, name)
+    compare_shared(kernels.cudnn_attention, name)
 
 
 @pytest.mark.gpu
@@ -304,22 +297,24 @@ def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
     (q, k, v, bias), seen, real = make(name)
     more = draw(7, 2, *q.shape)
 
-    place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), runs=True)
+    place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), maps_runs=True)
 
     def over(kernel):
         one = lambda x: kernel(q + x, k, v, seen, bias, D**-0.5)
-        return np.float32(jax.jit(within(place, jax.vmap(one)))(more))
+        return np.float32(jax.jit(with_placement(place, jax.vmap(one)))(more))
 
-    assert_near(over(kernels.cudnn)[:, real], over(plainly)[:, real])
+    assert_near(over(kernels.cudnn_attention)[:, real], over(plainly)[:, real])
 
 
 def test_rows_of_no_keys_stay_finite(described, interpreted):
     """Filling of a batch: what it gives is never read, but NaN would spread."""
     q, k, v = (draw(i, 2, 8, N, D) for i in range(3))
-    none = Seen(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
+    none = AttentionMask(
+        jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32)
+    )
     for seen in (none, none._replace(lengths=None)):
-        assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
-    assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()
+        assert np.isfinite(np.float32(kernels.cudnn_attention(q, k, v, seen, None, 1.0))).all()
+    assert np.isfinite(np.float32(kernels.pallas_attention(q, k, v, none, None, 1.0))).all()
 
 
 def test_mapped_over_runs_every_array_has_the_axis_in_front():
@@ -336,11 +331,11 @@ def test_mapped_over_runs_every_array_has_the_axis_in_front():
         return x + y, True
 
     def one(x, y):
-        x, y = kernels._batch_alike((x, y))
+        x, y = kernels._batch_all((x, y))
         return kernel(x, y).sum()
 
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
-    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_alike((x, y))[0] * y).sum()), (0, None))
+    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_all((x, y))[0] * y).sum()), (0, None))
     np.testing.assert_array_equal(grads(x, y), np.ones((2, 3)))
     found = jax.vmap(one, (0, None))(x, y)
     np.testing.assert_array_equal(found, (x + 1).sum(1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_close
 
-from jaxprompt.layers.norm import LayerNorm, RMSNorm, normalize, scale_to_unit
+from jaxprompt.layers.norm import LayerNorm, RMSNorm, normalize, rms_normalize
 
 RNG = np.random.default_rng(0)
 X = (3 + 5 * RNG.normal(size=(2, 3, 16))).astype(np.float32)
@@ -52,7 +52,7 @@ def test_root_mean_square_norm_is_torchs(eps):
     x = torch.tensor(X, requires_grad=True)
     y = theirs(x)
     y.backward(torch.tensor(G))
-    ours, pull = jax.vjp(lambda *a: scale_to_unit(*a, eps), X, SCALE)
+    ours, pull = jax.vjp(lambda *a: rms_normalize(*a, eps), X, SCALE)
     assert_close(ours, y.detach().numpy(), rtol=1e-6)
     dx, dscale = pull(jnp.asarray(G))
     assert_close(dx, x.grad.numpy())
@@ -63,7 +63,7 @@ def test_root_mean_square_norm_is_torchs(eps):
 
 def test_root_mean_square_norm_in_bfloat16_is_the_rounded_float32():
     x, scale, g = (jnp.asarray(a, jnp.bfloat16) for a in (X * 1e3, SCALE, G))
-    y, pull = jax.vjp(lambda *a: scale_to_unit(*a, 1e-6), x, scale)
+    y, pull = jax.vjp(lambda *a: rms_normalize(*a, 1e-6), x, scale)
     plain = lambda x, scale: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
     wide, pull_wide = jax.vjp(plain, x.astype(jnp.float32), scale.astype(jnp.float32))
     assert y.dtype == jnp.bfloat16
@@ -74,11 +74,11 @@ def test_root_mean_square_norm_in_bfloat16_is_the_rounded_float32():
 
 
 def test_root_mean_square_norm_keeps_one_wide_array():
-    _, backward = jax.vjp(lambda x: scale_to_unit(x, SCALE, 1e-6), jnp.asarray(X))
+    _, backward = jax.vjp(lambda x: rms_normalize(x, SCALE, 1e-6), jnp.asarray(X))
     leaves = jax.tree.leaves(backward)
     assert sum(getattr(leaf, "size", 0) == X.size for leaf in leaves) == 1
 
 
 def test_a_divided_stream_has_the_same_norm():
     """With eps divided by the square of the factor: what T5's rescale rests on."""
-    assert_close(scale_to_unit(X / 100, SCALE, 1e-6 / 100**2), scale_to_unit(X, SCALE, 1e-6), 1e-6)
+    assert_close(rms_normalize(X / 100, SCALE, 1e-6 / 100**2), rms_normalize(X, SCALE, 1e-6), 1e-6)

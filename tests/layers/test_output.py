@@ -10,8 +10,8 @@ from tiny import assert_close, assert_equal, jit
 
 from jaxprompt.layers.embed import output_bias
 from jaxprompt.layers.output import score_targets
-from jaxprompt.parallel.hlo import read_work
-from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.parallel.hlo import count_work
+from jaxprompt.parallel.sharding import make_placement, with_placement
 from jaxprompt.types import ABSENT
 
 torch = pytest.importorskip("torch")
@@ -97,7 +97,7 @@ CHANCES = RNG.random((B, M), np.float32)
 def draw(features, table, bias, chances, block=9):
     targets = np.zeros(chances.shape, np.int32)
     function = functools.partial(score_targets, block=block)
-    return np.asarray(jit(function)(features, table, bias, targets, chances=chances).drawn)
+    return np.asarray(jit(function)(features, table, bias, targets, uniforms=chances).sampled)
 
 
 @pytest.mark.parametrize("vocab", [5, 53, 128, 300])
@@ -144,11 +144,11 @@ def test_what_cannot_be_is_not_drawn():
 
 
 def test_drawing_changes_nothing_else():
-    plain, drawing = gradients(9), gradients(9, chances=CHANCES)
-    assert plain[0][1].drawn is None and drawing[0][1].drawn.shape == (B, M)
-    assert_equal(drawing[0][1]._replace(drawn=None), plain[0][1])
+    plain, drawing = gradients(9), gradients(9, uniforms=CHANCES)
+    assert plain[0][1].sampled is None and drawing[0][1].sampled.shape == (B, M)
+    assert_equal(drawing[0][1]._replace(sampled=None), plain[0][1])
     assert_equal(drawing[1], plain[1])
-    assert_equal(draw(FEATURES, TABLE, BIAS, CHANCES, block=1), np.asarray(drawing[0][1].drawn))
+    assert_equal(draw(FEATURES, TABLE, BIAS, CHANCES, block=1), np.asarray(drawing[0][1].sampled))
 
 
 # -- what it costs --------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_frozen_table_costs_no_product(trains):
     total = lambda features, table: loss(features, table, BIAS, block=28)[0]
     program = compiled(jax.grad(total, argnums=(0, 1) if trains else 0), FEATURES, TABLE)
     product = 2 * B * M * X * V
-    assert read_work(program.as_text()).flops == (3 + trains) * product
+    assert count_work(program.as_text()).flops == (3 + trains) * product
 
 
 # -- meshes ---------------------------------------------------------------------------------------
@@ -195,17 +195,17 @@ MESHES = {"data": (8, 1), "model": (1, 4), "both": (2, 4)}
 def on_mesh(mesh, block):
     """Compiles the gradient on a mesh, the vocabulary padded. -> the program, its arguments"""
     placement = make_placement(*MESHES[mesh])
-    rows = placement.padded(V)
+    rows = placement.padded_vocab(V)
     pad = lambda x: np.pad(x, [(0, rows - V)] + [(0, 0)] * (x.ndim - 1))
     whole = functools.partial(loss, block=block)
 
     def padded(features, table, bias, targets, slopes, chances):
         bias = output_bias(table, bias, V)
-        return whole(features, table, bias, targets, slopes, chances=chances)
+        return whole(features, table, bias, targets, slopes, uniforms=chances)
 
     split = lambda x: jax.device_put(x, placement.batch)
     at = [
-        placement.parameter(f"backbone/mlm/{name}", shape)
+        placement.param_sharding(f"backbone/mlm/{name}", shape)
         for name, shape in (("table", TABLE.shape), ("bias", BIAS.shape))
     ]
     args = (
@@ -213,23 +213,23 @@ def on_mesh(mesh, block):
         split(TARGETS), split(SLOPES), split(CHANCES),
     )  # fmt: skip
     grad = jax.value_and_grad(padded, argnums=(0, 1, 2), has_aux=True)
-    return jax.jit(within(placement, grad)).lower(*args).compile(), args
+    return jax.jit(with_placement(placement, grad)).lower(*args).compile(), args
 
 
 @pytest.mark.long_cases("data-3", "model-3", "both-3")
 @pytest.mark.parametrize("block", [3, 100])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mesh_changes_nothing(mesh, block):
-    expected = gradients(block, chances=CHANCES)
+    expected = gradients(block, uniforms=CHANCES)
     program, args = on_mesh(mesh, block)
     (total, scored), (dx, dtable, dbias) = program(*args)
     assert_close((total, scored.logp), (expected[0][0], expected[0][1].logp))
-    assert_equal((scored.hit, scored.drawn), (expected[0][1].hit, expected[0][1].drawn))
+    assert_equal((scored.hit, scored.sampled), (expected[0][1].hit, expected[0][1].sampled))
     assert_close((dx, dtable[:V], dbias[:V]), expected[1])
     assert not np.abs(dtable[V:]).any() and not np.abs(dbias[V:]).any()
 
 
 def test_the_tables_gradient_is_summed_over_the_devices_once():
     programs = [on_mesh("data", block)[0] for block in (1, 100)]
-    several, one = (read_work(program.as_text()).sent for program in programs)
+    several, one = (count_work(program.as_text()).sent for program in programs)
     assert several == one and sum(one.values()) > 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny import assert_equal
 
-from jaxprompt.layers.relpos import RelativeBias, bucket
+from jaxprompt.layers.relpos import RelativeBias, distance_buckets
 
 torch = pytest.importorskip("torch")
 t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
@@ -21,7 +21,9 @@ def test_buckets_are_torchs(buckets, max_distance, both_ways):
     expected = t5.T5Attention._relative_position_bucket(
         torch.tensor(DISTANCES).long(), both_ways, buckets, max_distance
     )
-    ours = lambda x: bucket(x, buckets=buckets, max_distance=max_distance, both_ways=both_ways)
+    ours = lambda x: distance_buckets(
+        x, buckets=buckets, max_distance=max_distance, both_ways=both_ways
+    )
     assert_equal(ours(DISTANCES), expected.numpy())
     assert_equal(jax.jit(ours)(DISTANCES), expected.numpy())
     assert set(np.unique(expected)) <= set(range(buckets)) and expected.max() == buckets - 1
@@ -55,7 +57,9 @@ def test_rows_have_positions_of_their_own_and_minus_one_is_outside():
     found = np.array(module.apply(params, queries, keys))
     assert found.shape == (B, N, T, S)
     for b, t, s in np.ndindex(B, T, S):
-        row = bucket(keys[b, s] - queries[b, t], buckets=8, max_distance=12, both_ways=True)
+        row = distance_buckets(
+            keys[b, s] - queries[b, t], buckets=8, max_distance=12, both_ways=True
+        )
         expected = table[row] if keys[b, s] >= 0 else np.zeros(N, np.float32)
         assert_equal(found[b, :, t, s], expected)
     gradient = jax.grad(lambda p: module.apply(p, queries, np.full_like(keys, -1)).sum())(params)

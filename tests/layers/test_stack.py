@@ -10,9 +10,9 @@ import pytest
 from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_tiny
 
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
-from jaxprompt.parallel.hlo import read_work
-from jaxprompt.types import Injection, Prefix, Seen, Stream
+from jaxprompt.layers.stack import REMATS, STACKS, init_stack, layer_segments, run_stack
+from jaxprompt.parallel.hlo import count_work
+from jaxprompt.types import AttentionMask, Injection, Prefix, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))
 LAYERS = 3
@@ -80,10 +80,10 @@ def test_every_way_drops_the_same_elements(stack, remat):
 class Recorder:
     """A layer that adds its number and dropout, and gives what it saw."""
 
-    def apply(self, variables, x, part, shared, *, deterministic, rngs, keep=True):
+    def apply(self, variables, x, part, shared, *, deterministic, rngs, return_kv=True):
         noise = jax.random.uniform(rngs["dropout"]) if rngs else 0.0
         y = x * shared + variables["params"]["scale"] * (noise + part["k"].sum())
-        return y, {"x": x, "k": part["k"] + 1} if keep else None
+        return y, {"x": x, "k": part["k"] + 1} if return_kv else None
 
 
 def test_layers_draw_dropout_of_their_own():
@@ -109,7 +109,7 @@ def test_what_layers_give_is_collected(stack, remat):
     inputs = [1.0, 2 * 1 + 1, 2 * 3 + 10 * 5]
     assert x == 2 * inputs[-1] + 100 * 9
     assert_equal(kept, {"x": np.float32(inputs), "k": np.float32([[1, 2], [3, 4], [5, 6]])})
-    y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, keep=False, **options)
+    y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, return_kv=False, **options)
     assert y == x and none is None
 
 
@@ -144,7 +144,7 @@ def test_remat_keeps_less():
 def test_stacked_parameters_are_drawn_layer_by_layer():
     backbone, _ = make_tiny(num_hidden_layers=LAYERS)
     one = EncoderLayer(backbone.cfg)
-    example = jnp.zeros((1, 2, 16)), None, Seen(jnp.ones((1, 2), bool))
+    example = jnp.zeros((1, 2, 16)), None, AttentionMask(jnp.ones((1, 2), bool))
     params = jit(init_stack(one, LAYERS, *example))(jax.random.key(0))
     kernel = params["mlp"]["up"]["kernel"]
     assert kernel.shape == (LAYERS, 16, 24)
@@ -170,7 +170,7 @@ def tuned(stack, remat, mask, reads=None, **sizes):
     def loss(table, params):
         injection = Injection(encoder=Stream(prefix=Prefix(*table, mask)))
         hidden = backbone.apply(
-            {"params": params}, batch, injection, deterministic=True, reads=reads
+            {"params": params}, batch, injection, deterministic=True, output_positions=reads
         )
         return (hidden**2 * jnp.arange(hidden.shape[-1])).mean()
 
@@ -203,7 +203,7 @@ def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
     for first in (0, 3, 5):
         loss, args = tuned(stack, "none", interval(first, 6), max_position_embeddings=64)
         program = jax.jit(jax.grad(loss)).lower(*args).compile()
-        work[first] = read_work(program.as_text()).flops
+        work[first] = count_work(program.as_text()).flops
         memory[first] = program.memory_analysis().temp_size_in_bytes
     assert work[3] / work[0] == pytest.approx((6 + 3) / (6 + 6), abs=0.04)
     assert 6 / (6 + 6) < work[5] / work[0] < (6 + 1) / (6 + 6)
@@ -218,7 +218,7 @@ def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
     for stack, reads in itertools.product(STACKS, (None, np.zeros((4, 1), np.int32))):
         loss, args = tuned(stack, "none", interval(0, 6), reads, max_position_embeddings=64)
         program = jax.jit(jax.grad(loss)).lower(*args).compile()
-        work[stack, reads is None] = read_work(program.as_text()).flops
+        work[stack, reads is None] = count_work(program.as_text()).flops
     for everything in (True, False):
         assert work["scan", everything] == pytest.approx(work["unroll", everything], rel=1e-3)
     assert work["scan", False] / work["scan", True] == pytest.approx((96 - 15) / (96 - 3), abs=0.01)
@@ -227,11 +227,15 @@ def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
 def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
     own = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
     cross = own._replace(mask=interval(2, 6), k=np.arange(6.0))
-    cuts = segments((own, cross, None), 0, 6)
+    cuts = layer_segments((own, cross, None), 0, 6)
     assert [cut[:2] for cut in cuts] == [(0, 1), (1, 2), (2, 4), (4, 6)]
     assert [tuple(part is not None for part in cut[2]) for cut in cuts] == [
         (False, False, False), (True, False, False), (True, True, False), (False, True, False),
     ]  # fmt: skip
     assert cuts[2][2][1].k.tolist() == [2, 3]
     everywhere = own._replace(mask=interval(0, 6))
-    assert len(segments((everywhere, None), 0, 6)) == len(segments((None, None), 0, 6)) == 1
+    assert (
+        len(layer_segments((everywhere, None), 0, 6))
+        == len(layer_segments((None, None), 0, 6))
+        == 1
+    )

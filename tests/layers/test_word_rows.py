@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprompt.layers.word_rows import WordRows, hash_rows, pack_ids
+from jaxprompt.layers.word_rows import WordRows, hash_vectors, pack_ids
 
 
 def test_rows_start_on_both_sides_of_zero():
@@ -24,5 +24,5 @@ def test_words_seen_have_rows_in_their_order_and_others_the_rule(seen, stored):
     table = np.arange(128, dtype=np.float32).reshape(64, 2)
     found = rows.apply({"params": {"table": jnp.asarray(table)}}, jnp.arange(6))
     for word in range(6):
-        expected = table[stored[word]] if word in stored else hash_rows(word, 2, 0.5, np)
+        expected = table[stored[word]] if word in stored else hash_vectors(word, 2, 0.5, np)
         np.testing.assert_array_equal(found[word], expected)

@@ -21,8 +21,8 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid.batched_steps import PerRun, make_group_fronts, make_group_scores
 from jaxprompt.training.evaluation import compile_generation, predict_scores, scoring_step
-from jaxprompt.tree import merge, split, trainable_mask
-from jaxprompt.types import Front, Role
+from jaxprompt.tree import merge, split_trainable, trainable_mask
+from jaxprompt.types import Role, SharedPrefix
 
 METHODS = {
     "soft": dict(length=3),
@@ -38,7 +38,7 @@ def make_model(family, method, stack="scan"):
     prompt = make_prompt(method, backbone.dims, **METHODS[method])
     model = Model(backbone, prompt, {"main": Classifier(CLASSES, dropout=0.0)})
     params = make_params(model, weights)
-    return model, split(params, trainable_mask(params, prompt.TRAINABLE))
+    return model, split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
 
 
 def make_rows(slots, count=5):
@@ -61,21 +61,21 @@ def lay(model, side):
     """Lays the same rows whole, and without their front. -> models and batches of both"""
     slots = model.prompt.num_slots()
     rows = make_rows(slots)
-    front = Front(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
     assert front.slot == (*range(slots), -1) and front.ids[slots:] == (WORDS[0],)
     whole = Layout(5, 24, 0, side=side, shift=model.prompt.position_shift())
     layouts = whole, dataclasses.replace(whole, shared_prefix=front)
     batches = [one_batch(rows, [0, 1, 2, 0, 1], layout) for layout in layouts]
-    return (model, dataclasses.replace(model, front=front)), batches
+    return (model, dataclasses.replace(model, shared_prefix=front)), batches
 
 
 def test_a_front_takes_its_positions_of_what_is_written():
     """Rows are without it, and what is written stands behind both."""
     model, _ = make_model("gpt2", "soft", "scan")
     (_, model), (_, batch) = lay(model, "right")
-    taken = len(model.front.ids) + int(batch.read.mask.sum(1).max())
+    taken = len(model.shared_prefix.ids) + int(batch.read.mask.sum(1).max())
     # Padding takes no positions.
-    assert len(model.front.ids) + batch.read.ids.shape[1] > taken
+    assert len(model.shared_prefix.ids) + batch.read.ids.shape[1] > taken
     room = model.backbone.dims.max_len - taken
     check_writing(model, batch, room, 1)
     with pytest.raises(
@@ -130,12 +130,12 @@ def test_an_evaluation_runs_the_front_once(method, monkeypatch):
     (_, shared), (_, batch) = lay(model, "right")
     begun = []
 
-    def run_front(self, params):
-        begun.append(self.front)
+    def run_shared_prefix(self, params):
+        begun.append(self.shared_prefix)
         return own(self, params)
 
-    own = Model.run_front
-    monkeypatch.setattr(Model, "run_front", run_front)
+    own = Model.run_shared_prefix
+    monkeypatch.setattr(Model, "run_shared_prefix", run_shared_prefix)
     params = merge(trainable, frozen)
     expected = jit(shared.forward)(params, batch)
     scores = predict_scores(
@@ -143,11 +143,14 @@ def test_an_evaluation_runs_the_front_once(method, monkeypatch):
     )
     assert len(begun) == 1  # traced once, and run once a pass
     np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
-    front_kv = shared.run_front(params)
-    assert front_kv[0].shape[1:3] == (1, model.prompt.position_shift() + len(shared.front.ids))
+    shared_kv = shared.run_shared_prefix(params)
+    assert shared_kv[0].shape[1:3] == (
+        1,
+        model.prompt.position_shift() + len(shared.shared_prefix.ids),
+    )
     whole = count_flops(lambda p, b: shared.forward(p, b), params, batch)
-    front = count_flops(lambda p: shared.run_front(p), params)
-    rest = count_flops(lambda p, b, r: shared.forward(p, b, front_kv=r), params, batch, front_kv)
+    front = count_flops(lambda p: shared.run_shared_prefix(p), params)
+    rest = count_flops(lambda p, b, r: shared.forward(p, b, shared_kv=r), params, batch, shared_kv)
     assert 0 < front and whole - rest == pytest.approx(front, rel=0.02)
 
 
@@ -157,8 +160,8 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
     (_, shared), (_, batch) = lay(model, "right")
     each = [trainable, jax.tree.map(lambda x: 2 * x, trainable)]
     both, own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
-    front_kv = jit(make_group_fronts(shared))(both, frozen, own)
-    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, front_kv)
+    shared_kv = jit(make_group_fronts(shared))(both, frozen, own)
+    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, shared_kv)
     expected = [jit(shared.forward)(merge(own, frozen), batch) for own in each]
     assert np.linalg.norm(scores - np.array(expected)) <= 1e-6 * np.linalg.norm(expected)
     assert float(jnp.abs(expected[0] - expected[1]).max()) > 0.01
@@ -184,11 +187,11 @@ def test_work_is_that_of_one_row():
     model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
     params = make_params(model, weights)
     rows = make_rows(16, 4) * 8
-    front = Front(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
     flops = []
     for own in (None, front):
         batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, shared_prefix=own))
-        shared = dataclasses.replace(model, front=own, last_layer="all")
+        shared = dataclasses.replace(model, shared_prefix=own, last_layer="all")
         flops.append(count_flops(lambda p, m=shared, b=batch: m.forward(p, b), params))
         length = batch.encoder.ids.shape[1]
     assert (length, 16 + len(WORDS) + 7) == (16, 25)
@@ -198,7 +201,7 @@ def test_work_is_that_of_one_row():
 
 def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():
     rows = make_rows(3)
-    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    front = SharedPrefix(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
     rows[1][0].ids[3] = 11
     with pytest.raises(ValueError, match="does not begin with"):
         one_batch(rows, [0] * 5, Layout(5, 24, 0, shared_prefix=front))
@@ -210,12 +213,12 @@ def test_dropout_of_the_front_is_drawn_once():
     model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
     params = make_params(model, weights)
     rows = make_rows(4, 2)[:1] * 4
-    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
-    model = dataclasses.replace(model, front=front)
+    front = SharedPrefix(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    model = dataclasses.replace(model, shared_prefix=front)
     batch = one_batch(rows, [0] * 4, Layout(4, 16, 0, shared_prefix=front))
     injection = model.inject(params, batch)
     draw = lambda seed: (
-        model.share_front(
+        model.add_shared_prefix(
             params, injection, deterministic=False, key=jax.random.key(seed)
         ).encoder.prefix.k
     )

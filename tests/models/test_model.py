@@ -20,8 +20,8 @@ from jaxprompt.models.model import Model, few_reads
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
-from jaxprompt.tree import flatten, merge, split, trainable_mask
-from jaxprompt.types import Front, Injection, Role
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
+from jaxprompt.types import Injection, Role, SharedPrefix
 
 HEAD = linear.Classifier(3, dropout=0.0)
 
@@ -116,7 +116,7 @@ def test_parts_without_numbers_survive_split_and_merge():
     head = verbalizer.LabelWords(np.array([7, 9]), where, np.zeros_like(where))
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
     params = model.init(jax.random.key(0), weights)
-    merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))
+    merged = merge(*split_trainable(params, trainable_mask(params, [r"backbone/.*"])))
     assert set(merged) == {"backbone"}
     forward = jit(model.forward)
     assert_equal(forward(merged, make_batch()), forward(params, make_batch()))
@@ -143,7 +143,7 @@ def test_what_is_compiled_is_shared_by_equal_label_words():
     place = make_placement(1, 1)
     for step in (scoring_step, _injection):
         given = (place,) if step is scoring_step else ()
-        step.forget()
+        step.cache_clear()
         assert step(*given, with_words([7, 9])) is step(*given, with_words([7, 9]))
         assert step(*given, with_words([7, 9])) is not step(*given, with_words([7, 8]))
 
@@ -190,11 +190,11 @@ def test_each_part_of_a_model_has_a_key_of_its_own():
     model = Model(
         part("backbone", bind=lambda params: bound, cfg=cfg),
         part("prompt", position_shift=lambda: 0), {"main": part("head", reads_all=True)},
-        front=Front((7,), (-1,), (0,), (Role.HARD,)),
+        front=SharedPrefix((7,), (-1,), (0,), (Role.HARD,)),
     )  # fmt: skip
     key = jax.random.key(3)
     model.forward({"backbone": {}}, make_batch(rows=2), deterministic=False, key=key)
-    numbers = {"prompt": 0, "backbone": 1, "head": 2, "read_front": 4}
+    numbers = {"prompt": 0, "backbone": 1, "head": 2, "encode_shared_prefix": 4}
     assert keys.keys() == numbers.keys()
     for name, number in numbers.items():
         assert keys[name]["dropout"] == jax.random.fold_in(key, number)

@@ -66,12 +66,12 @@ def refusal(function, *args) -> str:
 def talk(_folder: Path) -> dict:
     """Gathers texts of unlike lengths and compares facts."""
     number = jax.process_index()
-    texts = processes.gather("né" * 40_000 * number)
-    processes.agree({"code": "1", "data": "x"})
+    texts = processes.gather_texts("né" * 40_000 * number)
+    processes.check_agreement({"code": "1", "data": "x"})
     facts = {name: f"{name}{number}" for name in ("a", "b", "c", "d")}
     facts["same"] = "1"
-    differing = refusal(processes.agree, {"config": f"v{number // 2}"} | facts)
-    absent = refusal(processes.agree, {"dev": "2"} if number else {})
+    differing = refusal(processes.check_agreement, {"config": f"v{number // 2}"} | facts)
+    absent = refusal(processes.check_agreement, {"dev": "2"} if number else {})
     return {
         "devices": [len(jax.devices()), len(jax.local_devices())],
         "texts": [[len(text), text[-1:]] for text in texts],
@@ -139,13 +139,13 @@ def save(folder: Path) -> dict:
         fail_in(handler, "finalize", 0),
         fail_in(serialization, "async_serialize_from_host", 1),
     ]
-    processes.gather("")
+    processes.gather_texts("")
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
         files = sorted((folder / "one/checkpoints/5/state").rglob("*"))
         file = next(path for path in files if path.is_file() and path.stat().st_size > 60)
         file.write_bytes(b"spoilt" + file.read_bytes()[6:])
-    processes.gather("")
+    processes.gather_texts("")
     found["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
     found["apart"] = refusal(CheckpointWriter, folder / f"apart{jax.process_index()}", -1)
     return found
@@ -164,21 +164,21 @@ def fail(folder: Path) -> dict:
 
 def fail_all(_folder: Path) -> dict:
     """All fail alike."""
-    processes.agree({"number": str(jax.process_index())})
+    processes.check_agreement({"number": str(jax.process_index())})
     return {}
 
 
 def wait(folder: Path) -> dict:
     """Says that the run is under way, and goes on when a file is there."""
-    processes.gather("")
+    processes.gather_texts("")
     (folder / f"ready-{jax.process_index()}").touch()
     total = jax.jit(jnp.sum)
     x = make_state(make_placement(), 1)["by_data"]
     while not (folder / "go").exists():
         total(x).block_until_ready()
-        processes.gather("so that none is ahead")
+        processes.gather_texts("so that none is ahead")
         time.sleep(0.05)
-    return {"texts": processes.gather(f"{jax.process_index()}")}
+    return {"texts": processes.gather_texts(f"{jax.process_index()}")}
 
 
 def main() -> int:
@@ -191,8 +191,8 @@ def main() -> int:
     args = parser.parse_args()
     jobs = {"talk": talk, "save": save, "fail": fail, "fail_all": fail_all, "wait": wait}
     try:
-        processes.start(args.coordinator, args.processes, args.process, timeout=60)
-        with processes.guard():
+        processes.connect(args.coordinator, args.processes, args.process, timeout=60)
+        with processes.exit_on_failure():
             print(json.dumps(jobs[args.job](args.folder)))
     except InputError as error:
         print(error, file=sys.stderr)

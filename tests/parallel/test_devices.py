@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.parallel.devices import DEVICES, of_kind, parse_devices
+from jaxprompt.parallel.devices import DEVICES, find_device, parse_devices
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_has_no_bfloat16_widens_it():
     ],
 )  # fmt: skip
 def test_names_that_jax_gives(kind, name):
-    assert of_kind(kind).name == name
+    assert find_device(kind).name == name
 
 
 def test_unknown_kinds_have_no_peak():
-    assert of_kind("cpu") is None and of_kind("NVIDIA GeForce RTX 4090") is None
+    assert find_device("cpu") is None and find_device("NVIDIA GeForce RTX 4090") is None

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.parallel.sharding import make_placement
 
 PROGRAM = """
@@ -46,8 +46,8 @@ def program(collective="", loop=TRIPS):
 
 
 def test_the_body_of_a_loop_counts_as_often_as_it_runs():
-    assert read_work(program()).flops == 5 * 2 * 4 * 8 * 8
-    assert read_work(program(loop="metadata={}")).flops == 2 * 4 * 8 * 8
+    assert count_work(program()).flops == 5 * 2 * 4 * 8 * 8
+    assert count_work(program(loop="metadata={}")).flops == 2 * 4 * 8 * 8
 
 
 def test_a_loop_that_does_not_say_so_runs_up_to_what_its_condition_compares_with():
@@ -60,9 +60,9 @@ def test_a_loop_that_does_not_say_so_runs_up_to_what_its_condition_compares_with
 """
     plain = program(loop="metadata={}")
     old = plain[plain.index("  %arg.1 =") : plain.index("}\n\nENTRY")]
-    assert read_work(plain.replace(old, condition[1:])).flops == 7 * 2 * 4 * 8 * 8
+    assert count_work(plain.replace(old, condition[1:])).flops == 7 * 2 * 4 * 8 * 8
     other = condition.replace("direction=LT", "direction=NE")
-    assert read_work(plain.replace(old, other[1:])).flops == 2 * 4 * 8 * 8
+    assert count_work(plain.replace(old, other[1:])).flops == 2 * 4 * 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,22 @@ def test_a_loop_that_does_not_say_so_runs_up_to_what_its_condition_compares_with
     ],
 )  # fmt: skip
 def test_each_kind_of_collective(line, kind, sent):
-    work = read_work(program(f"%c = {line}"))
-    assert work.counts == {kind: 1} and work.sent == {kind: sent} and not work.beside
+    work = count_work(program(f"%c = {line}"))
+    assert work.counts == {kind: 1} and work.sent == {kind: sent} and not work.overlapped
 
 
 def test_a_collective_that_is_started_and_awaited_runs_beside_other_work():
     line = "(f32[1,8]{1,0}, f32[4,8]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3}}"
-    work = read_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-gather-done(%c)"))
-    assert work.counts == work.beside == {"all-gather": 1} and work.sent == {"all-gather": 96}
+    work = count_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-gather-done(%c)"))
+    assert work.counts == work.overlapped == {"all-gather": 1} and work.sent == {"all-gather": 96}
     line = "f32[4,8]{1,0} all-reduce-start(%p), replica_groups={{0,1,2,3}}, to_apply=%add"
-    work = read_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-reduce-done(%c)"))
-    assert work.counts == work.beside == {"all-reduce": 1} and work.sent == {"all-reduce": 192}
+    work = count_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-reduce-done(%c)"))
+    assert work.counts == work.overlapped == {"all-reduce": 1} and work.sent == {"all-reduce": 192}
 
 
 def test_unknown_groups_are_no_silent_guess():
     with pytest.raises(ValueError, match="groups"):
-        read_work(program("%c = f32[4,8]{1,0} all-reduce(%p), replica_groups=?, to_apply=%add"))
+        count_work(program("%c = f32[4,8]{1,0} all-reduce(%p), replica_groups=?, to_apply=%add"))
 
 
 @pytest.mark.parametrize("stack", ["scan", "unroll"])
@@ -122,7 +122,7 @@ def test_a_compiled_chain_of_products_forward_and_backward(stack):
         text = jax.jit(gradient).lower(x, weights).compile().as_text()
         # Unrolled, the first layer's input has no gradient where only weights are asked for.
         spare = one // layers if products == 3 and stack == "unroll" else 0
-        assert read_work(text).flops == products * one - spare
+        assert count_work(text).flops == products * one - spare
 
 
 def test_a_divided_product_sends_what_the_mesh_says():
@@ -131,7 +131,7 @@ def test_a_divided_product_sends_what_the_mesh_says():
     x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=lay("data", "model"))
     w = jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=lay("model", None))
     product = jax.jit(jnp.matmul, out_shardings=lay("data", None))
-    work = read_work(product.lower(x, w).compile().as_text())
+    work = count_work(product.lower(x, w).compile().as_text())
     assert work.flops == 2 * 4 * 16 * 16  # rows / 2, shared axis / 4
     assert work.counts == {"all-reduce": 1}
     assert work.sent == {"all-reduce": 2 * (4 * 16 * 4) * 3 // 4}

@@ -47,10 +47,10 @@ def test_processes_exchange_texts_and_compare_facts(tmp_path):
 
 
 def test_a_process_alone_needs_no_other():
-    processes.start(None, None, None)
-    assert processes.gather("text") == ["text"] and processes.is_first()
-    processes.agree({"a": "1"})
-    with pytest.raises(InputError), processes.guard():
+    processes.connect(None, None, None)
+    assert processes.gather_texts("text") == ["text"] and processes.is_first()
+    processes.check_agreement({"a": "1"})
+    with pytest.raises(InputError), processes.exit_on_failure():
         raise InputError("nothing ends the process")
 
 
@@ -154,14 +154,12 @@ def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
 
 
 def test_one_address_is_bound():
-    assert (
-        processes._bound("127.0.0.1:7") == "127.0.0.1:7"
-        and processes._bound("[::1]:7") == "[::1]:7"
-    )
+    for address in ("127.0.0.1:7", "[::1]:7"):
+        assert processes._bind_address(address) == address
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert processes._local(server, "127.0.0.1:7") == ""
+        assert processes._loopback_note(server, "127.0.0.1:7") == ""
         said = " (the name resolves to 127.0.0.1, which only this host can reach: give an address)"
-        assert processes._local(server, "my-host:7") == said
+        assert processes._loopback_note(server, "my-host:7") == said
 
 
 # -- what is refused before JAX starts, in threads ------------------------------------------------
@@ -173,7 +171,7 @@ def start_all(*given: tuple, timeout: float = 2) -> list[str]:
 
     def call(i: int) -> None:
         try:
-            processes.start(*given[i], timeout=timeout)
+            processes.connect(*given[i], timeout=timeout)
         except InputError as error:
             said[i] = str(error)
 
@@ -209,10 +207,10 @@ def test_flags(case):
 
 def test_cluster_stands_alone():
     with pytest.raises(InputError, match="--cluster sets --processes itself"):
-        processes.start(None, 2, None, cluster=True)
+        processes.connect(None, 2, None, cluster=True)
     for timeout in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match=f"--timeout={timeout:g} must be more than 0"):
-            processes.start("h:1", 2, 0, timeout=timeout)
+            processes.connect("h:1", 2, 0, timeout=timeout)
 
 
 def test_no_cluster(monkeypatch):
@@ -221,12 +219,12 @@ def test_no_cluster(monkeypatch):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(InputError, match="JAX finds no cluster here .*; give --coordinator"):
-        processes.start(None, None, None, cluster=True)
+        processes.connect(None, None, None, cluster=True)
 
 
 @pytest.mark.long
 def test_a_silent_coordinator(monkeypatch):
-    monkeypatch.setattr(processes, "ANSWER", 0.5)
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         at = f"127.0.0.1:{port}"

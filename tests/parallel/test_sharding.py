@@ -23,14 +23,14 @@ from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import (
     PARAMETERS,
     Placement,
-    check_divides,
+    check_divisible,
     check_padding,
     constrain,
     make_placement,
-    put,
     put_batch,
     put_flag,
-    within,
+    put_global,
+    with_placement,
 )
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import make_loss
@@ -38,7 +38,7 @@ from jaxprompt.training.evaluation import compile_step
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import make_eval_step, make_generate_step, make_train_step, with_flags
-from jaxprompt.tree import flatten, split, trainable_mask, unflatten
+from jaxprompt.tree import flatten, split_trainable, trainable_mask, unflatten
 from jaxprompt.types import Objective
 
 HEADS = {
@@ -75,7 +75,7 @@ def make_case(family, method, *, stack="scan", remat="none", patterns=None, accu
     head = verbalizer.LabelWords(words + 4, words[:, None, None], 0 * words[:, None, None], scores)
     model = Model(backbone, prompt, {"main": head})
     params = make_params(model, weights)
-    parts = split(params, trainable_mask(params, patterns or (r"prompt/.*",)))
+    parts = split_trainable(params, trainable_mask(params, patterns or (r"prompt/.*",)))
     objectives = [Objective("main", make_loss(scores, 0.0))]
     step = make_train_step(model, KEEP_GRADIENT, objectives, accumulate=accumulate)
     batch = make_batch(
@@ -87,7 +87,7 @@ def make_case(family, method, *, stack="scan", remat="none", patterns=None, accu
 
 def on_mesh(case: Case, placement: Placement) -> Case:
     """Pads the vocabulary and makes the step of the padded model."""
-    rows = placement.padded(VOCAB)
+    rows = placement.padded_vocab(VOCAB)
     cfg = dataclasses.replace(case.model.backbone.cfg, rows=rows)
     model = dataclasses.replace(case.model, backbone=case.model.backbone.clone(cfg=cfg))
     shapes = backbone_shapes(model.backbone)
@@ -112,9 +112,9 @@ def run_alone(case: Case):
 def compile_on(case: Case, placement: Placement):
     """Compiles a step on a mesh. -> the program, its arguments"""
     state = place_state(placement, case.trainable, KEEP_GRADIENT, jax.random.key(1))
-    frozen = put(case.frozen, placement.parameters(case.frozen))
+    frozen = put_global(case.frozen, placement.param_shardings(case.frozen))
     args = state, frozen, put_batch(placement, case.batch)
-    step = jax.jit(within(placement, case.step), compiler_options=QUICK)
+    step = jax.jit(with_placement(placement, case.step), compiler_options=QUICK)
     return step.lower(*args).compile(), args
 
 
@@ -179,12 +179,6 @@ def check_collectives(text, mesh):
     """Asserts that no weight travels: sums of activations do, and of gradients of the prompt."""
     kinds = set(re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all)\(", text))
     assert kinds == {"all-reduce"}, (mesh, kinds)
-
-
-def products(text):
-    """Lists the shapes of all matrix products, in any order of axes."""
-    found = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
-    return {tuple(sorted(int(n) for n in dims.split(",") if n != "1")) for dims in found}
 
 
 @pytest.mark.default_cases("llama-soft-*")
@@ -262,8 +256,8 @@ def test_padding_of_the_vocabulary_is_never_predicted():
     # Rows that would win if they were read.
     table = padded.frozen["backbone/embed/word/table"]
     frozen = padded.frozen | {"backbone/embed/word/table": table.at[VOCAB:].set(100.0)}
-    frozen = put(frozen, placement.parameters(frozen))
-    step = jax.jit(within(placement, make_eval_step(padded.model)))
+    frozen = put_global(frozen, placement.param_shardings(frozen))
+    step = jax.jit(with_placement(placement, make_eval_step(padded.model)))
     assert_close(step(case.trainable, frozen, put_batch(placement, case.batch)), scores)
 
 
@@ -283,7 +277,7 @@ def test_texts_are_those_of_one_device(writer, num_beams, mesh):
     placement = make_placement(*mesh[:2], fsdp=mesh[2])
     moved = on_mesh(case, placement)
     step = compile_step(placement, make_generate_step(moved.model, **settings))
-    frozen = put(moved.frozen, placement.parameters(moved.frozen))
+    frozen = put_global(moved.frozen, placement.param_shardings(moved.frozen))
     index, found = step(case.trainable, frozen)(case.batch)
     assert found.sharding.is_fully_replicated
     np.testing.assert_array_equal(index, case.batch.index)
@@ -295,7 +289,7 @@ def test_every_parameter_of_every_family_has_a_rule(any_family):
     backbone, _ = make_tiny(any_family)
     placement = make_placement(2, 2)
     for name, leaf in backbone_shapes(backbone).items():
-        spec = placement.parameter(name, leaf.shape).spec
+        spec = placement.param_sharding(name, leaf.shape).spec
         assert (spec == PartitionSpec(*[None] * leaf.ndim)) == (
             re.fullmatch(f"{COLUMNS}|{TABLES}", name) is None
         ), name
@@ -308,20 +302,22 @@ def any_family(request):
 
 def test_an_unknown_parameter_has_no_rule():
     placement = make_placement(2, 1)
-    assert placement.parameter("prompt/table", (1, 2, 3, 4, 5)).is_fully_replicated
+    assert placement.param_sharding("prompt/table", (1, 2, 3, 4, 5)).is_fully_replicated
     with pytest.raises(ValueError, match="no rule of sharding.PARAMETERS fits backbone/layers/x"):
-        placement.parameter("backbone/layers/x/kernel", (2, 3, 4))
+        placement.param_sharding("backbone/layers/x/kernel", (2, 3, 4))
     with pytest.raises(ValueError, match="with 3 axes"):
-        placement.parameter("backbone/embed/word/table", (2, 3, 4))
+        placement.param_sharding("backbone/embed/word/table", (2, 3, 4))
     assert len({rule for rule, _ in PARAMETERS}) == len(PARAMETERS)
 
 
 def test_outside_of_a_mesh_nothing_is_constrained():
     x = jnp.ones((3, 4))
     assert constrain(x, "act_batch", "anything") is x
-    alone = within(make_placement(1, 1), lambda x: constrain(x, "act_batch", None))
+    alone = with_placement(make_placement(1, 1), lambda x: constrain(x, "act_batch", None))
     assert alone(x) is x
-    odd = jax.jit(within(make_placement(2, 2), lambda x: constrain(x, "act_batch", "act_vocab")))
+    odd = jax.jit(
+        with_placement(make_placement(2, 2), lambda x: constrain(x, "act_batch", "act_vocab"))
+    )
     assert odd(x).sharding.spec == PartitionSpec(None, "model")
 
 
@@ -339,7 +335,7 @@ def test_a_flag_raised_anywhere_is_seen():
 def test_the_rest_of_the_devices_is_taken(sizes, expected):
     placement = make_placement(*sizes)
     assert tuple(placement.mesh.shape.values()) == expected
-    assert placement.share() == (0, 1)
+    assert placement.batch_part() == (0, 1)
 
 
 def test_slices_divide_the_data_axis_alone():
@@ -352,7 +348,7 @@ def test_slices_divide_the_data_axis_alone():
             self.id, self.slice_index, self.process_index = number, number // 4, number // 4
             self.platform, self.device_kind, self.coords = "cpu", "made up", (number, 0, 0)
 
-    grid = sharding.arrange(4, 2, 2, [Device(i) for i in range(8)])
+    grid = sharding.arrange_devices(4, 2, 2, [Device(i) for i in range(8)])
     slices = np.vectorize(lambda device: device.slice_index)(grid)
     assert (slices == slices[:, :1]).all()  # the model axis never leaves a slice
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
@@ -371,7 +367,7 @@ def test_the_state_of_adafactor_lies_where_it_divides(name, shape, scaled):
     placement = make_placement(1, 2)
     schedule = make_schedule(Schedule(), total=10, epoch=1)
     tx = make_optimizer("adafactor", schedule, {"backbone": 0.1}, scaled=scaled)
-    own = put({name: jnp.zeros(shape)}, placement.parameters({name: jnp.zeros(shape)}))
+    own = put_global({name: jnp.zeros(shape)}, placement.param_shardings({name: jnp.zeros(shape)}))
     state = place_state(placement, own, tx, jax.random.key(0))
     alone = make_state({name: jnp.zeros(shape)}, tx, jax.random.key(0))
     assert jax.tree.map(jnp.shape, state.opt_state) == jax.tree.map(jnp.shape, alone.opt_state)
@@ -404,13 +400,13 @@ def test_each_process_of_a_torus_has_a_part_of_the_batch(kind, shape, model, mon
     """All parts are read, each by the processes whose devices hold it."""
     devices = make_torus(kind, shape, (2, 2, 1))
     data = len(devices) // model
-    grid = sharding.arrange(data, model, 1, devices)
+    grid = sharding.arrange_devices(data, model, 1, devices)
     placement = sharding.Placement(types.SimpleNamespace(devices=grid))
     read = np.zeros(data, int)
     processes = {device.process_index for device in devices}
     for process in processes:
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        part, parts = placement.share()
+        part, parts = placement.batch_part()
         rows = slice(part * data // parts, (part + 1) * data // parts)
         held = [any(d.process_index == process for d in row) for row in grid]
         assert held == [rows.start <= number < rows.stop for number in range(data)]
@@ -425,7 +421,7 @@ def test_a_process_without_a_part_of_its_own_is_refused(monkeypatch):
     grid = np.array([own(0, 0, 1), own(1, 2, 2)], object)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(InputError, match="mesh.data=2 x mesh.model=3 gives a process no"):
-        sharding.Placement(types.SimpleNamespace(devices=grid)).share()
+        sharding.Placement(types.SimpleNamespace(devices=grid)).batch_part()
 
 
 def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
@@ -439,7 +435,7 @@ def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
         return np.array(devices).reshape(shape)
 
     monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", lay)
-    assert sharding.arrange(4, 2, 1, jax.devices()).shape == (4, 2)
+    assert sharding.arrange_devices(4, 2, 1, jax.devices()).shape == (4, 2)
     assert asked == [{}, {"allow_split_physical_axes": True}]
 
 
@@ -462,7 +458,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
 
 
 @pytest.mark.long_cases(
-    "t5-changes1-sizes1-mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"
+    "t5-changes1-sizes1-mesh.model=4 does not divide the 26 of .*mlp/.*; use 1 or 2$"
 )
 @pytest.mark.parametrize(
     "family, changes, sizes, words",
@@ -470,7 +466,7 @@ def test_a_mesh_that_cannot_be(sizes, words):
         ("bert", {}, (1, 4, False),
          r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; use 1 or 2$"),
         ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
-         "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
+         "mesh.model=4 does not divide the 26 of .*mlp/.*; use 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
          "mesh.data=8 does not divide the 20 of .*; use 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
         ("llama", dict(num_attention_heads=9, num_key_value_heads=3, head_dim=4), (1, 2, False),
@@ -482,9 +478,9 @@ def test_a_mesh_that_cannot_be(sizes, words):
 def test_widths_that_do_not_divide(family, changes, sizes, words):
     backbone, _ = make_tiny(family, **changes)
     placement = make_placement(*sizes[:2], fsdp=sizes[2])
-    cfg = dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB))
+    cfg = dataclasses.replace(backbone.cfg, rows=placement.padded_vocab(VOCAB))
     with pytest.raises(InputError, match=words):
-        check_divides(placement, backbone_shapes(backbone.clone(cfg=cfg)))
+        check_divisible(placement, backbone_shapes(backbone.clone(cfg=cfg)))
 
 
 def test_blocks_of_codes_that_do_not_divide():
@@ -492,11 +488,13 @@ def test_blocks_of_codes_that_do_not_divide():
     sizes = dict(hidden_size=64, intermediate_size=96, num_attention_heads=2, head_dim=32)
     backbone, _ = make_tiny("llama", **sizes, num_key_value_heads=2)
     placement = make_placement(4, 2)
-    backbone = backbone.clone(cfg=dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB)))
-    check_divides(placement, backbone_shapes(backbone))
+    backbone = backbone.clone(
+        cfg=dataclasses.replace(backbone.cfg, rows=placement.padded_vocab(VOCAB))
+    )
+    check_divisible(placement, backbone_shapes(backbone))
     words = "does not divide the 3 of .*mlp/.*; use 1 or 3, or backbone.quantize=none$"
     with pytest.raises(InputError, match=f"mesh.model=2 {words}"):
-        check_divides(placement, backbone_shapes(backbone, "int8"))
+        check_divisible(placement, backbone_shapes(backbone, "int8"))
 
 
 def test_a_table_that_trains_is_never_padded():
@@ -512,6 +510,6 @@ def test_a_table_that_trains_is_never_padded():
 def test_put_gives_every_leaf_its_place():
     placement = make_placement(2, 2)
     params = {"a/x": np.arange(8.0).reshape(4, 2), "b": np.ones(3)}
-    found = put(params, {"a/x": placement.batch, "b": placement.replicated})
+    found = put_global(params, {"a/x": placement.batch, "b": placement.replicated})
     assert unflatten(found)["a"]["x"].addressable_shards[0].data.shape == (2, 2)
     assert flatten({"b": found["b"]})["b"].sharding.is_fully_replicated

@@ -9,7 +9,7 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import DEVICES
-from jaxprompt.parallel.sharding import Target, make_placement, within
+from jaxprompt.parallel.sharding import Target, make_placement, with_placement
 from jaxprompt.planning import compilers
 
 GPUS = [name for name, device in DEVICES.items() if device.platform == "gpu"]
@@ -67,7 +67,7 @@ def test_a_program_is_measured():
     """On the CPU, whose compiler answers in the same way."""
     place = make_placement(2, 1, devices=jax.devices()[:2])
     x = jax.ShapeDtypeStruct((8, 16), "float32", sharding=place.batch)
-    found = compilers.compile_for(place, within(place, lambda x: (x @ x.T).sum()), x)
+    found = compilers.compile_for(place, with_placement(place, lambda x: (x @ x.T).sum()), x)
     assert found.arguments == 4 * 16 * 4
     assert found.arguments <= found.bytes <= found.arguments + found.temporary + 4
     assert sum(found.work.counts.values()) >= 1 and "HloModule" in found.text

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.layers.reading import Scores, take
+from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.types import Asks, Batch, Injection, Objective, Role, Stream
@@ -14,7 +14,7 @@ class LabelRows(Scores):
 
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Reads the first of the read positions."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))[:, 0]  # [B, E]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos))[:, 0]  # [B, E]
         return jnp.einsum("be,re->br", features, injection.rows)
 
 

@@ -8,7 +8,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_params, make
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.layers.side_by_side import check_alike
+from jaxprompt.layers.side_by_side import check_prefixes_agree
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt, read_parts
 from jaxprompt.types import Asks, Batch, Dims, Role, Tokens
@@ -233,4 +233,6 @@ def test_prefixes_that_do_not_meet_may_differ(parts):
 
 def test_a_method_without_the_field_agrees_with_all():
     """A new one may have a prefix that neither shifts nor is of some layers."""
-    check_alike([{"length": 2}, {"length": 3, "shift": True}], DIMS, "parts", is_folded=True)
+    check_prefixes_agree(
+        [{"length": 2}, {"length": 3, "shift": True}], DIMS, "parts", is_folded=True
+    )

@@ -18,10 +18,10 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.layers.hiding import hide_text
+from jaxprompt.layers.hiding import mask_text
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
-from jaxprompt.tree import flatten, merge, split, trainable_mask
+from jaxprompt.tree import flatten, merge, split_trainable, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
 torch = pytest.importorskip("torch")
@@ -170,7 +170,7 @@ def test_loss_and_gradients_are_those_of_the_equations(
     head = make_head("label_rows", scores=scores)
     objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)
-    trainable, frozen = split(params, trainable_mask(params, (".*",)))
+    trainable, frozen = split_trainable(params, trainable_mask(params, (".*",)))
     seen = batch
 
     def loss_of(trainable):
@@ -267,7 +267,7 @@ def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
     batch, key = make_batch(masks), jax.random.key(0)
     seen = jax.tree.map(np.array, model.prompt._hide_words(batch, key))
     hidden = jax.tree.map(
-        np.array, hide_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
+        np.array, mask_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
     )
     words = [WORDS[label][0] for label in batch.labels]
     assert {len(word) for word in words} == {1, 2}

@@ -12,14 +12,14 @@ from tiny import assert_close, assert_equal, exact_jit, fill, make_batch, make_p
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.layers.instance import Encoder, _part_of, first_words, mean_vectors
+from jaxprompt.layers.instance import InstanceEncoder, _part_of, first_words, mean_prompt_vector
 from jaxprompt.layers.word_rows import (
     WordRows,
-    hash_rows,
+    full_table,
+    hash_vectors,
+    init_table,
     pack_ids,
-    rows_of,
-    start_table,
-    take_table,
+    row_indices,
     unpack_ids,
 )
 from jaxprompt.models.model import Model
@@ -28,7 +28,7 @@ from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
-from jaxprompt.tree import count, flatten, split, trainable_mask
+from jaxprompt.tree import count, flatten, split_trainable, trainable_mask
 from jaxprompt.types import Dims, Injection, Objective, Prefix, Role, Stream
 
 torch = pytest.importorskip("torch")
@@ -182,7 +182,7 @@ def test_the_convolutions_are_torchs():
     torch.manual_seed(0)
     x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
     mask = np.arange(9) < lengths[:, None]
-    ours = Encoder("cnn", 4, 5, 7, 0.3)
+    ours = InstanceEncoder("cnn", 4, 5, 7, 0.3)
     params = ours.init(jax.random.key(1), jnp.asarray(x), jnp.asarray(mask))["params"]
     features = []
     for size in (3, 4, 5):
@@ -208,7 +208,7 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
     torch.manual_seed(0)
     x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
     mask = np.arange(9) < lengths[:, None]
-    ours = Encoder("lstm", 4, 5, 7, 0.3)
+    ours = InstanceEncoder("lstm", 4, 5, 7, 0.3)
     words, there = jnp.asarray(x), jnp.asarray(mask)
     params = fill(jax.eval_shape(lambda: ours.init(jax.random.key(1), words, there)["params"]))
     lstm = torch.nn.LSTM(6, 4, 3, bidirectional=True, batch_first=True)
@@ -241,10 +241,10 @@ def test_the_lstm_is_torchs_averaged_over_the_words_that_are_there():
 def test_soft_tokens_that_are_there_are_averaged():
     slots = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
     there = np.array([[1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]], bool)
-    found = mean_vectors(Injection(Stream(slots=slots, slots_mask=there)))
+    found = mean_prompt_vector(Injection(Stream(slots=slots, slots_mask=there)))
     expected = np.stack([slots[0, [0, 1, 3]].mean(0), slots[1, 1], np.zeros(5)])
     assert_close(found, expected)
-    assert_close(mean_vectors(Injection(Stream(slots=slots))), slots.mean(1))
+    assert_close(mean_prompt_vector(Injection(Stream(slots=slots))), slots.mean(1))
 
 
 def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side():
@@ -252,7 +252,7 @@ def test_keys_and_values_of_all_layers_that_have_some_are_averaged_side_by_side(
     k, v = np.random.default_rng(0).normal(size=(2, 3, 2, 4, 2, 5)).astype(np.float32)
     there = np.zeros((3, 2, 4), bool)  # [L, B, P]: of the layers the first has none
     there[1, :, :3], there[2, 0, 1:] = True, True
-    found = mean_vectors(Injection(Stream(prefix=Prefix(k, v, there))))
+    found = mean_prompt_vector(Injection(Stream(prefix=Prefix(k, v, there))))
     for text in range(2):
         rows = [
             np.concatenate([part[layer, text, place, head] for head in (0, 1) for part in (k, v)])
@@ -276,13 +276,13 @@ def mixed(x):
 def test_the_row_of_a_word_that_never_trained_is_a_rule():
     """Exports rely on it. The host and the device agree to the last bit."""
     ids = np.array([[0, 1], [29_000, 2**18]])
-    found = hash_rows(ids, 5, 0.5)
-    np.testing.assert_array_equal(found, hash_rows(ids, 5, 0.5, np))
+    found = hash_vectors(ids, 5, 0.5)
+    np.testing.assert_array_equal(found, hash_vectors(ids, 5, 0.5, np))
     for word, own in ((0, found[0, 0]), (29_000, found[1, 0])):
         stated = [(mixed(word * 5 + at + 0x9E3779B9) >> 8) / 2**24 - 0.5 for at in range(5)]
         np.testing.assert_allclose(own, stated, atol=1e-7)
     assert stated[0] == pytest.approx(-0.31272322)
-    many = hash_rows(np.arange(4000), 32, 0.5, np)
+    many = hash_vectors(np.arange(4000), 32, 0.5, np)
     assert many.min() >= -0.5 and many.max() < 0.5 and abs(many.mean()) < 2e-3
     assert abs(many.std() - 12**-0.5) < 2e-3
     near = np.corrcoef(many[:-1].ravel(), many[1:].ravel())[0, 1]
@@ -297,7 +297,7 @@ def test_ids_are_packed():
         with pytest.raises(InputError, match="cannot be read"):
             unpack_ids(broken)
     with pytest.raises(InputError, match="beyond the 53 of this backbone"):
-        rows_of(pack_ids(np.array([53])), 53)
+        row_indices(pack_ids(np.array([53])), 53)
 
 
 def trainer(tx, rows, seen=""):
@@ -321,7 +321,7 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
     ends = {}
     for rows, seen in (("all", ""), ("seen", pack_ids(ids))):
         prompt, params, step = trainer(tx, rows, seen)
-        own = split(params, trainable_mask(params, prompt.TRAINABLE))
+        own = split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
         trainable, frozen = own
         whole = np.random.default_rng(1).normal(0, 0.3, (53, 16)).astype(np.float32)
         stored, table = whole if rows == "all" else whole[ids], np.zeros((64, 16), np.float32)
@@ -345,7 +345,7 @@ def test_words_that_were_not_seen_have_rows_too():
     assert params["table"].shape == (64, 6)
     found = rows.apply({"params": params}, jnp.array([9, 5]))
     np.testing.assert_array_equal(found[0], params["table"][1])
-    np.testing.assert_array_equal(found[1], hash_rows(5, 6, 0.5, np))
+    np.testing.assert_array_equal(found[1], hash_vectors(5, 6, 0.5, np))
     rows = dataclasses.replace(rows, has_base=True)
     base = jax.random.normal(jax.random.key(1), (64, 6))  # 53, rounded up
     found = rows.apply({"params": params | {"base": base}}, jnp.array([9, 5]))
@@ -367,7 +367,7 @@ def test_the_rows_are_sharded_over_the_vocabulary():
                 jax.random.key(0), make_batch(), None, deterministic=True
             )
         )
-        found = place.parameters(flatten({"prompt": shapes["params"]}))
+        found = place.param_shardings(flatten({"prompt": shapes["params"]}))
         rows = {n: x.spec for n, x in found.items() if "/words/" in n}
         assert rows and set(rows.values()) == {PartitionSpec("model", None)}
         others = {x.spec for n, x in found.items() if n not in rows}
@@ -439,7 +439,7 @@ def test_rows_of_another_vocabulary_or_width_are_refused(change):
     other = make_prompt("ipt", DIMS._replace(**change), length=2)
     told = f"topics has vectors of size {other.dims.embed} for {other.dims.vocab} words, but this"
     with pytest.raises(InputError, match=told):
-        take_table(prompt.table(), "topics", other, {})
+        full_table(prompt.table(), "topics", other, {})
 
 
 def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_elsewhere():
@@ -447,10 +447,10 @@ def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_
     prompt = prompt.with_vocabulary(np.array([3, 5, 9]))
     other = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
     table = np.arange(24, dtype=np.float32).reshape(2, 12)
-    found = start_table(
+    found = init_table(
         prompt.table(), "topics", {"table": np.zeros((3, 12))}, other, {"words": {"table": table}}
     )["table"]
-    rule = hash_rows(np.arange(DIMS.vocab), 12, other.scale, np)
+    rule = hash_vectors(np.arange(DIMS.vocab), 12, other.scale, np)
     np.testing.assert_array_equal(found, [rule[3], table[0], rule[9]])
 
 

@@ -17,8 +17,8 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.corpus.denoise import rtd
 from jaxprompt.errors import InputError
-from jaxprompt.layers.output import Scored
-from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.layers.output import VocabScores
+from jaxprompt.parallel.sharding import make_placement, put_batch, put_global, with_placement
 from jaxprompt.runs.replaced_tokens import (
     Pair,
     generator_config,
@@ -103,7 +103,7 @@ def drawn_in_first_step(pair, params, batch):
     """Repeats what the generator draws in the first step of `run`."""
     key = jax.random.fold_in(rng.at_step(jax.random.key(0), 0), 0)
     forward = functools.partial(pair.forward, head="generator", deterministic=False)
-    return np.asarray(jit(forward)(params, batch, key=key).drawn)
+    return np.asarray(jit(forward)(params, batch, key=key).sampled)
 
 
 # -- against torch --------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_replacing_is_that_of_the_data():
     draw = np.random.default_rng(1)
     drawn = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
     expected = rtd.replace(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
-    found = replace(batch, Scored(None, None, np.int32(drawn)))
+    found = replace(batch, VocabScores(None, None, np.int32(drawn)))
     assert_equal(found.encoder.ids, expected.ids)
     labels = np.where(batch.encoder.mask, expected.labels, -1)
     assert_equal(found.targets, labels)
@@ -277,10 +277,12 @@ def test_a_mesh_changes_nothing():
     case, batch, (state, measured) = make_case(), batch_of(), whole()
     placement = make_placement(2, 4)
     step = make_train_step(case.pair, KEEP_GRADIENT, make_objectives())
-    trainable = put(case.trainable, placement.parameters(case.trainable))
+    trainable = put_global(case.trainable, placement.param_shardings(case.trainable))
     spread = place_state(placement, trainable, KEEP_GRADIENT, jax.random.key(0))
     assert not spread.trainable["generator/layers/mlp/up/kernel"].sharding.is_fully_replicated
-    found, found_measured = jit(within(placement, step))(spread, {}, put_batch(placement, batch))
+    found, found_measured = jit(with_placement(placement, step))(
+        spread, {}, put_batch(placement, batch)
+    )
     assert_close(found_measured, measured)
     assert_close(moving(found.opt_state[0].trace), moving(state.opt_state[0].trace))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.heads.pretraining import Detected
-from jaxprompt.layers.output import Scored
+from jaxprompt.layers.output import VocabScores
 from jaxprompt.scoring.losses import (
     END,
     START,
@@ -170,7 +170,7 @@ ROWS = np.array([1, 0, 2], np.float32)
 
 
 def test_targets_by_hand():
-    scored = Scored(LOGP, HIT)
+    scored = VocabScores(LOGP, HIT)
     total, n = on_targets(scored, None, ROWS)
     assert (total, n) == (1 + 2 + 2 * (8 + 16 + 32), 2 + 2 * 3)
     assert count_hits(scored, None, ROWS) == {"hits": 1 + 2 * 2}

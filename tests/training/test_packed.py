@@ -15,7 +15,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import free_text
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
-from jaxprompt.tree import split, trainable_mask
+from jaxprompt.tree import split_trainable, trainable_mask
 from jaxprompt.types import Objective
 
 pytestmark = pytest.mark.long
@@ -98,7 +98,7 @@ def test_the_loss_is_that_of_the_documents(case):
 def test_a_step_is_that_of_the_documents(case):
     model, params, packed, alone = case
     rate = 1e-2
-    trainable, frozen = split(params, trainable_mask(params, (r"backbone/.*",)))
+    trainable, frozen = split_trainable(params, trainable_mask(params, (r"backbone/.*",)))
     step = jit(make_train_step(model, optax.sgd(rate), [Objective("main", free_text)]))
     found, expected = (
         step(make_state(trainable, optax.sgd(rate), jax.random.key(0)), frozen, batch)

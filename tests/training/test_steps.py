@@ -18,7 +18,7 @@ from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
-from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.tree import merge, split_trainable, trainable_mask
 from jaxprompt.types import Objective
 
 SGD = optax.sgd(0.3)
@@ -35,7 +35,7 @@ def make_parts(dropout=0.0, choices=1):
         backbone, prompt, {"main": linear.Classifier(1 if choices > 1 else 3, dropout=dropout)}
     )
     params = make_params(model, weights, choices=choices)
-    return model, *split(params, trainable_mask(params, prompt.TRAINABLE))
+    return model, *split_trainable(params, trainable_mask(params, prompt.TRAINABLE))
 
 
 def make(tx=SGD, *, dropout=0.0, objectives=OBJECTIVES, choices=1, seed=0, **options):

@@ -51,7 +51,7 @@ def test_a_decoder_counts_and_no_step_has_no_rate():
 
 @pytest.mark.parametrize("dtype, peak", [("bfloat16", 989e12), ("float32", 494e12)])
 def test_utilisation_is_of_the_dtypes_peak(monkeypatch, dtype, peak):
-    monkeypatch.setattr(module, "of_kind", lambda kind: DEVICES["h200"])
+    monkeypatch.setattr(module, "find_device", lambda kind: DEVICES["h200"])
     meter = Meter(batches([1]), score, peak * 2 / 4, dtype, MESH)
     meter.next_batch()
     assert meter.describe(MEASURED, 1, 1.0)["time"]["mfu"] == pytest.approx(0.25)

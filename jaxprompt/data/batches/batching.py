@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.batches.stream import ENDLESS, BatchStream
 from jaxprompt.data.text.encoded import Encoded, Ints, Row
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.types import Batch, Front, Role, Tokens
+from jaxprompt.types import Batch, Role, SharedPrefix, Tokens
 
 EncodedExamples = Sequence[Sequence[Encoded]]  # examples, K rows each
 Part = TypeVar("Part")
@@ -30,7 +30,7 @@ class Layout:
     multiple: int = 8  # of the lengths of batches
     ends: tuple[int, ...] = ()  # tokens that end a generated text
     branches: bool = False  # whether rows have branches, see data/text/target.py
-    shared_prefix: Front | None = None  # tokens removed from every row; the model adds them
+    shared_prefix: SharedPrefix | None = None  # tokens removed from every row; the model adds them
     host: int = 0
     hosts: int = 1
 

@@ -44,9 +44,9 @@ def stack_batches(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         )
         if has_counts and batch.counts is None:  # it has all classes
             padded = padded._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
-        if batch.kept is not None:
+        if batch.cached is not None:
             size, pad_side = (length, side) if by_token else (num_reads, "right")
-            padded = padded._replace(kept=_pad_array(batch.kept, size, 0, pad_side))
+            padded = padded._replace(cached=_pad_array(batch.cached, size, 0, pad_side))
         if batch.targets is not None:
             padded = padded._replace(targets=_pad_array(batch.targets, num_reads, -1))
         if batch.labels.ndim > 1:  # one per read position
@@ -67,7 +67,7 @@ def stack_batches(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
 
 
 def _has_state_per_token(batch: Batch) -> bool:
-    return batch.kept is not None and batch.kept.shape[1] == batch.encoder.ids.shape[1]
+    return batch.cached is not None and batch.cached.shape[1] == batch.encoder.ids.shape[1]
 
 
 def padding_batch(batch: Batch) -> Batch:

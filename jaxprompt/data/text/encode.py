@@ -32,7 +32,7 @@ from jaxprompt.data.text.tokenizer import (
     takes_one_space,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.types import Front, Role
+from jaxprompt.types import Role, SharedPrefix
 
 _CHUNK = 8192  # examples tokenised in one call, which bounds the memory of texts and ids
 
@@ -196,7 +196,7 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
-    def shared_prefix(self) -> Front | None:
+    def shared_prefix(self) -> SharedPrefix | None:
         """Returns the tokens before the first text, which all rows share; None without any."""
         layout, runs = self._layout(1), []
         for run in layout if self._demo_layout is None else ():
@@ -206,7 +206,7 @@ class ExampleEncoder:
         # One token is left to each row, so that a row with an empty text is not empty.
         row = join_runs(runs)
         arrays = (row.ids, row.slot, row.types, row.roles)
-        return Front(*(tuple(x[:-1].tolist()) for x in arrays)) if len(row.ids) > 1 else None
+        return SharedPrefix(*(tuple(x[:-1].tolist()) for x in arrays)) if len(row.ids) > 1 else None
 
     def _encode_chunk(
         self, examples: Sequence[Example], targets: bool, demos: Sequence[Sequence[Example]]

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.capping import logit_cap
-from jaxprompt.layers.output import Scored, score_targets
+from jaxprompt.layers.output import VocabScores, score_targets
 from jaxprompt.layers.quantized import score_table
-from jaxprompt.layers.reading import Scores, take
+from jaxprompt.layers.reading import Scores, select_positions
 from jaxprompt.types import ABSENT, Array, Batch
 
 
@@ -23,14 +23,16 @@ class TargetHead(Scores):
     draws: bool = False
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool) -> Scored:
+    def __call__(
+        self, hidden, batch: Batch, injection, backbone, *, deterministic: bool
+    ) -> VocabScores:
         """Scores the targets."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
         targets = _targets(batch)
         chances = jax.random.uniform(self.make_rng("draw"), targets.shape) if self.draws else None
         return score_targets(
-            features, table, bias, targets, block=self.block, chances=chances,
+            features, table, bias, targets, block=self.block, uniforms=chances,
             cap=logit_cap(backbone),
         )  # fmt: skip
 
@@ -41,7 +43,7 @@ class LikeliestHead(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores one position at a time: the logits of all would be large."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        features = backbone.lm_features(select_positions(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
 
         def one(features):  # [B, X]

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxprompt.models.folding import as_constants, replace_prompt
 from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
-from jaxprompt.parallel.sharding import DATA, Placement, like, within
+from jaxprompt.parallel.sharding import DATA, Placement, shardings_like, with_placement
 from jaxprompt.prompts import Method
 from jaxprompt.runs.grid.group import Words, with_words
 from jaxprompt.training.state import TrainState
@@ -61,23 +61,23 @@ def make_group_step(
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | per_run.frozen, batch)
 
-    batches = Batch._make([0] * len(Batch._fields))._replace(kept=None if shares else 0)
+    batches = Batch._make([0] * len(Batch._fields))._replace(cached=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
     return jax.vmap(one, in_axes=(0, None, batches, 0), spmd_axis_name=axis)
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Returns (trainables, frozen, batches, per_run, front_kv) -> scores [R, B, C].
+    """Returns (trainables, frozen, batches, per_run, shared_kv) -> scores [R, B, C].
 
-    A shared batch has no R. `front_kv` is the result of `make_group_fronts` for these parameters,
+    A shared batch has no R. `shared_kv` is the result of `make_group_fronts` for these parameters,
     None without a shared prefix.
     """
 
     def one(
-        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, front_kv: KeyValues | None
+        trainable: Flat, frozen: Flat, batch: Batch, per_run: PerRun, shared_kv: KeyValues | None
     ):
         step = make_eval_step(with_words(model, per_run.words))
-        return step(trainable, frozen | per_run.frozen, batch, front_kv)
+        return step(trainable, frozen | per_run.frozen, batch, shared_kv)
 
     mapped = (0, None, None if is_shared else 0, 0, 0)
     return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
@@ -87,7 +87,7 @@ def make_group_fronts(model: Model, *, axis=None):
     """Returns (trainables, frozen, per_run) -> shared prefix of each run [R, L, B|1, ...]."""
 
     def one(trainable: Flat, frozen: Flat, per_run: PerRun):
-        return model.run_front(merge(trainable, frozen | per_run.frozen))
+        return model.run_shared_prefix(merge(trainable, frozen | per_run.frozen))
 
     return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
@@ -108,7 +108,7 @@ def make_group_counts(model: Model, objectives: Sequence[Objective], *, is_share
 
 def _is_once(batch: Batch) -> bool:
     """Returns whether the cached states are shared by all runs, [B*K, T, H]."""
-    return batch.kept is not None and batch.kept.ndim == 3
+    return batch.cached is not None and batch.cached.ndim == 3
 
 
 def _join(trees: Sequence[_Tree], where: _Tree) -> _Tree:
@@ -137,7 +137,9 @@ class Programs:
         self._model, self._rest = model, rest or model
         self._objectives = objectives
         self._one = jax.eval_shape(lambda x: x, state)
-        self._specs = like(placement, self._one, placement.parameters(state.trainable))
+        self._specs = shardings_like(
+            placement, self._one, placement.param_shardings(state.trainable)
+        )
         data = placement.mesh.shape[DATA]
         divided = any(DATA in str(s.spec) for s in jax.tree.leaves(self._specs))
         # An axis of the mesh cannot divide two axes of one array.
@@ -189,9 +191,9 @@ class Programs:
         once = self.placement.replicated if apart else self.placement.batch
         where = once if is_shared else self._lay(runs) if apart else self._lay(runs, DATA)
         kept = None
-        if batch.kept is not None:
-            kept = jax.device_put(batch.kept, once if _is_once(batch) else where)
-        return jax.device_put(batch._replace(kept=None), where)._replace(kept=kept)
+        if batch.cached is not None:
+            kept = jax.device_put(batch.cached, once if _is_once(batch) else where)
+        return jax.device_put(batch._replace(cached=None), where)._replace(cached=kept)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
         """Returns shapes of the state and best parameters of runs, to restore a checkpoint."""
@@ -201,7 +203,7 @@ class Programs:
 
     def one_trainable(self) -> Flat:
         """Returns shapes of the trainable parameters of one run."""
-        where = self.placement.parameters(self._one.trainable)
+        where = self.placement.param_shardings(self._one.trainable)
         describe = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
         return jax.tree.map(describe, self._one.trainable, where)
 
@@ -211,12 +213,12 @@ class Programs:
         apart = self.is_apart(runs)
         step = self._make_step(axis=DATA if apart else None, shares=shares)
         return jit(
-            within(self._within(runs), step), donate_argnums=0,
+            with_placement(self._within(runs), step), donate_argnums=0,
             out_shardings=(self._state_shardings(runs), self._lay(runs)),
         )  # fmt: skip
 
     def _within(self, runs: int) -> Placement:
-        at = dataclasses.replace(self.placement, runs=True)
+        at = dataclasses.replace(self.placement, maps_runs=True)
         return RunsPlacement(**vars(at)) if self.is_apart(runs) else at
 
     def compile(self, state: TrainState, batch: Batch, per_run: PerRun):
@@ -258,14 +260,14 @@ class Programs:
             return self._model.inject(merge(trainable, frozen | per_run.frozen), batch)
 
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
-        return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
+        return jax.jit(with_placement(dataclasses.replace(self.placement, maps_runs=True), mapped))
 
     def _make_scores(self, prompt: Method, runs: int, is_shared: bool, goes_on: bool):
         axis = DATA if self.is_apart(runs) else None
         model = self._rest if goes_on else self._model
         model = dataclasses.replace(model, prompt=prompt)
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
-        return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
+        return jax.jit(with_placement(self._within(runs), scores), out_shardings=self._lay(runs))
 
     def front(
         self, prompt: Method, trainable: Flat, per_run: PerRun, runs: int
@@ -274,28 +276,28 @@ class Programs:
 
         Returns the argument of `scores`; None without a shared prefix.
         """
-        if self._model.front is None:
+        if self._model.shared_prefix is None:
             return None
         return self._fronts(prompt, runs)(trainable, self.frozen, per_run)
 
     def _make_fronts(self, prompt: Method, runs: int):
         model = dataclasses.replace(self._model, prompt=prompt)
         fronts = make_group_fronts(model, axis=DATA if self.is_apart(runs) else None)
-        return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
+        return jax.jit(with_placement(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
         self, prompt: Method, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *,
-        is_shared: bool, front_kv: KeyValues | None = None,
+        is_shared: bool, shared_kv: KeyValues | None = None,
     ):  # fmt: skip
-        """Scores a batch with every run, [R, B, C]; `front_kv` is the result of `front`."""
+        """Scores a batch with every run, [R, B, C]; `shared_kv` is the result of `front`."""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        step = self._scores(prompt, runs, is_shared, batch.kept is not None)
-        return step(trainable, self.frozen, batch, per_run, front_kv)
+        step = self._scores(prompt, runs, is_shared, batch.cached is not None)
+        return step(trainable, self.frozen, batch, per_run, shared_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None
         counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
-        return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
+        return jit(with_placement(self._within(runs), counts), out_shardings=self._lay(runs))
 
     def counts(self, trainable: Flat, batch: Batch, per_run: PerRun, runs: int, *, is_shared: bool):
         """Sums the objectives of a batch with every run: {objective: {name: [R]}}."""
@@ -306,7 +308,7 @@ class Programs:
 
     @functools.cached_property
     def _pick(self):
-        where = self.placement.parameters(self._one.trainable)
+        where = self.placement.param_shardings(self._one.trainable)
         return jax.jit(lambda tree, row: jax.tree.map(lambda x: x[row], tree), out_shardings=where)
 
     def pick(self, trainable: Flat, row: int) -> Flat:

@@ -44,7 +44,7 @@ def needed(
     spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
     state, best = programs.template(runs)
     wide = jax.tree.map(spread, batch)
-    put = programs.put_batch(wide._replace(kept=batch.kept) if shares else wide, runs)
+    put = programs.put_batch(wide._replace(cached=batch.cached) if shares else wide, runs)
     try:
         program = programs.compile(state, put, programs.put_own([per_run] * runs))
     except jax.errors.JaxRuntimeError as error:

@@ -60,7 +60,9 @@ def prepare(
             corpus = _read(config, ppt_tasks[key], workdir)
         try:
             if key not in texts:
-                texts[key] = ppt.read_text(run.config, corpus, ppt_tasks[key], placement.share())
+                texts[key] = ppt.read_text(
+                    run.config, corpus, ppt_tasks[key], placement.batch_part()
+                )
         except InputError as error:
             failed(run, error)
             continue

@@ -21,7 +21,7 @@ from jaxprompt.build.examples import check_prompt_tuning
 from jaxprompt.config.run import FREE, RunConfig
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic
-from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.compilation import enable_compilation_cache
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.runs.grid import batched_runs, pretrain
 from jaxprompt.runs.grid import train as tune
@@ -120,7 +120,7 @@ def train_grid(
     grid = list_runs(config, workdir)
     for run in grid:
         KINDS[command].check(run.config)
-    keep_programs(config.train.compilation_cache)
+    enable_compilation_cache(config.train.compilation_cache)
     bind = partial(bind_workdir, workdir, config.to_dict(), free)
     return grid, train(
         grid,
@@ -294,7 +294,7 @@ class _Work:
             return made[key], words
 
         with RunLog(self.workdir, tracker="none", total=total) as log:
-            log.info(tree.overview(own.state.trainable, frozen | own.own))
+            log.info(tree.parameter_table(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
                 log.info(f"compiling the training step for {format_runs(len(some))}")

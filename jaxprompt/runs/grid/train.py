@@ -130,7 +130,7 @@ def _read_inputs(
 def _with_shared_model(member: Member, models: dict[str, Model]) -> Member:
     """Replaces the model of a member by an equal one of `models`, so that programs are shared."""
     model, words = member.model, [array.tolist() for array in jax.tree.leaves(member.words)]
-    key = json.dumps([model.prompt.block(), member.scorer.classes, words, model.front])
+    key = json.dumps([model.prompt.block(), member.scorer.classes, words, model.shared_prefix])
     model = models.setdefault(key, model)
     return member._replace(scorer=member.scorer._replace(model=model), model=model)
 
@@ -245,10 +245,10 @@ class SplitScorer:
         prompt, trainable = programs.fold(trainable, example, per_run, len(rows))
         scores: list[Any] = [None] * len(members)
         laid_out = side_by_side(passes, scorer.layout)
-        front_kv = programs.front(prompt, trainable, per_run, len(rows))
+        shared_kv = programs.front(prompt, trainable, per_run, len(rows))
         score = partial(
             programs.scores, prompt, trainable, per_run=per_run, runs=len(rows), is_shared=same,
-            front_kv=front_kv,
+            shared_kv=shared_kv,
         )  # fmt: skip
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
         for each, values in dispatch_ahead(found):

@@ -19,7 +19,7 @@ from jaxprompt.data.batches.stacking import host_share
 from jaxprompt.data.text.encoded import Split
 from jaxprompt.data.text.identity import scorer_fingerprints
 from jaxprompt.errors import InputError
-from jaxprompt.layers.reading import take
+from jaxprompt.layers.reading import select_positions
 from jaxprompt.models.model import Model
 from jaxprompt.models.scorer import Scorer
 from jaxprompt.parallel import processes
@@ -115,7 +115,7 @@ class FeatureCache:
             batch = host_share(batch, self._scorer.layout)
         if not cached.spec.all_tokens:
             batch = _narrow(batch)
-        return batch._replace(kept=states)
+        return batch._replace(cached=states)
 
     def _find(self, split: Split) -> CachedSplit | None:
         # By identity: == would compare the arrays of two splits.
@@ -200,9 +200,9 @@ class FeatureCachePlan:
                     self._path(cached), cached.setup, *state_type
                 )
 
-        processes.on_all(reopen)
+        processes.run_on_all(reopen)
         filled = [
-            json.loads(x) for x in processes.gather(json.dumps([_is_filled(p) for p in splits]))
+            json.loads(x) for x in processes.gather_texts(json.dumps([_is_filled(p) for p in splits]))
         ]
         for cached, is_filled in zip(splits, zip(*filled, strict=True), strict=True):
             cached.store = cached.store if all(is_filled) else None
@@ -217,7 +217,7 @@ class FeatureCachePlan:
         started, reused = time.monotonic(), [cached.name for cached in splits if _is_filled(cached)]
         new = [cached for cached in splits if not _is_filled(cached)]
         # All stores are created first, so that a full disk does not leave other processes waiting.
-        stores = processes.on_all(lambda: [self._new_store(cached) for cached in new])
+        stores = processes.run_on_all(lambda: [self._new_store(cached) for cached in new])
         steps: dict[FeatureSpec, Any] = {}
         total = sum(cached.split.size for cached in new)
         progress = ProgressReporter(log, f"computing {_format_specs(new)}:", total, "examples")
@@ -341,7 +341,7 @@ def _make_feature_step(model: Model, spec: FeatureSpec, dtype: Any) -> Callable[
         params = tree.merge(trainable, frozen)
         if spec.layer is None:
             states = model.hidden(params, batch)
-            states = states if spec.all_tokens else take(states, batch.label_pos)
+            states = states if spec.all_tokens else select_positions(states, batch.label_pos)
         else:
             backbone = {"params": params["backbone"]}
             states = model.backbone.apply(backbone, batch, spec.layer, method="enter")

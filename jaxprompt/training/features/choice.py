@@ -97,6 +97,6 @@ def _lowest_changed_layer(model: Model, params: Any, batch: Batch) -> int | None
 def remaining_model(model: Model, spec: FeatureSpec) -> Model:
     """Returns the model that continues from the cached states."""
     if spec.layer is None:
-        return dataclasses.replace(model, is_kept=True)
+        return dataclasses.replace(model, is_cached=True)
     cfg = dataclasses.replace(model.backbone.cfg, skip=spec.layer)
     return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))

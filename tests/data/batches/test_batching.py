@@ -308,10 +308,13 @@ def states_of(side, lengths, reads, sizes):
     for number, (length, read, size) in enumerate(zip(lengths, reads, sizes, strict=True), 1):
         laid = dict(batch=1, length=length, pad_id=9, label_width=read, side=side)
         batch = collate([[encoded(1, slots=0, label_pos=[0] * read)]], [0], [0], **laid)
-        batches.append(batch._replace(kept=np.full((1, size, 3), float(number))))
+        batches.append(batch._replace(cached=np.full((1, size, 3), float(number))))
     found = stack_batches(batches, 9, side)
-    assert found.kept.shape == (2, 1, max(sizes), 3) and (found.kept == found.kept[..., :1]).all()
-    return found.kept[..., 0].tolist()
+    assert (
+        found.cached.shape == (2, 1, max(sizes), 3)
+        and (found.cached == found.cached[..., :1]).all()
+    )
+    return found.cached[..., 0].tolist()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -14,8 +14,8 @@ from jaxprompt.data.batches.stacking import padding_batch, stack_batches
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.hlo import read_work
-from jaxprompt.parallel.sharding import make_placement, put
+from jaxprompt.parallel.hlo import count_work
+from jaxprompt.parallel.sharding import make_placement, put_global
 from jaxprompt.prompts import make_prompt
 from jaxprompt.runs.grid import memory
 from jaxprompt.runs.grid.batched_runs import halves
@@ -28,7 +28,7 @@ from jaxprompt.training.progress import Progress
 from jaxprompt.training.run_result import RunResult
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_eval_step, make_train_step
-from jaxprompt.tree import split, trainable_mask
+from jaxprompt.tree import split_trainable, trainable_mask
 from jaxprompt.types import ABSENT, Objective
 
 OBJECTIVES = (Objective("main", cross_entropy),)
@@ -72,7 +72,7 @@ def parts(case, dropout=0.0, head=None):
     for seed in range(len(RATES)):
         params = make_params(model, weights, seed)
         trains = patterns or (prompt.TRAINABLE if head is None else (r"prompt/.*",))
-        found.append(split(params, trainable_mask(params, trains)))
+        found.append(split_trainable(params, trainable_mask(params, trains)))
     return model, [trainable for trainable, _ in found], found[0][1]
 
 
@@ -206,7 +206,7 @@ def make_programs(case, mesh, runs, **options):
     """Makes (programs, states, batch, own) on a mesh."""
     placement = make_placement(*mesh, devices=jax.devices()[: mesh[0] * mesh[1]], **options)
     model, starts, frozen = parts(case)
-    frozen = put(frozen, placement.parameters(frozen))
+    frozen = put_global(frozen, placement.param_shardings(frozen))
     tx = adamw(0.01)
     states = [make_state(starts[i % 3], tx, jax.random.key(i)) for i in range(runs)]
     programs = Programs(placement, model, tx, OBJECTIVES, frozen, states[0])
@@ -226,13 +226,13 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
     programs, state, batch, own = make_programs(case, mesh, runs, fsdp=fsdp)
     one, expected, same, _ = make_programs(case, (1, 1), runs)
     assert programs.is_apart(runs) == apart
-    work = read_work(programs.compile(state, batch, own).as_text())
+    work = count_work(programs.compile(state, batch, own).as_text())
     if fsdp:  # weights are joined, and nothing is summed
         assert set(work.counts) == {"all-gather"}
     elif apart and mesh[1] == 1:
         assert not work.counts, "the devices have nothing to tell each other"
     elif apart:  # the parts of heads, words and layers are joined; each device has its own runs
-        whole = read_work(one.compile(expected, same, own).as_text())
+        whole = count_work(one.compile(expected, same, own).as_text())
         assert work.flops < whole.flops / 4
     state, measured = programs.train(state, batch, own)
     expected, right = one.train(expected, same, one.put_own([NONE] * runs))

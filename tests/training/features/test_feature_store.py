@@ -16,11 +16,11 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.hlo import count_work
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.features import store as feature_store
-from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.tree import merge, split_trainable, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])
 FACTS = {"the data": "5 rows", "cache.dtype": "float32"}
@@ -226,14 +226,14 @@ def prepare(family, part, stack="scan", rows=8, **fields):
     shift = {"shift": prompt.position_shift(), "decoder_shift": prompt.decoder_shift()}
     batch = make_batch(rows=rows, family=family, **shift)
     enter = lambda p, b: backbone.apply({"params": p["backbone"]}, b, low, method="enter")
-    kept = batch._replace(kept=np.asarray(jit(enter)(params, batch))) if low else batch
+    kept = batch._replace(cached=np.asarray(jit(enter)(params, batch))) if low else batch
     cfg = dataclasses.replace(backbone.cfg, skip=low)
     rest = dataclasses.replace(model, backbone=backbone.clone(cfg=cfg))
     return model, rest, params, batch, kept, enter
 
 
 def make_grad(model, params):
-    trainable, frozen = split(params, trainable_mask(params, model.prompt.TRAINABLE))
+    trainable, frozen = split_trainable(params, trainable_mask(params, model.prompt.TRAINABLE))
 
     def loss(trainable, frozen, batch):
         scores = model.forward(
@@ -260,14 +260,14 @@ def test_the_rest_of_a_model_gives_the_same(family, part, stack):
     assert_close(found[1][0], found[0][0], rtol=1e-5)
     assert np.abs(found[0][0][1]["prompt/" + next(iter(params["prompt"]))]).max() > 0
     # What is spared are the products of the layers below, exactly.
-    whole, left = (read_work(program.as_text()).flops for _, program in found)
-    below = read_work(jit(enter).lower(params, batch).compile().as_text()).flops
+    whole, left = (count_work(program.as_text()).flops for _, program in found)
+    below = count_work(jit(enter).lower(params, batch).compile().as_text()).flops
     assert below > 0 and whole - left == below
 
 
 def test_padding_with_other_lengths_is_no_part_of_what_is_kept():
     model, rest, params, batch, kept, _ = prepare("bert", "upper")
-    empty = kept._replace(kept=np.where(batch.encoder.mask[..., None], kept.kept, 0.0))
+    empty = kept._replace(cached=np.where(batch.encoder.mask[..., None], kept.cached, 0.0))
     score = lambda model: jit(lambda b: model.forward(params, b))
     assert_close(score(rest)(empty), score(model)(batch), rtol=1e-5)
 
@@ -279,7 +279,7 @@ def test_keys_of_a_prefix_are_projected_once_a_step():
     for rows in (4, 8):
         model, _, params, batch, _, _ = prepare("bert", "", rows=rows, length=3, hidden=5)
         grad, args = make_grad(model, params)
-        work[rows] = read_work(grad.lower(*args, batch).compile().as_text()).flops
+        work[rows] = count_work(grad.lower(*args, batch).compile().as_text()).flops
     d = model.backbone.dims
     forward = 2 * 3 * 5 * (d.width + LAYERS * 2 * d.heads * d.head_dim)
     assert 2 * work[4] - work[8] == 3 * forward  # and two products as large in the backward pass
