@@ -251,7 +251,10 @@ def scorer_from_metadata(
     if not force:
         advice = "load that backbone, or pass --force (force=True)"
         check_fingerprints(
-            trained_on.identity(), scorer_fingerprints(scorer), "the prompt was trained with", advice
+            trained_on.identity(),
+            scorer_fingerprints(scorer),
+            "the prompt was trained with",
+            advice,
         )
     return scorer
 
@@ -361,7 +364,8 @@ def join_params(
                 f"{path}: {name} is {shape}, but the backbone needs {list(leaf.shape)}; use the "
                 "backbone that it was trained on, or another prompt"
             )
-    return tree.unflatten(flat | put_global(tensors, loaded_backbone.placement.param_shardings(tensors)))
+    shardings = loaded_backbone.placement.param_shardings(tensors)
+    return tree.unflatten(flat | put_global(tensors, shardings))
 
 
 def _has_head(names: Iterable[str]) -> bool:

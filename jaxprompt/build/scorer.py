@@ -234,14 +234,14 @@ def _example_encoder(
         max_len=max_len,
         num_masks=head_layout.masks,
         needs_mask=kind.needs_mask(setup.form),
-        num_types=segments(tokenizer, facts.types),
+        num_types=num_segments(tokenizer, facts.types),
         answer=head_layout.answer,
         option=task.option,
         entities=task.marked,
         markers=task.markers,
         lists=head_layout.lists,
         names=task.widest if task.options else head_layout.names,
-        beside=None if demos is None else demo_format(demos, head_layout, tokenizer),
+        demo_layout=None if demos is None else demo_format(demos, head_layout, tokenizer),
     )
 
 

@@ -119,7 +119,9 @@ def step_shapes(
     )
     return StepShapes(
         with_placement(placement, step),
-        _with_shardings(state, shardings_like(placement, state, placement.param_shardings(trainable))),
+        _with_shardings(
+            state, shardings_like(placement, state, placement.param_shardings(trainable))
+        ),
         _with_shardings(frozen, placement.param_shardings(frozen)),
         jax.tree.map(lambda x: _with_sharding(x, placement.batch), run.batch),
     )

@@ -67,9 +67,7 @@ def compile_step(
 
     def compile_replicated(function: Callable[..., Any]) -> jax.stages.Wrapped:
         # On every device, because a process cannot read the devices of another one.
-        return jax.jit(
-        with_placement(placement, function), out_shardings=placement.replicated
-    )
+        return jax.jit(with_placement(placement, function), out_shardings=placement.replicated)
 
     compiled_step = compile_replicated(indexed_step)
     compute_prefix = None if prefix_fn is None else compile_replicated(prefix_fn)

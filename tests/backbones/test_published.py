@@ -79,7 +79,7 @@ TORCH = {
 
 def shapes_of(name, stack="scan"):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
-    hf = published()[name].hf
+    hf = published_checkpoints()[name].hf
     has_mlm = hf["model_type"] in ("deberta", "deberta-v2", "albert", "modernbert")
     heads = ("mlm",) if has_mlm else ("lm",)
     return backbone_shapes(make_backbone(family_of(hf["model_type"]), hf, heads, stack=stack))
@@ -97,9 +97,11 @@ def counted_by_torch(hf):
 
 
 def test_every_llama_is_counted():
-    names = {name
+    names = {
+        name
         for name, x in published_checkpoints().items()
-        if family_of(x.hf["model_type"]) == "llama"}
+        if family_of(x.hf["model_type"]) == "llama"
+    }
     assert names == LLAMAS.keys()
 
 
@@ -110,7 +112,7 @@ def test_every_llama_is_counted():
 )  # fmt: skip
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
-    hf = published()[name].hf
+    hf = published_checkpoints()[name].hf
     assert count(shapes_of(name)) == PARAMETERS[name]
     if hf["model_type"] in TORCH:
         assert counted_by_torch(hf) == PARAMETERS[name]
@@ -121,7 +123,7 @@ def test_parameters(name):
 def test_unrolled_has_the_same_shapes(name):
     leaves = {path: leaf.shape for path, leaf in shapes_of(name, "unroll").items()}
     assert leaves == {path: leaf.shape for path, leaf in shapes_of(name).items()}
-    hf = published()[name].hf
+    hf = published_checkpoints()[name].hf
     inner = (hf["num_heads"], hf["d_kv"])
     kernel = leaves["backbone/decoder_layers/cross/query/kernel"]
     assert kernel == (hf["num_layers"], hf["d_model"], *inner)

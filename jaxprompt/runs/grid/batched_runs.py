@@ -185,7 +185,8 @@ class BatchedRuns:
             return stack_batches(batches, layout.pad_id, layout.side)
         # Read once, and once on the device: states are larger than all else in a batch.
         one = members[0].give(batches[0])
-        plain = stack_batches([one._replace(cached=None)] * len(batches), layout.pad_id, layout.side)
+        copies = [one._replace(cached=None)] * len(batches)
+        plain = stack_batches(copies, layout.pad_id, layout.side)
         return plain._replace(cached=one.cached)
 
     def is_new(self, batch: Batch) -> bool:

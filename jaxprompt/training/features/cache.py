@@ -201,9 +201,8 @@ class FeatureCachePlan:
                 )
 
         processes.run_on_all(reopen)
-        filled = [
-            json.loads(x) for x in processes.gather_texts(json.dumps([_is_filled(p) for p in splits]))
-        ]
+        own_filled = json.dumps([_is_filled(split) for split in splits])
+        filled = [json.loads(text) for text in processes.gather_texts(own_filled)]
         for cached, is_filled in zip(splits, zip(*filled, strict=True), strict=True):
             cached.store = cached.store if all(is_filled) else None
 
