@@ -48,32 +48,3 @@ def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path,
     right = np.array([row["beasts"] for row in rows])
     # Numbers within the limits are what the run measured without them, save at both ends.
     assert np.corrcoef(found, right)[0, 1] == pytest.approx(test["pearson"], abs=0.1)
-
-
-@pytest.mark.parametrize(
-    "fields, row, told",
-    [
-        ({}, {"beasts": "many"}, "column 'beasts' is 'many', not a number"),
-        ({}, {"beasts": True}, "column 'beasts' is True, not a number"),
-        ({}, {"beasts": None}, "column 'beasts' is None, not a number"),
-        ({}, {"beasts": 5}, "beasts is 5; for task custom it must be between 0 and 4"),
-        ({}, {"other": 1}, "there is no column 'beasts'; columns: sentence, other"),
-        ({"task.limits": "4,0"}, {}, "task.limits=(4.0, 0.0) must be the minimum"),
-        ({"task.metric": "accuracy"}, {}, "the task predicts numbers; use pearson, spearman"),
-        ({"head.name": "linear"}, {}, "head.name=linear does not support a regression task"),
-        ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both set"),
-        ({"optim.label_smoothing": 0.1}, {}, "optim.label_smoothing=0.1 is only"),
-        ({"data.protocol": "kshot"}, {}, "samples by class, but task custom has numbers"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, fields, row, told):
-    data = tmp_path / "data"
-    data.mkdir()
-    rows = read_lines(folder / "dev.jsonl")
-    rows[3] = {"sentence": "the cat"} | (row or {"beasts": 1})
-    for name in ("train", "dev", "test"):
-        write_rows(data / f"{name}.jsonl", rows)
-    config = tmp_path / "c.json"
-    config.write_text(make_config(backbone, data, "prefix", **OWN | fields).to_json())
-    code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
-    assert code == 2 and ("train.jsonl:4: " if row else "") + told in err, err
