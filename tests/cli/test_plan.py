@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from processes import PYTHON_PATH, quick_env
 from tiny_pretrain import BATCH, CASES, fields_of
-from tiny_run import ROOT, jaxprompt
+from tiny_run import ROOT, flags, jaxprompt
 
 from jaxprompt.cli.plan import in_child_process
 from jaxprompt.config.load import load_config
@@ -31,8 +31,8 @@ SMALL = (
 # One stack of layers compiles faster than two.
 ELECTRA = (*SMALL, "--config.backbone.path=google/electra-small-discriminator")
 PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
-# Rows of the guide's table: a model, and the devices for 16, 8 and 4 bits.
-CODES = re.findall(r"\| `(\S+)` \| (\d+) \| (\d+) \| (\d+) \|", (ROOT / "docs/plan.md").read_text())
+# Rows of the guide's table: a model, and the devices for 4 bits, behind those for 16 and 8.
+CODES = re.findall(r"\| `(\S+)` \| \d+ \| \d+ \| (\d+) \|", (ROOT / "docs/plan.md").read_text())
 
 
 def run_alone(*argv):
@@ -92,32 +92,6 @@ def test_every_published_size_has_a_plan(path):
     assert sizes.frozen_bytes == pytest.approx(width * sizes.total / model, rel=0.01)
 
 
-@pytest.mark.long
-def test_pretraining_is_planned_without_a_corpus(capsys):
-    """The tokens of published T5 small and a device of 16 GiB, by the shapes of a real step."""
-    words = (
-        f"--config={ROOT}/configs/ppt/nsp.py", "--config.backbone.path=google/t5-v1_1-small",
-        "--config.data.batch=8", "--config.data.eval_batch=8", "--config.data.max_len=164",
-    )  # fmt: skip
-    code, out, err = jaxprompt(
-        capsys, "plan", *words, "--devices=1x v5e", "--limit=1", "--format=json"
-    )
-    assert code == 0, err
-    found = json.loads(out)
-    assert found["batch"] == {"rows": 8, "length": 168, "dtype": "float32", "evaluated": 8}
-    assert found["parameters"]["trained"] == 100 * 512
-    own = found["plans"]["as configured"]
-    # As in tests/planning/test_cost.py. The decoder is fed start, sentinel and three words, and
-    # the sentinel before a word, each word and the sentinel behind it are scored.
-    width, inner, mlp, layers, rows, tokens, fed, read = 512, 384, 1024, 8, 8, 168, 5, 5
-    encoder = layers * (4 * width * inner + 3 * width * mlp)
-    decoder = layers * (6 * width * inner + 3 * width * mlp)
-    cross, table = layers * 2 * width * inner, 32128 * width
-    by_hand = 4 * rows * ((encoder + cross) * tokens + decoder * fed + table * read)
-    assert own["flops"] == pytest.approx(by_hand, rel=0.1)
-    assert own["fits"] and own["seconds"]["step"] > 0
-
-
 @pytest.mark.parametrize("name", ["nsp-t5", "unified-t5", "nss-bert", "cls-t5", "cls-gpt2"])
 def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_factory):
     """Without text it must know how many tokens a decoder is fed, and how many are read."""
@@ -149,15 +123,6 @@ def test_without_devices_it_says_what_is_held_and_sent(capsys):
     assert code == 0 and "1 x 2" in out and "all-reduce" in out
     assert lines["frozen"] == "73.4 MiB"
     assert "fits" not in lines and "tokens" not in out.split("sent per device")[1]
-
-
-@pytest.mark.long
-def test_key_heads_that_every_device_holds_are_told(capsys):
-    words = ["--config=base", "--config.backbone.path=google/gemma-3-270m", "--config.mesh.data=1"]
-    words += ["--config.task.name=sst2", "--config.mesh.model=4", "--config.data.max_len=16"]
-    code, out, err = jaxprompt(capsys, "plan", *words)
-    assert code == 0, err
-    assert "key heads on every device" in " ".join(out.split())
 
 
 @pytest.mark.long
@@ -216,14 +181,6 @@ def test_a_compiler_that_crashes_is_told_in_one_line():
 
 def _refuse(said):
     raise InputError(said)
-
-
-@pytest.mark.long
-def test_what_fits_nowhere_is_said(capsys):
-    large = ("--config.data.batch=4096", "--config.data.max_len=492", "--config.mesh.data=1")
-    code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, *large, "--devices=1x v5e", "--limit=1")
-    assert code == 0 and "NO" in out
-    assert "up to 1 such devices; lower data.batch, data.eval_batch or data.max_len" in out
 
 
 @pytest.mark.parametrize(
@@ -286,21 +243,17 @@ def test_codes_are_planned(capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", CODES, ids=[row[0].rpartition("/")[2] for row in CODES])
-@pytest.mark.parametrize("column, kind", [(1, "none"), (2, "int8"), (3, "int4")])
-def test_the_fewest_devices_for_codes_are_those_of_the_guide(row, column, kind):
-    """And half as many do not hold them."""
+@pytest.mark.parametrize("path, count", CODES)
+def test_the_fewest_devices_for_codes_are_those_of_the_guide(path, count):
+    """Of 4 bits; and half as many devices do not hold them."""
     fields = {
-        "prompt.name": "prefix", "backbone.path": row[0], "backbone.dtype": "bfloat16",
-        "backbone.quantize": kind, "data.batch": 8, "data.eval_batch": 8, "data.max_len": 512,
+        "prompt.name": "prefix", "backbone.path": path, "backbone.dtype": "bfloat16",
+        "backbone.quantize": "int4", "data.batch": 8, "data.eval_batch": 8, "data.max_len": 512,
         "backbone.remat": "full",
     }  # fmt: skip
-    words = [f"--config.{name}={value}" for name, value in fields.items()]
-    plan = lambda limit: json.loads(run_alone(
-        f"--config={BASE}", "--devices=1x v5e", f"--limit={limit}", "--format=json", *words
-    ))["plans"]  # fmt: skip
-    count = int(row[column])
+    words = [f"--config={BASE}", "--devices=1x v5e", "--format=json", *flags(fields)]
+    plan = lambda limit: json.loads(run_alone(*words, f"--limit={limit}"))["plans"]
     best = plan(count)["smallest"]
-    assert best["fits"] and best["mesh"]["data"] * best["mesh"]["model"] == count
-    if count > 1:
-        assert plan(count // 2)["smallest"] is None
+    assert best["fits"] and best["mesh"]["data"] * best["mesh"]["model"] == int(count)
+    if int(count) > 1:
+        assert plan(int(count) // 2)["smallest"] is None
