@@ -2,18 +2,17 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
-from test_token_heads import asked, tagged
-from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+from test_token_heads import tagged
+from tiny_run import ROOT, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import SharedTuning, _sum_counts, read_tasks
+from jaxprompt.runs.multitask import read_tasks
 from jaxprompt.runs.shared_steps import TaskBatches
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
@@ -33,8 +32,6 @@ def folder(tmp_path_factory):
         "beasts": (halves[:24], {"task.fields": ["text"]}),
         "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
                                  "head.name": "tags", "head.dropout": 0}),
-        "answers": (asked(3, 24), {"task.fields": ["question", "context"], "head.name": "spans",
-                                   "task.answers": "answers"}),
     }  # fmt: skip
     for name, (rows, own) in made.items():
         (folder / name).mkdir()
@@ -111,22 +108,6 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
 
 
 @pytest.mark.long
-def test_answers_in_a_text_share_a_prompt_with_tags(backbone, folder, tmp_path, capsys):
-    config = config_of(
-        backbone, folder, tmp_path / "c.json", tasks=("answers", "tags"),
-        **{"train.total_steps": 6, "train.eval_steps": 3},
-    )  # fmt: skip
-    workdir = tmp_path / "run"
-    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
-    assert code == 0, err
-    for name, metric in (("answers", "f1"), ("tags", "entity_f1")):
-        flags = [f"--prompt={workdir / 'export' / name}", f"--input={folder / name / 'test.jsonl'}"]
-        code, _, err = jaxprompt(capsys, "predict", *flags, "--prefix=p_")
-        expected = json.loads(out)["test"][f"{name}/{metric}"]
-        assert code == 0 and f"{metric} {expected:.4f}" in err, err
-
-
-@pytest.mark.long
 def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys):
     """Each export has a row for every word that any task's training text has, and no other."""
     named = ",".join(str(folder / f"{name}.json") for name in ("beasts", "tags"))
@@ -179,12 +160,6 @@ def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     assert tasks.milestones.total == 2 * units // 8
 
 
-def test_counts_of_tasks_add_up():
-    counts = [np.array([1, 2]), np.array([0, 3, 0, 5])]
-    np.testing.assert_array_equal(_sum_counts(counts), [1, 5, 0, 5])
-    assert _sum_counts([None, counts[0]]) is None
-
-
 def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     config = config_of(backbone, folder, tmp_path / "c.json")
     code, out, err = jaxprompt(capsys, "validate", config)
@@ -206,9 +181,14 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
         ({"cache.location": "host"}, "cache.location=host caches states of one task"),
         ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both set"),
         ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
-        ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),
-        ({"trainable": "prompt/.*,head/topics/.*"}, None),
-        ({"optim.weight_decay": 0.1, "optim.no_decay": "head/topics/.*"}, None),
+        (
+            {
+                "trainable": "prompt/.*,head/topics/.*",
+                "optim.weight_decay": 0.1,
+                "optim.no_decay": "head/topics/.*",
+            },
+            None,
+        ),
     ],
 )
 def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsys, fields, why):
@@ -259,32 +239,6 @@ def test_a_task_whose_fields_were_edited_is_not_gone_on_with(backbone, folder, t
         assert code == 2 and not out and f"tasks.edited.fields.{field} (saved" in err, err
     other.write_text(json.dumps(own))
     assert jaxprompt(capsys, "train", *place)[0] == 0
-
-
-def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
-    config = config_of(
-        backbone, folder, tmp_path / "c.json",
-        **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
-    )  # fmt: skip
-    work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
-    job = work.build(work.prepare(None, None))
-    state, step, feed = job.state, jax.jit(job.step), job.feed()
-    seen = set()
-    for _ in range(6):
-        given = feed.take()
-        new, measured = step(state, job.frozen, given)
-        # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
-        bias = f"head/{given.task}/out/bias"
-        if given.task not in seen:
-            moved = np.abs(new.trainable[bias] - state.trainable[bias])
-            np.testing.assert_allclose(moved, float(measured["lr"]["head"]), rtol=1e-2)
-        for name, leaf in state.trainable.items():
-            moves = not name.startswith("head/") or name.startswith(f"head/{given.task}/")
-            assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
-        seen.add(given.task)
-        state = new
-    feed.batches.close()
-    assert len(seen) > 1
 
 
 @pytest.mark.long
@@ -354,7 +308,3 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
     assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line
-
-
-def test_rows_of_the_tests_have_what_they_need(folder):
-    assert {row["label"] for row in read_lines(folder / "topics/train.jsonl")} == set(TOPICS)
