@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from test_token_heads import tagged
@@ -12,7 +13,7 @@ from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import read_tasks
+from jaxprompt.runs.multitask import SharedTuning, read_tasks
 from jaxprompt.runs.shared_steps import TaskBatches
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
@@ -239,6 +240,32 @@ def test_a_task_whose_fields_were_edited_is_not_gone_on_with(backbone, folder, t
         assert code == 2 and not out and f"tasks.edited.fields.{field} (saved" in err, err
     other.write_text(json.dumps(own))
     assert jaxprompt(capsys, "train", *place)[0] == 0
+
+
+def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
+    config = config_of(
+        backbone, folder, tmp_path / "c.json",
+        **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
+    )  # fmt: skip
+    work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
+    job = work.build(work.prepare(None, None))
+    state, step, feed = job.state, jax.jit(job.step), job.feed()
+    seen = set()
+    for _ in range(6):
+        given = feed.take()
+        new, measured = step(state, job.frozen, given)
+        # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
+        bias = f"head/{given.task}/out/bias"
+        if given.task not in seen:
+            moved = np.abs(new.trainable[bias] - state.trainable[bias])
+            np.testing.assert_allclose(moved, float(measured["lr"]["head"]), rtol=1e-2)
+        for name, leaf in state.trainable.items():
+            moves = not name.startswith("head/") or name.startswith(f"head/{given.task}/")
+            assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
+        seen.add(given.task)
+        state = new
+    feed.batches.close()
+    assert len(seen) > 1
 
 
 @pytest.mark.long

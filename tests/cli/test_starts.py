@@ -73,33 +73,9 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
             np.testing.assert_allclose(tensors[f"prompt/{name}"], expected[1:2], atol=1e-5)
 
 
-@pytest.mark.long
-def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, capsys, refused):
-    """An export of P-tuning holds rows: they go on without an encoder, and never through one."""
-    first = make_config(backbone, data, "p_tuning", prompt__encoder="mlp", optim__lr=1e-2)
-    _, workdir, _ = train_and_export(capsys, tmp_path, first)
-    fields = {"prompt__init": str(workdir / "export"), "optim__lr": 0.0, "prompt__encoder": "none"}
-    (tmp_path / "next").mkdir()
-    c = make_config(backbone, data, "p_tuning", **fields)
-    _, after, _ = train_and_export(capsys, tmp_path / "next", c)
-    rows = [load_file(own / "export/prompt.safetensors") for own in (workdir, after)]
-    np.testing.assert_array_equal(rows[0]["prompt/slots"], rows[1]["prompt/slots"])
-    config = tmp_path / "again.json"
-    c = c.replace({"prompt.encoder": "mlp"})
-    config.write_text(c.to_json())
-    line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
-    assert (
-        "from other parameters than those in an export" in line
-        and "set prompt.encoder=none" in line
-    )
-
-
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"prompt__init": ""}, "initialises the head from the export in prompt.init, which "
-                               "names 0; name one"),
-        ({"prompt__init": "{0},{0}"}, "names 2; name one"),
         ({"head__name": "verbalizer", "task__template": "{text} it is [mask] ."},
          "prompt.init={0} has head.name=linear and this run verbalizer; use another export"),
         ({"task__labels": "tool,food,beast"},
