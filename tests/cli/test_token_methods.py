@@ -20,7 +20,6 @@ from jaxprompt.prompts import methods
 
 METHODS = {
     "full": {},
-    "head_only": {},
     "prefix": {"prompt.length": 4},
     "soft": {"prompt.length": 4},
     "p_tuning": {"prompt.length": 4},
@@ -36,8 +35,8 @@ CASES += [("bert", "spans", method) for method in ("soft", "p_tuning", "dart")]
 
 
 def test_every_method_is_here():
-    # One of exports, one of candidates alone, and `none`, which full and head_only are.
-    assert set(methods()) - {"constant", "dpt", "none"} == set(METHODS) - {"full", "head_only"}
+    # One of exports, one of candidates alone, and `none`, which full is.
+    assert set(methods()) - {"constant", "dpt", "none"} == {x for *_, x in CASES} - {"full"}
 
 
 @pytest.fixture(scope="module")
