@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from collections import Counter
 import pytest
 from processes import PYTHON_PATH, quick_env
 from tiny_pretrain import BATCH, CASES, fields_of
-from tiny_run import ROOT, flags, jaxprompt
+from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.cli.plan import in_child_process
 from jaxprompt.config.load import load_config
@@ -31,8 +30,6 @@ SMALL = (
 # One stack of layers compiles faster than two.
 ELECTRA = (*SMALL, "--config.backbone.path=google/electra-small-discriminator")
 PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
-# Rows of the guide's table: a model, and the devices for 4 bits, behind those for 16 and 8.
-CODES = re.findall(r"\| `(\S+)` \| \d+ \| \d+ \| (\d+) \|", (ROOT / "docs/plan.md").read_text())
 
 
 def run_alone(*argv):
@@ -240,20 +237,3 @@ def test_codes_are_planned(capsys):
     coded = (plain - int8) / (2 - 1.125)  # numbers, of 2 bytes without codes
     assert plain - int4 == pytest.approx(coded * (2 - 0.625)) and coded * 2 > 0.9 * plain
     assert len({(own["trained"], own["optimizer"]) for own in found.values()}) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("path, count", CODES)
-def test_the_fewest_devices_for_codes_are_those_of_the_guide(path, count):
-    """Of 4 bits; and half as many devices do not hold them."""
-    fields = {
-        "prompt.name": "prefix", "backbone.path": path, "backbone.dtype": "bfloat16",
-        "backbone.quantize": "int4", "data.batch": 8, "data.eval_batch": 8, "data.max_len": 512,
-        "backbone.remat": "full",
-    }  # fmt: skip
-    words = [f"--config={BASE}", "--devices=1x v5e", "--format=json", *flags(fields)]
-    plan = lambda limit: json.loads(run_alone(*words, f"--limit={limit}"))["plans"]
-    best = plan(count)["smallest"]
-    assert best["fits"] and best["mesh"]["data"] * best["mesh"]["model"] == int(count)
-    if int(count) > 1:
-        assert plan(int(count) // 2)["smallest"] is None

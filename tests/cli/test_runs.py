@@ -177,35 +177,6 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
 
 
 @pytest.mark.long
-def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
-    import os
-    import signal
-
-    folder, stop_signal = tmp_path / "grid", BatchedRuns.stop_signal
-
-    def signal_once(self):
-        if self.step == 3 and not hasattr(self, "asked"):
-            self.asked = os.kill(os.getpid(), signal.SIGTERM)
-        return stop_signal(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "stop_signal", signal_once)
-        assert train_grid(config, str(folder)) == 0
-    out, err = capsys.readouterr()
-    assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
-    for name in NAMES:
-        assert "stopped, saved at step 3; " in jaxprompt(capsys, "show", folder / name)[1]
-    record = folder / NAMES[1] / "record.json"
-    kept = record.rename(tmp_path / "kept")
-    with pytest.raises(InputError, match=f"no {record}, which says what they were trained on"):
-        train_grid(config, str(folder))
-    kept.rename(record)
-    assert train_grid(config, str(folder)) == 0
-    assert "resumed at step" in capsys.readouterr().err
-    assert_same_end(folder, grid)
-
-
-@pytest.mark.long
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
     monkeypatch.setattr(batched_runs, "WORTH", 0)
