@@ -196,6 +196,7 @@ def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, caps
             assert "prediction" not in row
         else:
             assert row["prediction"] in TOPICS and "error" not in row
+            assert row["text"] in ("a cat", "plain words", "a saw")
     if way == "stdin":
         assert json.loads(found[5]) | {"error": ""} == {"txt": "a dog", "id": 4, "error": ""}
     said = f"4 of {len(lines)} lines cannot be read, the first is {name}:3: broken JSON"

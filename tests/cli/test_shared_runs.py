@@ -268,27 +268,6 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     assert len(seen) > 1
 
 
-@pytest.mark.long
-def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_path, capsys):
-    """And no mean stands for the tasks."""
-    (tmp_path / "hidden").mkdir()
-    for part in ("train", "dev"):
-        rows = read_lines(folder / "beasts" / f"{part}.jsonl")
-        write_rows(tmp_path / "hidden" / f"{part}.jsonl", rows)
-    write_rows(tmp_path / "hidden/test.jsonl", [{"text": "the old cat", "label": None}])
-    own = {"task.name": "custom", "task.fields": ["text"], "data.source": str(tmp_path / "hidden")}
-    (tmp_path / "hidden.json").write_text(json.dumps(own))
-    tasks = f"{folder / 'topics.json'},{tmp_path / 'hidden.json'}"
-    fields = {"shared.tasks": tasks, "train.total_steps": 2, "train.eval_steps": 2}
-    config = config_of(backbone, folder, tmp_path / "c.json", **fields)
-    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
-    assert code == 0, err
-    told = err.split("task hidden, template")[1]
-    assert "test is not scored: no row of" in told, err
-    assert [*json.loads(out)["test"]][0] == "topics/accuracy"
-    assert "mean" in json.loads(out)["dev"]
-
-
 @pytest.mark.parametrize(
     "tasks, own, told",
     [
