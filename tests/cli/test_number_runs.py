@@ -4,7 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import FILLERS, TOPICS, jaxprompt, make_config, read_lines, write_rows
+from tiny_run import (
+    FILLERS,
+    TOPICS,
+    jaxprompt,
+    make_config,
+    read_lines,
+    train_and_export,
+    write_rows,
+)
 
 OWN = {
     "head.name": "regression", "task.fields": "sentence", "task.number": "beasts",
@@ -21,27 +29,18 @@ def counted(seed, size):
     return rows
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("numbers")
+def test_it_learns_and_the_export_answers_as_the_run(backbone, tmp_path, capsys):
     for seed, (name, size) in enumerate({"train": 60, "dev": 20, "test": 20}.items()):
-        write_rows(folder / f"{name}.jsonl", counted(seed, size))
-    return folder
-
-
-def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path, capsys):
-    config, workdir = tmp_path / "c.json", f"--workdir={tmp_path / 'run'}"
-    config.write_text(make_config(backbone, folder, "prefix", **OWN).to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", workdir)
-    assert code == 0, err
+        write_rows(tmp_path / f"{name}.jsonl", counted(seed, size))
+    c = make_config(backbone, tmp_path, "prefix", **OWN)
+    result, workdir, err = train_and_export(capsys, tmp_path, c)
     assert "beasts in train: 60 numbers, 0 to 4, mean 2" in err
-    test = json.loads(out)["test"]
+    test = result["test"]
     assert list(test) == ["pearson", "spearman"] and test["pearson"] > 0.5, test
-    assert jaxprompt(capsys, "export", workdir)[0] == 0
     given = tmp_path / "given.jsonl"
-    rows = read_lines(folder / "test.jsonl")
+    rows = read_lines(tmp_path / "test.jsonl")
     write_rows(given, [{**row, "beasts": -1} if not i else row for i, row in enumerate(rows)])
-    code, out, err = jaxprompt(capsys, "predict", workdir, f"--input={given}")
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={given}")
     assert code == 0 and "on 19 of 20 examples, those with a label" in err, err
     found = [json.loads(line)["prediction"] for line in out.splitlines()]
     assert all(0 <= number <= 4 for number in found)

@@ -1,9 +1,15 @@
 """Questions with several answers: one example per candidate, from a file to predictions."""
 
-import json
-
 import pytest
-from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+from tiny_run import (
+    TOPICS,
+    jaxprompt,
+    make_config,
+    read_lines,
+    sentences,
+    train_and_export,
+    write_rows,
+)
 
 OWN = {
     "task.fields": "sentence,word", "task.question": "sentence", "task.metric": "answer_f1",
@@ -20,32 +26,27 @@ def gaps(seed, size):
     ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gaps")
+def test_a_line_per_candidate_and_a_score_per_question(backbone, tmp_path, capsys):
     for seed, (name, size) in enumerate({"train": 16, "dev": 10, "test": 8}.items()):
-        write_rows(folder / f"{name}.jsonl", gaps(seed, size))
-    return folder
-
-
-def test_a_line_per_candidate_and_a_score_per_question(backbone, folder, tmp_path, capsys):
-    config, workdir = tmp_path / "c.json", f"--workdir={tmp_path / 'run'}"
-    config.write_text(make_config(backbone, folder, "prefix", **OWN).to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", workdir)
-    assert code == 0, err
-    test = json.loads(out)["test"]
+        write_rows(tmp_path / f"{name}.jsonl", gaps(seed, size))
+    c = make_config(backbone, tmp_path, "prefix", **OWN)
+    result, workdir, err = train_and_export(capsys, tmp_path, c)
+    test = result["test"]
     assert list(test) == ["answer_f1", "exact_match", "accuracy"]
     assert "train 48, dev 30, test 24" in err
-    assert jaxprompt(capsys, "export", workdir)[0] == 0
     found = tmp_path / "found.jsonl"
     code, _, err = jaxprompt(
-        capsys, "predict", workdir, f"--input={folder / 'test.jsonl'}", f"--output={found}"
+        capsys,
+        "predict",
+        f"--workdir={workdir}",
+        f"--input={tmp_path / 'test.jsonl'}",
+        f"--output={found}",
     )
     assert code == 0, err
     lines = read_lines(found)
     assert len(lines) == 24 and not any("___" in line["sentence"] for line in lines)
     right = 0
-    for number, row in enumerate(read_lines(folder / "test.jsonl")):
+    for number, row in enumerate(read_lines(tmp_path / "test.jsonl")):
         own = lines[3 * number :][:3]
         assert [line["word"] for line in own] == row["options"]
         best = max(own, key=lambda line: line["scores"]["1"])
