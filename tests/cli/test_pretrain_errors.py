@@ -5,14 +5,12 @@ import shutil
 import pytest
 from spoil import edit
 from tiny_pretrain import (
-    annotate,
-    corpus_texts,
     fields_of,
     made,
     pretrained,
     words_of,
 )
-from tiny_run import flags, write_rows
+from tiny_run import flags
 
 from jaxprompt.corpus import divide, index_corpus
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
@@ -98,66 +96,15 @@ def test_no_prompt_and_no_task(start, refused, tmp_path_factory, tmp_path):
 # -- backbone and text ----------------------------------------------------------------------------
 
 
-def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
+def test_patterns_that_a_backbone_cannot_read(start):
     line = start("cls-gpt2", ppt__task="nsp", ppt__patterns="en")
     assert "ppt.task=nsp with ppt.patterns=en has text after [mask], which a gpt2 cannot" in line
     assert "ppt.patterns=en_paper has text after" in start("cls-gpt2", ppt__patterns="en_paper")
-    line = start("cls-bert", data__max_len=70)
-    assert "data.max_len=70 + 0 positions of the prompt exceed the model's 66" in line
-    line = start("nss-bert", data__max_len=36)
-    assert "of max_len 36 for 7 texts; raise max_len to" in line
-    assert "takes 37 tokens (10 for slots)" in start(
-        "nss-bert", data__max_len=24, prompt__length=10
-    )
-    assert "label word 'terrible' of class 0" in start(
-        "cls-bert", backbone__path=made(tmp_path_factory, "bert-bare")
-    )
 
 
-def test_an_answer_with_sentinels_that_a_glm_has_not(start, tmp_path_factory):
+def test_an_answer_with_sentinels_that_a_glm_has_not(start):
     told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM has no sentinels"
     assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
-
-
-def test_too_few_documents(start, tmp_path):
-    def corpus(count, lines=8):
-        rows = [{"text": "\n".join(text.splitlines()[:lines])} for text in corpus_texts()[:count]]
-        write_rows(tmp_path / "texts.jsonl", rows)
-        return tmp_path / "texts.jsonl"
-
-    line = start(corpus__path=corpus(40, 4), started=True)
-    assert line.startswith(
-        "only 0 of 32 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
-    )
-    line = start(corpus__path=corpus(6), started=True)
-    assert line.startswith(
-        "only 1 of 1 documents have 5 units of 5 tokens or more, but nsp needs 2 such"
-    )
-    line = start("nss-bert", corpus__path=corpus(20), started=True)
-    assert line.startswith(
-        "only 4 of 4 documents have 5 units of 5 tokens or more, but nss needs 5 such"
-    )
-    assert "raise corpus.held_out if these are held out" in line
-    line = start(corpus__path=corpus(1), started=True)
-    assert "holds out 1 of 1 documents, which leaves none to train on" in line
-
-
-def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):
-    three = annotate(
-        tmp_path_factory, tmp_path / "three", classes=("bad", "fair", "good", "best", "x", "y")
-    )
-    line = start("cls-bert", ppt__annotations=three)
-    assert "the annotator has 6 classes (bad, fair, good, best, x, y), but ppt.task=cls ha" in line
-    line = start("cls-bert", ppt__thresholds="0.5,0.5")
-    assert line.startswith("thresholds 0.5, 0.5 must be 5 numbers from 0 to below 1")
-    unsure = annotate(tmp_path_factory, tmp_path / "unsure", sure=0.4)
-    line = start("cls-bert", ppt__annotations=unsure, started=True)
-    assert line.startswith("none of 256 units has a label above its threshold (0.95")
-    other = tmp_path / "other"
-    other.mkdir()
-    write_rows(other / "corpus.jsonl", [{"text": text} for text in corpus_texts()[:30]])
-    line = start("cls-bert", corpus__path=other, started=True)
-    assert "annotates different text (320 units) than" in line and "annotate this corpus" in line
 
 
 def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):

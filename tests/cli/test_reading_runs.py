@@ -185,27 +185,13 @@ def test_what_a_config_says_of_options_and_words():
         assert (task.option, task.spaced) == expected, (name, form, spaced)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"head.name": "linear"},
-            "task.form=unified answers with label words, which head.name=lin",
-        ),
-        (
-            {"task.target": "answer", "head.name": "text"},
-            "task.form=unified answers with label wor",
-        ),
-        ({"task.choices": "o", "task.words": "x,y"}, "task.words names the choices, but task.for"),
-        (
-            {"task.option": "{name}."},
-            "task.option='{name}.' must contain {name} and {text} once each",
-        ),
-        ({"task.template": "{text} [mask]"}, "task.template='{text} [mask]' has mask; with task.f"),
-        ({"task.form": "unifed"}, "task.form='unifed' is unknown; nearest: unified"),
-        ({"task.spaced": "no"}, "task.spaced='no' is unknown; known: false, true"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"head.name": "linear"}, "task.form=unified answers with label words, which head.name=linear"),
+    ({"task.target": "answer", "head.name": "text"}, "task.form=unified answers with label words"),
+    ({"task.choices": "o", "task.words": "x,y"}, "task.words names the choices, but task.form"),
+    ({"task.form": "unifed"}, "task.form='unifed' is unknown; nearest: unified"),
+    ({"task.spaced": "no"}, "task.spaced='no' is unknown; known: false, true"),
+])  # fmt: skip
 def test_forms_that_are_refused(train, no_reading, changes, message):
     no_reading()
     fields = {"head.name": "verbalizer", "task.form": "unified"} | changes

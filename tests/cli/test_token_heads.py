@@ -10,6 +10,7 @@ from jaxprompt.__main__ import main
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.artifact import read_artifact, write_artifact
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import run
 
@@ -226,32 +227,11 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
     assert "are NaN, first in example 1; the trained parameters are too large" in err
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"head.name": "linear"}, "head.name=linear does not support a tagging task"),
-        (
-            {"head.name": "tags", "task.tags": ""},
-            "head.name=tags does not support a classification task",
-        ),
-        ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
-        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot samples by class"),
-        ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
-        (
-            {"head.name": "tags", "task.fields": "tokens,tags"},
-            "is also in task.fields, so the input would contain the answer",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(fields, message, backbone, tmp_path, refused):
-    write_rows(tmp_path / "train.jsonl", tagged(0, 8))
-    write_rows(tmp_path / "dev.jsonl", tagged(1, 8))
-    given = {
-        "backbone.path": backbone, "task.name": "custom", "task.fields": "tokens",
-        "task.tags": "tags", "data.source": tmp_path, "data.max_len": 24,
-    }  # fmt: skip
-    words = ["train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given | fields)]
-    assert message in refused(*words)
+def test_tasks_that_do_not_fit():
+    with pytest.raises(InputError, match="task.metric=accuracy counts words"):
+        custom_task(fields=("tokens",), tags="tags", metric="accuracy")
+    with pytest.raises(InputError, match="task.tags='tags' is also in task.fields"):
+        custom_task(fields=("tokens", "tags"), tags="tags")
 
 
 def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
