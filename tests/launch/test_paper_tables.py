@@ -534,10 +534,10 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
             ) if hard else not c.task.template  # fmt: skip
 
 
-def test_both_settings_of_ipt_on_a_prefix_have_a_name(system="lstm"):
+def test_both_settings_of_ipt_on_a_prefix_have_a_name():
     """The released code's: layer 1, times 0.05, beside the task's; the paper's: alone, in each."""
     released, published = (
-        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,{system},{place}").prompt
+        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,lstm,{place}").prompt
         for place in ("prefix", "prefix_paper")
     )
     read = lambda own: tuple(map(own.get, ("on", "layers", "added", "coefficient")))
