@@ -183,8 +183,6 @@ def _refuse(said):
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["--devices=8x v5"], "unknown device 'v5'; nearest: v5e, v5p"),
-        (["--devices=v5e"], 'must be COUNT x NAME, e.g. "8x v5e"'),
         (["--devices=1x v5e", "--limit=0"], "--limit=0 must be at least 1"),
         (["--devices=6x v5e", "--limit=1", "--config.mesh.data=4"],
          "mesh.data=4 x mesh.model=1 does not divide the 6 devices"),
@@ -194,18 +192,10 @@ def _refuse(said):
          "mesh.model=4 does not divide the 6 of backbone/"),
         (["--devices=16x v5e"], "cannot simulate 64 devices"),
         (["--compiler=tpu"], '--compiler=tpu needs --devices, e.g. --devices="8x v5e"'),
-        (["--compiler=cuda", "--devices=1x v5e", "--limit=1"],
-         "--compiler=cuda compiles for v100-16, v100-32, a100-40, a100-80, h100, h200, not for "
-         "v5e; use --compiler=tpu"),
-        (["--compiler=tpu", "--devices=1x h100", "--limit=1"],
-         "not for h100; use --compiler=cuda"),
         (["--compiler=tpu", "--devices=1x v5e", "--limit=1"],
          '--compiler=tpu is not installed; run pip install "libtpu==0.0.42.*"'),
         (["--compiler=cuda", "--devices=1x h100", "--limit=1"],
          "--compiler=cuda is not installed; run pip install --no-deps jax-cuda12-plugin=="),
-        (["--config.backbone.path=google/t5-v1_1-xxll"],
-         "google/t5-v1_1-xxll is not on this machine, and a plan downloads nothing; use files or "
-         "a model with published shapes, nearest: "),
         (["--config.backbone.path="], "backbone.path is empty"),
         (["--config.prompt.length=80"], "leaves no room"),
         (["--config.shared.tasks=a.json,b.json"], "plan does not support shared.tasks; empty it"),

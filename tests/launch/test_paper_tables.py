@@ -318,19 +318,6 @@ def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
     )
 
 
-def test_darts_heading_says_what_its_rows_are(tmp_path, capsys):
-    for table, told in {"table1": True, "table4": False}.items():
-        run = "DART_length_3_-sst2" if table == "table4" else "dart-sst2"
-        finish(tmp_path / table, run, "x", 0.9)
-        words = [table, "--tasks=sst2", "--print", "--seeds=10,20", f"--workdir={tmp_path / table}"]
-        assert paper.main(["dart", *words, f"--learning-rates={','.join(RATES)}"]) == 0
-        heading = capsys.readouterr().out.split("\n\n")[0]
-        assert ("lm_bff has manual prompts" in heading) == told
-        assert ("numbers of lm_bff are of prompts that T5 generated" in heading) == told
-        assert "fine-tuning is that of LM-BFF" in heading
-        assert "the paper's grid is of weight decay, epochs, batch size" in heading
-
-
 def test_darts_templates_of_table_4_have_their_lengths(roberta, bert):
     for length, (template, text) in paper_dart.LENGTHS.items():
         slots = sum(int(n) for n in re.findall(r"\[soft\*(\d+)\]", template))
