@@ -104,19 +104,6 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     assert "tuned with jaxprompt" in (place / "README.md").read_text()
 
 
-@pytest.mark.long
-def test_a_family_that_transformers_does_not_load_is_not_written(data, tmp_path, refused, capsys):
-    folder = make_backbone(tmp_path / "glm", "glm")
-    c = make_config(folder, data, "full", **MASKED, data__max_len=24, train__total_steps=1)
-    (tmp_path / "config.json").write_text(c.to_json())
-    given = [f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path / 'run'}"]
-    assert jaxprompt(capsys, "train", *given)[0] == 0
-    line = refused("export", *given, f"--tuned={tmp_path / 'out'}")
-    assert "no class that loads a glm; export without --tuned, or with --delta" in line
-    assert not (tmp_path / "out").exists()
-    assert jaxprompt(capsys, "export", *given, "--delta")[0] == 0
-
-
 def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
     """Where the model axis does not divide the vocabulary its tables are filled up."""
     folder, root, given = tuned
