@@ -215,7 +215,7 @@ def test_a_plain_text_is_answered(trained, capsys):
         assert code == 2 and "the task has 2 fields" in err
 
 
-@pytest.mark.parametrize("trained", ["spans"], indirect=True)
+@pytest.mark.parametrize("trained", ["tags"], indirect=True)
 def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
     folder = trained[2]
     numbers, metadata = read_artifact(folder / "run/export")
