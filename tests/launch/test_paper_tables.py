@@ -60,6 +60,19 @@ def call(tmp_path, capsys):
     return run
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Collects the figures that are written."""
+    figures, write = [], paper_figures.write
+
+    def keep_and_write(path, figure, points, axis):
+        figures.append(figure)
+        return write(path, figure, points, axis)
+
+    monkeypatch.setattr(paper_figures, "write", keep_and_write)
+    return figures
+
+
 def arguments(**given):
     """Makes what the command line gives."""
     plain = dict(
@@ -411,9 +424,7 @@ def test_the_best_seeds_stand_before_all(tmp_path, capsys):
     assert "of the 3 seeds that are best on dev, as the paper has it; of all" in heading
 
 
-def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, drawn):
     for method, scores in (("full", (0.2, 0.9)), ("dpt", (0.8, 0.85))):
         for seed, score in enumerate(scores):
             run = tmp_path / f"large_electra_{method}_10_-sst5,lr=2e-05,seed={seed}"
@@ -611,9 +622,7 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     ]
 
 
-def test_figure_5_of_ipt_is_over_the_prompts_length(tmp_path, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_5_of_ipt_is_over_the_prompts_length(tmp_path, capsys, drawn):
     for base, score in (("Prompt_Tuning", 0.6), ("Prompt_Tuning_Pretrained_IPT", 0.7)):
         finish(tmp_path, f"{base}_length_32-rte", "mine", score)
     words = ["--print", "--tasks=rte", "--seeds=10,20", f"--workdir={tmp_path}"]
@@ -891,9 +900,7 @@ def read_numbers(path):
         return {(x["task"], x["method"], x["examples"]): x for x in csv.DictReader(file)}
 
 
-def test_figure_4_is_of_the_runs(tmp_path, call, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_4_is_of_the_runs(tmp_path, call, drawn):
     for examples, score in ((32, 0.4), (128, 0.8)):
         finish(tmp_path, f"ppt_{examples}_examples-cb", "mine", score, kind="macro_f1")
     finish(tmp_path, "pt_64_examples-race_middle", "mine", 0.3)
@@ -924,9 +931,7 @@ def test_figure_4_is_of_the_runs(tmp_path, call, monkeypatch):
     assert np.isnan(shown["full tuning"].astype(float)).all()
 
 
-def test_figure_2_is_of_the_runs(tmp_path, call, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_2_is_of_the_runs(tmp_path, call, drawn):
     finish(tmp_path, "full_all_examples-sst2", "mine", 0.9)
     finish(tmp_path, "pt_32_examples-rte", "mine", 0.6)
     told = call("figure2", "--tasks=sst2;rte", f"--output={tmp_path / 'bars.svg'}")
@@ -958,13 +963,3 @@ def test_figures_need_matplotlib(monkeypatch, call):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="matplotlib, which is not installed; pip install matplot"):
         call("figure4")
-
-
-def keep(drawn, write):
-    """Makes a writer of figures that keeps what it writes."""
-
-    def both(path, figure, points, axis):
-        drawn.append(figure)
-        return write(path, figure, points, axis)
-
-    return both
