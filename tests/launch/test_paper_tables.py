@@ -32,6 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS, RATES = (10, 20), ("0.01", "0.1")
 
 
+def write_run(folder, dev, test, **blocks):
+    """Writes what a finished run leaves; `blocks` are of the config."""
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"best_step": 1, "dev": dev, "test": test}))
+    (folder / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}} | blocks))
+
+
 def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
     """Writes what finished runs of a cell leave: of each seed the second learning rate is chosen.
 
@@ -41,10 +48,7 @@ def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
     for less, seed in enumerate(SEEDS):
         for rate, dev, test in ((RATES[0], 0.2, 0.99), (RATES[1], 0.3, score - less / 10)):
             run = folder / f"{name},lr={rate},seed={seed}"
-            run.mkdir(parents=True)
-            result = {"best_step": 1, "dev": {kind: dev}, "test": {kind: test}}
-            (run / "result.json").write_text(json.dumps(result))
-            (run / "config.json").write_text(json.dumps(blocks))
+            write_run(run, {kind: dev}, {kind: test}, **blocks)
 
 
 @pytest.fixture
@@ -405,13 +409,8 @@ def test_the_best_seeds_stand_before_all(tmp_path, capsys):
     """Best on dev, not on test; of a row with two metrics the same by both, the task's first."""
     for seed, (dev, test) in enumerate([(0.5, 0.9), (0.9, 0.5), (0.8, 0.4), (0.7, 0.3)]):
         run = tmp_path / f"large_electra_dpt_10_-quoref,lr=5e-06,seed={seed}"
-        run.mkdir()
-        result = {"best_step": 1} | {
-            "dev": {"f1": dev, "exact_match": 1 - dev},
-            "test": {"f1": test, "exact_match": test / 2},
-        }
-        (run / "result.json").write_text(json.dumps(result))
-        (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+        scores = {"f1": test, "exact_match": test / 2}
+        write_run(run, {"f1": dev, "exact_match": 1 - dev}, scores)
     words = ["--rows=large electra dpt, 10%", "--seeds=0,1,2,3", f"--workdir={tmp_path}", "--print"]
     assert paper.main(["dpt", "table2", *words]) == 0
     heading, table = capsys.readouterr().out.split("\n\n")
@@ -428,10 +427,7 @@ def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, drawn):
     for method, scores in (("full", (0.2, 0.9)), ("dpt", (0.8, 0.85))):
         for seed, score in enumerate(scores):
             run = tmp_path / f"large_electra_{method}_10_-sst5,lr=2e-05,seed={seed}"
-            run.mkdir()
-            result = {name: {"accuracy": score} for name in ("dev", "test")} | {"best_step": 1}
-            (run / "result.json").write_text(json.dumps(result))
-            (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+            write_run(run, {"accuracy": score}, {"accuracy": score})
     words = ["--seeds=0,1", f"--workdir={tmp_path}", "--print", "--tasks=sst5"]
     assert paper.main(["dpt", "figure2", *words]) == 0
     numbers = read_numbers(tmp_path / "figure2.csv")
@@ -572,20 +568,13 @@ def test_folds_choose_the_run_that_counts(tmp_path, capsys):
     means = {10: {"0.01": (0.9, 0.1, 0.5, 0.5), "0.1": (0.6, 0.5, 0.6, 0.5)},
              20: {"0.01": (0.7, 0.7, 0.7, 0.7), "0.1": (0.9, 0.9, 0.4, 0.5)}}  # fmt: skip
     tests = {(10, "0.01"): 0.11, (10, "0.1"): 0.8, (20, "0.01"): 0.6, (20, "0.1"): 0.99}
-    config = json.dumps({"backbone": {"path": "mine"}})
     for seed, rates in means.items():
         for rate, devs in rates.items():
             own = f"{name},lr={rate},seed={seed}"
             for fold, dev in enumerate(devs):
-                folder = tmp_path / "folds" / f"{own},fold={fold}"
-                folder.mkdir(parents=True)
-                left = {"best_step": 1, "dev": {"accuracy": dev}}
-                (folder / "result.json").write_text(json.dumps(left))
-            result = {split: {"accuracy": tests[seed, rate]} for split in ("dev", "test")}
-            result |= {"best_step": 1}
-            (tmp_path / own).mkdir()
-            (tmp_path / own / "result.json").write_text(json.dumps(result))
-            (tmp_path / own / "config.json").write_text(config)
+                write_run(tmp_path / f"folds/{own},fold={fold}", {"accuracy": dev}, {})
+            score = {"accuracy": tests[seed, rate]}
+            write_run(tmp_path / own, score, score)
     words = ["--rows=Prefix Tuning + Random IPT", "--tasks=cb", "--seeds=10,20", "--print"]
     words += ["--learning-rates=0.01,0.1", f"--workdir={tmp_path}"]
     assert paper.main(["ipt", "table3", *words]) == 0
