@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_paper_tables import write_run
+from test_paper_tables import read_all, write_run
 
 from configs import ptuning_v2
 from configs.ptuning_v2 import multi_task
@@ -35,8 +35,7 @@ def arguments(**given):
 
 def test_published_numbers_are_the_papers(shared):
     found = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/papers/published/ptuning_v2.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("ptuning_v2")
     assert len(ours) == len(found) == 224
     for line, cell in zip(ours, found, strict=True):
         row = cell["row"]

@@ -89,16 +89,16 @@ def arguments(**given):
 # -- what the paper has --------------------------------------------------------------------------
 
 
-def read_all():
-    """Reads the published numbers as the product has them, in their order."""
-    with open(ROOT / "launch/papers/published/ppt.csv", newline="") as file:
+def read_all(name):
+    """Reads the published numbers of a paper as the product has them, in their order."""
+    with open(ROOT / f"launch/papers/published/{name}.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_published_numbers_are_the_papers(shared):
     """Cell by cell; only the largest model's row of full tuning has a shorter name here."""
     theirs = json.loads((shared / "papers/ppt_tables.json").read_text())["cells"]
-    ours = read_all()
+    ours = read_all("ppt")
     assert len(ours) == len(theirs) == 191
     for line, cell in zip(ours, theirs, strict=True):
         row = cell["row"].replace(" | ", " ")
@@ -117,7 +117,7 @@ def test_tables_have_exactly_the_published_cells():
             key = (name.removesuffix("_chinese"), cell.row, cell.task)
             assert key not in found
             found[key] = "T5-XXL" if cell.backbone == paper_ppt.ADAPTED else cell.backbone
-    published = {tuple(line[x] for x in ("table", "row", "task")): line for line in read_all()}
+    published = {tuple(line[x] for x in ("table", "row", "task")): line for line in read_all("ppt")}
     assert found == {key: line["backbone"] for key, line in published.items()}
 
 
@@ -220,8 +220,7 @@ def test_the_precision_is_that_of_the_size():
 def test_published_numbers_are_darts(shared):
     """Cell by cell; rows of relation extraction say how many examples there are."""
     theirs = json.loads((shared / "papers/dart_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/papers/published/dart.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("dart")
     assert len(ours) == len(theirs) == 188
     known = {"semeval": "sem_eval_2010_task_8", "tacrev": "tacred_revisited"}
     for line, cell in zip(ours, theirs, strict=True):
@@ -361,8 +360,7 @@ def test_published_numbers_are_dpts(shared):
     """Cell by cell, without the rows of differences."""
     theirs = json.loads((shared / "papers/dpt_tables.json").read_text())["cells"]
     theirs = [cell for cell in theirs if "delta" not in cell["row"]]
-    with open(ROOT / "launch/papers/published/dpt.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("dpt")
     assert len(ours) == len(theirs) == 92
     for line, cell in zip(ours, theirs, strict=True):
         row, examples = line["row"].split(", ")
@@ -461,8 +459,7 @@ def test_published_numbers_are_ipts(shared):
     names = found["table3_rows"]["names"]
     pictured = {("CNN", "1.3"): 61.6, ("MLP", "26"): 64.3}
     more = {"1.3": 61.9, "3": 62.3, "5": 62.7, "10": 63.3, "21": 64.4, "30": 64.3}  # of the MLP
-    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("ipt")
     lost = [f"Encoder IPT (MLP), {rate}%" for rate in more]
     lines = [line for line in ours if line["row"] not in lost]
     assert [float(line["mean"]) for line in ours if line["row"] in lost] == list(more.values())
@@ -489,8 +486,7 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
     cells = paper.pick(table, args)
     flat = [run for cell in cells for run in paper.list_runs(cell, args)]
     assert len({run.workdir for run in flat}) == len(flat)
-    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["table"] == name]
+    lines = [line for line in read_all("ipt") if line["table"] == name]
     printed = {(line["row"], line["task"]) for line in lines}
     own = {(cell.row, cell.task) for cell in cells}
     assert own == printed if lines else table.draw
