@@ -16,29 +16,12 @@ from jaxprompt.errors import InputError
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from launch.papers import core as paper
 
-SMALL = {
-    "data.protocol.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3,
-    "mesh.data": 1, "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
-}  # fmt: skip
 
-
-def stopping(step):
-    """Makes a method that sends SIGTERM at a step."""
-    stop_signal = BatchedRuns.stop_signal
-
-    def stop(self):
-        if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return stop_signal(self)
-
-    return stop
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
+@pytest.fixture
+def data(tmp_path):
     """A folder of data sets, of which there is one."""
-    folder = tmp_path_factory.mktemp("paper")
-    (folder / "sst2").mkdir()
+    folder = tmp_path / "data"
+    (folder / "sst2").mkdir(parents=True)
     for part, size in (("train", 40), ("test", 60)):
         rows = [
             {"sentence": row["text"], "label": int(row["label"] == "beast")}
@@ -51,7 +34,8 @@ def data(tmp_path_factory):
 @pytest.mark.long
 def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path):
     """Beside a row that trains with each of the batches that are searched."""
-    words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={data}"]
+    work = tmp_path / "work"
+    words = [f"--workdir={work}", f"--backbone={backbone}", f"--data={data}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
         "data.protocol.on_shortage": "use_fewer", "demos.total": 2, "data.max_len": 60,
@@ -65,7 +49,7 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     assert "table1: 6 runs, 0 of them have a result" in told.err
     results = {
         path.parent.name: json.loads(path.read_text())["test"]
-        for path in tmp_path.glob("*/result.json")
+        for path in work.glob("*/result.json")
     }
     assert sorted(results) == sorted(
         [f"{name}-sst2,seed=10" for name in ("majority", "zero_shot", "in_context")]
@@ -83,32 +67,15 @@ def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path)
     assert (
         "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
     )
-    before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
+    before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     assert "6 runs, 6 of them have a result" in capsys.readouterr().err
-    assert (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
+    assert (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
     other = shutil.copytree(backbone, tmp_path / "other")
     words[1] = f"--backbone={other}"
     with pytest.raises(InputError, match="2 runs failed"):
         paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
     assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_table_that_was_stopped_goes_on(data, backbone, capsys, tmp_path, monkeypatch):
-    """The checkpoint of some cells is no stranger's to the others."""
-    words = ["ppt", "table4", "--rows=pt;full", "--kind=masked", "--tasks=sst2", "--seeds=10"]
-    words += [f"--backbone={backbone}", f"--data={data}", f"--workdir={tmp_path}"]
-    words += ["--learning-rates=0.01,0.1", *flags(SMALL)]
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "stop_signal", stopping(2))
-        assert paper.main(words) == 0
-    told = capsys.readouterr()
-    assert told.out == "" and "stopped by SIGTERM at step" in told.err
-    assert paper.main(words) == 0
-    told = capsys.readouterr()
-    assert "resumed at step" in told.err and " of " not in told.out.split("\n\n")[1]
-    assert len(list(tmp_path.glob("*/result.json"))) == 4
 
 
 @pytest.mark.parametrize("task", [task for task, own in ppt.TASKS.items() if own.words])
@@ -168,8 +135,15 @@ def test_folds_choose_before_the_run_that_counts(backbone, capsys, tmp_path, mon
     words = ["ipt", "table3", f"--workdir={work}", f"--backbone={backbone}", "--tasks=rte"]
     words += [f"--data={tmp_path}", "--rows=Prefix Tuning + Random IPT", "--seeds=1"]
     words += flags(own)
+    stop_signal = BatchedRuns.stop_signal
+
+    def stop(self):
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return stop_signal(self)
+
     with monkeypatch.context() as patch:  # stopped in the folds, then it goes on
-        patch.setattr(BatchedRuns, "stop_signal", stopping(2))
+        patch.setattr(BatchedRuns, "stop_signal", stop)
         assert paper.main(words) == 0
     assert not list(work.glob("*/result.json"))
     assert paper.main(words) == 0

@@ -119,34 +119,6 @@ def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, 
             assert numbers[leaf].tobytes() == others[leaf].tobytes()
 
 
-@pytest.mark.long
-def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
-    """On a CPU the rates of a task; scores are among the label words. A task may fail alone."""
-    two = dict(
-        runs__tasks="cls,nss,nsp", runs__seeds="()", runs__lr="0.1,0.3", runs__weight_decay="0.1",
-        runs__prompt_starts="normal,uniform", runs__size=0, data__max_len=24, train__total_steps=2,
-        train__eval_steps=2,
-    )  # fmt: skip
-    folder = tmp_path / "grid"
-    code, out, err = jaxprompt(capsys, *command(folder, "cls-bert", **two))
-    assert code == 2 and "8 runs in 2 chunks: on a CPU only runs with the same" in err
-    assert "task cls, template ' {text} [mask]'" in err and "label words: no, maybe, yes" in err
-    assert "jaxprompt pretrain: task=nss,lr=0.1,weight_decay=0.1,start=normal: template" in err
-    assert "4 of 12 runs failed: task=nss,lr=0.1" in err.splitlines()[-1]
-    own = dict(ppt__task="nsp", optim__lr=0.3, optim__weight_decay=0.1, prompt__start="uniform")
-    assert (
-        jaxprompt(capsys, *command(tmp_path / "alone", "cls-bert", **(two | own | ALONE)))[0] == 0
-    )
-    compare(folder / "task=nsp,lr=0.3,weight_decay=0.1,start=uniform", tmp_path / "alone")
-    best = [line.split(" | ") for line in out.splitlines() if "best on dev" in line]
-    kinds = [(task, start) for task in ("cls", "nsp") for start in ("normal", "uniform")]
-    for cells, (task, start) in zip(best, kinds, strict=True):
-        names = [f"task={task},lr={rate},weight_decay=0.1,start={start}" for rate in (0.1, 0.3)]
-        tried = [results(folder)[name]["held_out"]["loss"] for name in names]
-        assert cells[0] == f"| ppt.task={task} prompt.start={start} best on dev"
-        assert cells[7] == f"{min(tried):.3f}"
-
-
 @pytest.mark.parametrize(
     "changes, line",
     [

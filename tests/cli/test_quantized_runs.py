@@ -78,18 +78,6 @@ def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data,
 
 
 @pytest.mark.long
-def test_it_is_the_same_run_on_a_mesh(served, whole, data, tmp_path):
-    c, workdir, result = served
-    other = make_config(
-        whole, data, "prefix", backbone__quantize="int4", mesh__data=2, mesh__model=2, **LEARNS
-    )
-    found = run(other, str(tmp_path / "run")).to_json()
-    assert found["dev"] == pytest.approx(result["dev"], abs=0.04)
-    scores = split_scores(other, tmp_path / "run")
-    np.testing.assert_allclose(scores, split_scores(c, workdir), atol=0.05)
-
-
-@pytest.mark.long
 def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
     """Codes of 8 bits: heads of 32 numbers, of which two share keys."""
     own = dict(hidden_size=64, head_dim=32, intermediate_size=64)

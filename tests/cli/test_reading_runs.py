@@ -141,27 +141,6 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
         assert card["template"] == template
 
 
-@pytest.mark.long
-def test_classes_as_options(data, tmp_path, capsys):
-    """A task of classes in unified form on a left-to-right model; its classes keep their names."""
-    backbone = make_backbone(tmp_path / "gpt2", "gpt2")
-    fields = {"head.name": "verbalizer", "task.form": "unified", "task.labels": "beast,food,tool"}
-    c = make_config(
-        backbone, data, "soft", **fields, data__max_len=62, data__multiple=62,
-        task__words="animal|beast,food,tool", train__total_steps=2, train__eval_steps=2,
-    )  # fmt: skip
-    run(c, str(tmp_path / "run"))
-    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
-    assert jaxprompt(capsys, "export", *place)[0] == 0
-    card = json.loads((tmp_path / "run/export/prompt.json").read_text())
-    assert card["task"]["options"] == ["animal", "food", "tool"]
-    assert card["template"] == " {text}?{choices}? The correct one is [mask]"
-    code, out, err = jaxprompt(capsys, "predict", f"--workdir={tmp_path / 'run'}", "--text=the cat")
-    assert code == 0, err
-    scores = json.loads(out)["scores"]
-    assert list(scores) == list(TOPICS) and sum(scores.values()) == pytest.approx(1, abs=1e-5)
-
-
 def test_what_a_config_says_of_options_and_words():
     """It goes before the task, and before the pattern; where it is empty they say."""
     said = {"task.option": "({name}) {text}"}

@@ -1,12 +1,10 @@
 """Relations between marked entities, from files to predictions."""
 
-import gzip
 import json
 import re
 
 import numpy as np
 import pytest
-from official_semeval import official_semeval
 from tiny_run import (
     TOPICS,
     jaxprompt,
@@ -18,7 +16,6 @@ from tiny_run import (
 
 from configs.dart import relations as dart_relations
 from jaxprompt.config.load import load_config
-from jaxprompt.data.tasks.registry import get_task
 from jaxprompt.data.text.words import template_ids
 from jaxprompt.errors import InputError
 
@@ -89,17 +86,6 @@ def test_methods_learn_and_predict(method, backbone, files, tmp_path, capsys):
 # -- SemEval's own sentences ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def semeval(shared, tmp_path_factory):
-    """A few hundred real sentences."""
-    folder, found = tmp_path_factory.mktemp("semeval"), {}
-    for split, start, size in (("train", 0, 360), ("dev", 360, 40), ("test", 400, 60)):
-        source = shared / "data/sem_eval_2010_task_8/train.jsonl.gz"
-        found.setdefault("rows", [json.loads(line) for line in gzip.open(source)])
-        write_rows(folder / f"{split}.jsonl", found["rows"][start : start + size])
-    return folder
-
-
 FIGURE_2_B = "dart/relations:sem_eval_2010_task_8,8,gpt2"
 
 
@@ -125,29 +111,6 @@ def test_four_examples_per_class_are_of_events_alone():
     assert load_config("dart/relations:event_arguments,4").data.protocol.k == 4
     with pytest.raises(InputError, match="number of examples per class '4' is unknown"):
         load_config("dart/relations:wiki80,4")
-
-
-@pytest.mark.long
-def test_semeval_by_its_name(backbone, semeval, tmp_path, capsys):
-    """The scores of what a run answers are the official ones."""
-    fields = {
-        "task.name": "sem_eval_2010_task_8", "data.max_len": 64, "data.multiple": 64,
-        "train.total_steps": 200, "train.eval_steps": 200, "optim.lr": 3e-3,
-        "optim.schedule": "constant",
-    }  # fmt: skip
-    c = make_config(backbone, semeval, "full", **fields)
-    result, workdir, _ = train_and_export(capsys, tmp_path, c)
-    assert next(iter(result["test"])) == "semeval_f1"
-    lines, err = predict(capsys, workdir, f"--input={semeval / 'test.jsonl'}")
-    assert f"semeval_f1 {result['test']['semeval_f1']:.4f}" in err and "texts cut to 64" in err
-    assert set(lines[0]["scores"]) >= {"Cause-Effect(e1,e2)", "Other"} and len(lines) == 60
-    # Some of what it has read it fits.
-    lines, err = predict(capsys, workdir, f"--input={semeval / 'train.jsonl'}")
-    labels = get_task("sem_eval_2010_task_8").labels
-    gold, answers = zip(*((labels[x["relation"]], x["prediction"]) for x in lines), strict=True)
-    official = official_semeval(gold, answers) / 100
-    assert f"semeval_f1 {official:.4f} " in err.replace(",", " ")
-    assert len(set(answers)) > 2 and official > 0.02
 
 
 @pytest.mark.long

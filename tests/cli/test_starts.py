@@ -1,11 +1,9 @@
 """What prompts and heads start from: words of a corpus, of a text, of the labels; an export."""
 
-import json
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
+from tiny_run import make_backbone, make_config
 
 from jaxprompt.build.backbone import load_weights, open_backbone
 from jaxprompt.build.examples import read_examples
@@ -132,9 +130,8 @@ def test_soft_tokens_start_from_the_label_words_that_the_head_reads(spaced, data
     np.testing.assert_allclose(found["table"], np.stack(means), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.long
-def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path, capsys):
-    """By which the model scores words; `inspect` finds their words in it."""
+def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path):
+    """By which the model scores words."""
     import transformers
 
     folder = make_backbone(tmp_path / "llama", "llama", tie_word_embeddings=False)
@@ -144,18 +141,9 @@ def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path, capsys
     own = dict(
         prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words=words,
         task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
-        optim__lr=0.0, train__total_steps=1, train__eval_steps=1,
     )  # fmt: skip
-    c = make_config(folder, data, "dart", **own)
     table = model.lm_head.weight.detach().numpy()
     assert not np.allclose(table, model.get_input_embeddings().weight.detach().numpy())
     means = np.stack([table[row].mean(0) for row in ids])
-    np.testing.assert_allclose(init_params(c)["rows"], means, rtol=1e-5, atol=1e-7)
-    _, workdir, _ = train_and_export(capsys, tmp_path, c)
-    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
-    assert code == 0, err
-    rows = json.loads((workdir / "inspect" / "inspect.json").read_text())["rows"]
-    rows = [row for row in rows if row["kind"] == "label row"]
-    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
-    best = (unit(means) @ unit(table).T).argmax(-1)
-    assert [row["nearest"][0]["id"] for row in rows] == best.tolist()
+    found = init_params(make_config(folder, data, "dart", **own))
+    np.testing.assert_allclose(found["rows"], means, rtol=1e-5, atol=1e-7)
