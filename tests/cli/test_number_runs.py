@@ -4,7 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import FILLERS, TOPICS, jaxprompt, make_config, read_lines, write_rows
+from tiny_run import (
+    FILLERS,
+    TOPICS,
+    jaxprompt,
+    make_config,
+    read_lines,
+    train_and_export,
+    write_rows,
+)
 
 OWN = {
     "head.name": "regression", "task.fields": "sentence", "task.number": "beasts",
@@ -21,59 +29,21 @@ def counted(seed, size):
     return rows
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("numbers")
+def test_it_learns_and_the_export_answers_as_the_run(backbone, tmp_path, capsys):
     for seed, (name, size) in enumerate({"train": 60, "dev": 20, "test": 20}.items()):
-        write_rows(folder / f"{name}.jsonl", counted(seed, size))
-    return folder
-
-
-def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path, capsys):
-    config, workdir = tmp_path / "c.json", f"--workdir={tmp_path / 'run'}"
-    config.write_text(make_config(backbone, folder, "prefix", **OWN).to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", workdir)
-    assert code == 0, err
+        write_rows(tmp_path / f"{name}.jsonl", counted(seed, size))
+    c = make_config(backbone, tmp_path, "prefix", **OWN)
+    result, workdir, err = train_and_export(capsys, tmp_path, c)
     assert "beasts in train: 60 numbers, 0 to 4, mean 2" in err
-    test = json.loads(out)["test"]
+    test = result["test"]
     assert list(test) == ["pearson", "spearman"] and test["pearson"] > 0.5, test
-    assert jaxprompt(capsys, "export", workdir)[0] == 0
     given = tmp_path / "given.jsonl"
-    rows = read_lines(folder / "test.jsonl")
+    rows = read_lines(tmp_path / "test.jsonl")
     write_rows(given, [{**row, "beasts": -1} if not i else row for i, row in enumerate(rows)])
-    code, out, err = jaxprompt(capsys, "predict", workdir, f"--input={given}")
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={given}")
     assert code == 0 and "on 19 of 20 examples, those with a label" in err, err
     found = [json.loads(line)["prediction"] for line in out.splitlines()]
     assert all(0 <= number <= 4 for number in found)
     right = np.array([row["beasts"] for row in rows])
     # Numbers within the limits are what the run measured without them, save at both ends.
     assert np.corrcoef(found, right)[0, 1] == pytest.approx(test["pearson"], abs=0.1)
-
-
-@pytest.mark.parametrize(
-    "fields, row, told",
-    [
-        ({}, {"beasts": "many"}, "column 'beasts' is 'many', not a number"),
-        ({}, {"beasts": True}, "column 'beasts' is True, not a number"),
-        ({}, {"beasts": None}, "column 'beasts' is None, not a number"),
-        ({}, {"beasts": 5}, "beasts is 5; for task custom it must be between 0 and 4"),
-        ({}, {"other": 1}, "there is no column 'beasts'; columns: sentence, other"),
-        ({"task.limits": "4,0"}, {}, "task.limits=(4.0, 0.0) must be the minimum"),
-        ({"task.metric": "accuracy"}, {}, "the task predicts numbers; use pearson, spearman"),
-        ({"head.name": "linear"}, {}, "head.name=linear does not support a regression task"),
-        ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both set"),
-        ({"optim.label_smoothing": 0.1}, {}, "optim.label_smoothing=0.1 is only"),
-        ({"data.protocol": "kshot"}, {}, "samples by class, but task custom has numbers"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, fields, row, told):
-    data = tmp_path / "data"
-    data.mkdir()
-    rows = read_lines(folder / "dev.jsonl")
-    rows[3] = {"sentence": "the cat"} | (row or {"beasts": 1})
-    for name in ("train", "dev", "test"):
-        write_rows(data / f"{name}.jsonl", rows)
-    config = tmp_path / "c.json"
-    config.write_text(make_config(backbone, data, "prefix", **OWN | fields).to_json())
-    code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
-    assert code == 2 and ("train.jsonl:4: " if row else "") + told in err, err

@@ -16,78 +16,26 @@ from jaxprompt.errors import InputError
 from jaxprompt.runs.grid.batched_runs import BatchedRuns
 from launch.papers import core as paper
 
-SMALL = {
-    "data.protocol.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3,
-    "mesh.data": 1, "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
-}  # fmt: skip
 
-
-@pytest.fixture(scope="module")
-def run(backbone, tmp_path_factory):
-    """Makes (words of the command) -> what it prints, on one workdir."""
-    data = tmp_path_factory.mktemp("paper")
+@pytest.fixture
+def data(tmp_path):
+    """A folder of data sets, of which there is one."""
+    folder = tmp_path / "data"
+    (folder / "sst2").mkdir(parents=True)
     for part, size in (("train", 40), ("test", 60)):
         rows = [
             {"sentence": row["text"], "label": int(row["label"] == "beast")}
             for row in sentences(len(part), size)
         ]
-        (data / "sst2").mkdir(exist_ok=True)
-        write_rows(data / "sst2" / f"{part}.jsonl", rows)
-
-    def call(capsys, table, *words):
-        given = [f"--workdir={data / 'runs'}", f"--backbone={backbone}", "--kind=masked"]
-        given += [f"--data={data}", "--tasks=sst2", "--seeds=10,20"]
-        given += ["--learning-rates=0.01,0.1"]
-        assert paper.main(["ppt", table, *given, *words, *flags(SMALL)]) == 0
-        return capsys.readouterr(), data / "runs"
-
-    return call
+        write_rows(folder / "sst2" / f"{part}.jsonl", rows)
+    return folder
 
 
 @pytest.mark.long
-def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
-    rows = {"pt": "70.5 ± 15.5", "hybrid_pt": "87.6 ± 6.6"}
-    told, workdir = run(capsys, "table4", f"--rows={';'.join(rows)}")
-    assert "table4: 8 runs, 0 of them have a result" in told.err.splitlines()
-    heading, table = told.out.split("\n\n")
-    *lines, settings = heading.splitlines()[2:]
-    assert lines == [
-        "measured with a backbone of kind masked, the paper's is t5",
-        f"measured on {backbone}, the paper has T5-XXL",
-        "learning rates 0.01,0.1 in place of the paper's",
-    ]
-    assert settings == (
-        "settings that differ from the paper's (in brackets): data.protocol.n=8 (32), "
-        "data.max_len=40 (512), train.total_epochs=4.0 (50.0), prompt.length=3 (100)"
-    )
-    head, _, *lines = table.splitlines()
-    assert head == "| | sst2 |"
-    for line, (method, published) in zip(lines, rows.items(), strict=True):
-        found = []
-        for seed in (10, 20):
-            results = []
-            for rate in ("0.01", "0.1"):
-                folder = workdir / f"{method}-sst2,lr={rate},seed={seed}"
-                config = json.loads((folder / "config.json").read_text())
-                assert config["data"]["seed"] == config["seed"] == seed
-                assert config["optim"]["lr"] == float(rate)
-                assert config["ppt"]["hard"] == (method != "pt")
-                result = json.loads((folder / "result.json").read_text())
-                results.append((result["dev"]["accuracy"], result["test"]["accuracy"]))
-            found.append(max(results, key=lambda pair: pair[0])[1])
-        shown = f"{100 * np.mean(found):.1f} ± {100 * np.std(found):.1f}"
-        assert line == f"| {method} | {shown} [{published}] |"
-    again, _ = run(capsys, "table4", f"--rows={';'.join(rows)}", "--print")
-    assert again.out == told.out and not again.err
-    with pytest.raises(InputError, match="holds runs of table table4, not table2; take another"):
-        run(capsys, "table2")
-
-
-@pytest.mark.long
-def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
+def test_rows_that_train_nothing_are_evaluated(data, backbone, capsys, tmp_path):
     """Beside a row that trains with each of the batches that are searched."""
-    _, folder = run(capsys, "table4", "--rows=full", "--print")
-    words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
+    work = tmp_path / "work"
+    words = [f"--workdir={work}", f"--backbone={backbone}", f"--data={data}"]
     words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
         "data.protocol.on_shortage": "use_fewer", "demos.total": 2, "data.max_len": 60,
@@ -101,7 +49,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert "table1: 6 runs, 0 of them have a result" in told.err
     results = {
         path.parent.name: json.loads(path.read_text())["test"]
-        for path in tmp_path.glob("*/result.json")
+        for path in work.glob("*/result.json")
     }
     assert sorted(results) == sorted(
         [f"{name}-sst2,seed=10" for name in ("majority", "zero_shot", "in_context")]
@@ -109,7 +57,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     )
     assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
     shot = f"--config={ROOT}/configs/dart/lm_bff.py:sst2,zero_shot"
-    changed = own | {"backbone.path": backbone, "data.source": folder.parent / "sst2"}
+    changed = own | {"backbone.path": backbone, "data.source": data / "sst2"}
     changed |= {"data.seed": 10}  # of what demos.total shows here in every row
     code, out, err = jaxprompt(capsys, "evaluate", shot, *flags(changed), "--split=test")
     assert code == 0, err
@@ -119,36 +67,15 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert (
         "data.batch" not in told.out and "data.protocol.on_shortage=use_fewer (raise)" in told.out
     )
-    before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
+    before = (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     assert "6 runs, 6 of them have a result" in capsys.readouterr().err
-    assert (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
+    assert (work / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
     other = shutil.copytree(backbone, tmp_path / "other")
     words[1] = f"--backbone={other}"
     with pytest.raises(InputError, match="2 runs failed"):
         paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
     assert "contains a run with a different config: backbone.path" in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["full", "pt"])
-def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, method):
-    """The checkpoint of some cells is no stranger's to the others."""
-    words = ["--rows=pt;full", "--seeds=10", f"--workdir={tmp_path}"]
-    stop_signal = BatchedRuns.stop_signal
-
-    def stop(self):
-        if self.step == 2 and self.members[0].run.name.startswith(method):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return stop_signal(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchedRuns, "stop_signal", stop)
-        told, _ = run(capsys, "table4", *words)
-    assert told.out == "" and "stopped by SIGTERM at step" in told.err
-    told, _ = run(capsys, "table4", *words)
-    assert "resumed at step" in told.err and " of " not in told.out.split("\n\n")[1]
-    assert len(list(tmp_path.glob("*/result.json"))) == 4
 
 
 @pytest.mark.parametrize("task", [task for task, own in ppt.TASKS.items() if own.words])

@@ -106,6 +106,7 @@ def test_an_export_names_the_package_that_it_needs(outputs, refused):
     assert "ticket-prompts 1.0" in message and "pip install ticket-prompts" in message
 
 
+@pytest.mark.long
 def test_its_method_passes_the_contract(site):
     words = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", "low_rank-bert")
     done = call(site, *words, "tests/test_contract.py")

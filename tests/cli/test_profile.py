@@ -44,5 +44,3 @@ def test_a_run_writes_a_trace_and_tells_its_table(backbone, data, tmp_path, caps
     others = (place[0], f"--workdir={tmp_path / 'others'}", *place[2:])
     code, _, err = jaxprompt(capsys, "train", *others, "--profile=2", "--config.runs.lr=(0.1, 0.2)")
     assert code == 2 and "train.profile=2 traces one run" in err
-    code, _, err = jaxprompt(capsys, "train", *others, "--profile=two")
-    assert code == 2 and "train.profile" in err and err.count("\n") == 1

@@ -30,8 +30,6 @@ def finished(backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     fields = tiny_fields(backbone, make_data(folder / "data"))
     words = ["train", f"--config={BASE}", f"--workdir={folder / 'run'}", *flags(fields)]
-    from jaxprompt.__main__ import main
-
     assert main(words) == 0
     return folder
 
@@ -150,9 +148,9 @@ def test_the_record_tells_all(place):
     assert set(train["labels"]) == set(record["task"]["labels"])
     assert len(train["digest"]) == len(record["backbone"]["fingerprint"]) == 64
     assert record["template"] and record["choices"] == 1
+    assert not (place / "run/compiled").exists()
 
 
-@pytest.mark.long
 def test_export_and_evaluate_need_no_training_data(place, capsys):
     code, before, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
     assert code == 0
@@ -165,15 +163,6 @@ def test_export_and_evaluate_need_no_training_data(place, capsys):
     assert jaxprompt(capsys, *again("export"))[0] == 0
     card = json.loads((place / "run/export/prompt.json").read_text())
     assert card["task"]["labels"] == names
-
-
-def test_a_renamed_class_does_not_rename_the_answers(place, capsys):
-    """Sorted, the new name takes another place: the order of the classes would change."""
-    first, *_ = json.loads((place / "run/record.json").read_text())["task"]["labels"]
-    rename_labels(place / "data", **{first: "zebra"})
-    assert jaxprompt(capsys, *again("export"))[0] == 0
-    card = json.loads((place / "run/export/prompt.json").read_text())
-    assert first == card["task"]["labels"][0] and "zebra" not in card["task"]["labels"]
 
 
 def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, refused, capsys):
@@ -198,21 +187,15 @@ def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, r
     }
 
 
-@pytest.mark.parametrize("change", ["a text", "half the labels", "the order", "a shorter dev"])
-def test_a_run_is_resumed_with_the_same_alone(place, refused, change):
+def test_a_run_is_resumed_with_the_same_alone(place, refused):
     (place / "run/result.json").unlink()
-    name = "dev" if change == "a shorter dev" else "train"
-    path = place / f"data/{name}.jsonl"
-    rows = read_lines(path)
-    if change == "a text":
-        rows[5]["text"] += " fox"
-    elif change == "half the labels":
-        rows = [row | {"label": rows[0]["label"]} for row in rows[:24]] + rows[24:]
-    else:
-        rows = rows[1:] + rows[:1] if change == "the order" else rows[:-1]
-    write_rows(path, rows)
-    line = refused(*again())
-    assert f"splits.{name}." in line and "another workdir" in line
+    for name in ("train", "dev"):
+        path = place / f"data/{name}.jsonl"
+        rows = read_lines(path)
+        write_rows(path, [{**rows[0], "text": "a fox"}, *rows[1:]])
+        line = refused(*again())
+        assert f"splits.{name}.digest" in line and "another workdir" in line
+        write_rows(path, rows)
     assert not (place / "run/result.json").exists()
 
 
@@ -307,7 +290,3 @@ def test_a_folder_in_use_is_refused(place, refused, capsys):
     with lock_workdir("run"):
         assert "run is in use by process" in refused(*again())
         assert jaxprompt(capsys, *again("evaluate"))[0] == 0  # readers change nothing
-
-
-def test_no_program_is_kept_in_the_folder(place):
-    assert not (place / "run/compiled").exists()

@@ -78,24 +78,13 @@ def test_a_line_per_predicate_with_its_roles(backbone, folder, tmp_path, capsys)
         assert code == 0 and json.loads(out)["role_f1"] >= least - 1e-6, err
 
 
-def test_a_plan_assumes_tags(backbone, folder, tmp_path, capsys):
-    c = make_config(backbone, folder, "prefix", **OWN, **{"task.markers": "a,a"})
-    (tmp_path / "c.json").write_text(c.to_json())
-    code, out, err = jaxprompt(capsys, "plan", f"--config={tmp_path / 'c.json'}")
-    assert code == 0 and "3 tags are assumed; task.labels names their types" in out + err
-
-
 @pytest.mark.parametrize(
     "fields, told",
     [
         ({"task.template": "{tokens} [sep] {predicate}", "task.markers": "a,a"},
          "does not say where; write {tokens|marked}"),
-        ({"task.metric": "f1"}, "metric f1 compares classes, but the task tags words"),
         ({"task.labels": "A0,V"}, "tag 'B-A1' is not one of task conll05: O, B-A0, I-A0, B-V, I-V"),
-        ({"task.template": "{tokens} [sep] {verb}"}, "unknown field 'verb'"),
         ({"task.name": "conll04"}, "set task.predicate to the column"),
-        ({"head.decode": "crf"}, "head.decode='crf' is unknown"),
-        ({"data.max_len": 4}, "leaves no room"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(fields, told, backbone, folder, tmp_path, capsys):

@@ -5,15 +5,15 @@ import json
 import jax
 import numpy as np
 import pytest
-from test_token_heads import asked, tagged
-from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+from test_token_heads import tagged
+from tiny_run import ROOT, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.config.load import load_config
 from jaxprompt.convert.artifact import read_artifact
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.layers.word_rows import unpack_ids
 from jaxprompt.runs import multitask
-from jaxprompt.runs.multitask import SharedTuning, _sum_counts, read_tasks
+from jaxprompt.runs.multitask import SharedTuning, read_tasks
 from jaxprompt.runs.shared_steps import TaskBatches
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
@@ -33,8 +33,6 @@ def folder(tmp_path_factory):
         "beasts": (halves[:24], {"task.fields": ["text"]}),
         "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
                                  "head.name": "tags", "head.dropout": 0}),
-        "answers": (asked(3, 24), {"task.fields": ["question", "context"], "head.name": "spans",
-                                   "task.answers": "answers"}),
     }  # fmt: skip
     for name, (rows, own) in made.items():
         (folder / name).mkdir()
@@ -111,22 +109,6 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
 
 
 @pytest.mark.long
-def test_answers_in_a_text_share_a_prompt_with_tags(backbone, folder, tmp_path, capsys):
-    config = config_of(
-        backbone, folder, tmp_path / "c.json", tasks=("answers", "tags"),
-        **{"train.total_steps": 6, "train.eval_steps": 3},
-    )  # fmt: skip
-    workdir = tmp_path / "run"
-    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
-    assert code == 0, err
-    for name, metric in (("answers", "f1"), ("tags", "entity_f1")):
-        flags = [f"--prompt={workdir / 'export' / name}", f"--input={folder / name / 'test.jsonl'}"]
-        code, _, err = jaxprompt(capsys, "predict", *flags, "--prefix=p_")
-        expected = json.loads(out)["test"][f"{name}/{metric}"]
-        assert code == 0 and f"{metric} {expected:.4f}" in err, err
-
-
-@pytest.mark.long
 def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys):
     """Each export has a row for every word that any task's training text has, and no other."""
     named = ",".join(str(folder / f"{name}.json") for name in ("beasts", "tags"))
@@ -179,12 +161,6 @@ def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
     assert tasks.milestones.total == 2 * units // 8
 
 
-def test_counts_of_tasks_add_up():
-    counts = [np.array([1, 2]), np.array([0, 3, 0, 5])]
-    np.testing.assert_array_equal(_sum_counts(counts), [1, 5, 0, 5])
-    assert _sum_counts([None, counts[0]]) is None
-
-
 def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     config = config_of(backbone, folder, tmp_path / "c.json")
     code, out, err = jaxprompt(capsys, "validate", config)
@@ -206,9 +182,14 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
         ({"cache.location": "host"}, "cache.location=host caches states of one task"),
         ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both set"),
         ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
-        ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),
-        ({"trainable": "prompt/.*,head/topics/.*"}, None),
-        ({"optim.weight_decay": 0.1, "optim.no_decay": "head/topics/.*"}, None),
+        (
+            {
+                "trainable": "prompt/.*,head/topics/.*",
+                "optim.weight_decay": 0.1,
+                "optim.no_decay": "head/topics/.*",
+            },
+            None,
+        ),
     ],
 )
 def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsys, fields, why):
@@ -287,27 +268,6 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     assert len(seen) > 1
 
 
-@pytest.mark.long
-def test_a_task_whose_test_hides_its_labels_is_not_scored(backbone, folder, tmp_path, capsys):
-    """And no mean stands for the tasks."""
-    (tmp_path / "hidden").mkdir()
-    for part in ("train", "dev"):
-        rows = read_lines(folder / "beasts" / f"{part}.jsonl")
-        write_rows(tmp_path / "hidden" / f"{part}.jsonl", rows)
-    write_rows(tmp_path / "hidden/test.jsonl", [{"text": "the old cat", "label": None}])
-    own = {"task.name": "custom", "task.fields": ["text"], "data.source": str(tmp_path / "hidden")}
-    (tmp_path / "hidden.json").write_text(json.dumps(own))
-    tasks = f"{folder / 'topics.json'},{tmp_path / 'hidden.json'}"
-    fields = {"shared.tasks": tasks, "train.total_steps": 2, "train.eval_steps": 2}
-    config = config_of(backbone, folder, tmp_path / "c.json", **fields)
-    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
-    assert code == 0, err
-    told = err.split("task hidden, template")[1]
-    assert "test is not scored: no row of" in told, err
-    assert [*json.loads(out)["test"]][0] == "topics/accuracy"
-    assert "mean" in json.loads(out)["dev"]
-
-
 @pytest.mark.parametrize(
     "tasks, own, told",
     [
@@ -354,7 +314,3 @@ def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
     assert "prompt.name=dart has an additional objective" in line and "prompt.fluency=0" in line
-
-
-def test_rows_of_the_tests_have_what_they_need(folder):
-    assert {row["label"] for row in read_lines(folder / "topics/train.jsonl")} == set(TOPICS)

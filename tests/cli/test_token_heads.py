@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
+from jaxprompt.__main__ import main
 from jaxprompt.build.examples import read_examples
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.artifact import read_artifact, write_artifact
+from jaxprompt.data.tasks.registry import custom_task
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import run
 
@@ -121,12 +123,14 @@ def trained(request, backbone, tmp_path_factory):
     for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
         write_rows(folder / f"{name}.jsonl", make(seed, size))
     c = make_config(backbone, folder, "prefix", **STILL, **fields)
-    return request.param, c, folder, run(c, str(folder / "run")).to_json()
+    result = run(c, str(folder / "run")).to_json()
+    assert main(["export", f"--workdir={folder / 'run'}"]) == 0
+    return request.param, c, folder, result
 
 
 @pytest.mark.long_cases("words")
-def test_it_learns_and_scores_by_its_metric(trained):
-    kind, _, folder, result = trained
+def test_it_learns_and_the_export_answers_as_the_run(trained, tmp_path, capsys):
+    kind, c, folder, result = trained
     metric, least = {
         "tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9),
     }[kind]  # fmt: skip
@@ -139,16 +143,9 @@ def test_it_learns_and_scores_by_its_metric(trained):
         assert record["task"]["labels"] == sorted([",", *TOPICS])
         assert list(result["test"]) == ["accuracy"]
 
-
-@pytest.mark.default_cases("words")
-def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
-    kind, c, folder, result = trained
-    config = tmp_path / "config.json"
-    config.write_text(c.to_json())
-    place = [f"--config={config}", f"--workdir={folder / 'run'}"]
-    assert jaxprompt(capsys, "export", *place)[0] == 0
+    place = f"--workdir={folder / 'run'}"
     out = tmp_path / "dev.jsonl"
-    code, scores, err = jaxprompt(capsys, "evaluate", *place, f"--output={out}")
+    code, scores, err = jaxprompt(capsys, "evaluate", place, f"--output={out}")
     assert code == 0, err
     scores = json.loads(scores)
     assert scores["examples"] == 16
@@ -186,13 +183,12 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
         )
 
 
+@pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
 def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys):
     kind, _, folder, _ = trained
-    if not (folder / "run/export").exists():
-        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
     where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
-    if kind != "spans":
+    if kind == "tags":
         assert code == 2 and "--format=squad is only valid for spans" in err
         return
     assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
@@ -200,68 +196,42 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
     lines = [json.loads(line) for line in plain.splitlines()]
     handed = json.loads((tmp_path / "to/predictions.json").read_text())
     assert handed == {line["id"]: line["prediction"] for line in lines} and len(handed) == 16
-    code, _, err = jaxprompt(capsys, *where, "--format=squads")
-    assert code == 2 and "--format" in err and "squad" in err
     code, _, err = jaxprompt(capsys, *where, "--format=squad", "--on-error=skip")
     assert code == 2 and "--generate, --prefix and --on-error=skip" in err
 
 
+@pytest.mark.parametrize("trained", ["tags", "spans"], indirect=True)
 def test_a_plain_text_is_answered(trained, capsys):
     kind, _, folder, _ = trained
-    if not (folder / "run/export").exists():
-        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
     where = ["predict", f"--workdir={folder / 'run'}"]
-    if kind != "spans":
+    if kind == "tags":
         code, out, err = jaxprompt(capsys, *where, "--text=the cat  and a hammer")
         row = json.loads(out)
         assert code == 0 and len(row["prediction"]) == 5, err
-        for entity in row["entities"] if kind == "tags" else ():
+        for entity in row["entities"]:
             assert row["tokens"][entity["start"] : entity["end"]] == entity["text"]
     else:
         code, _, err = jaxprompt(capsys, *where, "--text=the cat")
         assert code == 2 and "the task has 2 fields" in err
 
 
+@pytest.mark.parametrize("trained", ["tags"], indirect=True)
 def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
-    _, _, folder, _ = trained
-    if not (folder / "run/export").exists():
-        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
+    folder = trained[2]
     numbers, metadata = read_artifact(folder / "run/export")
     huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
     write_artifact(tmp_path, huge, metadata)
-    code, out, err = jaxprompt(
-        capsys, "predict", f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}"
-    )
+    given = (f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}")
+    code, out, err = jaxprompt(capsys, "predict", *given)
     assert code == 2 and not out, err
     assert "are NaN, first in example 1; the trained parameters are too large" in err
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"head.name": "linear"}, "head.name=linear does not support a tagging task"),
-        (
-            {"head.name": "tags", "task.tags": ""},
-            "head.name=tags does not support a classification task",
-        ),
-        ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
-        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot samples by class"),
-        ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
-        (
-            {"head.name": "tags", "task.fields": "tokens,tags"},
-            "is also in task.fields, so the input would contain the answer",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(fields, message, backbone, tmp_path, refused):
-    write_rows(tmp_path / "train.jsonl", tagged(0, 8))
-    write_rows(tmp_path / "dev.jsonl", tagged(1, 8))
-    given = {
-        "backbone.path": backbone, "task.name": "custom", "task.fields": "tokens",
-        "task.tags": "tags", "data.source": tmp_path, "data.max_len": 24,
-    }  # fmt: skip
-    words = ["train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given | fields)]
-    assert message in refused(*words)
+def test_tasks_that_do_not_fit():
+    with pytest.raises(InputError, match="task.metric=accuracy counts words"):
+        custom_task(fields=("tokens",), tags="tags", metric="accuracy")
+    with pytest.raises(InputError, match="task.tags='tags' is also in task.fields"):
+        custom_task(fields=("tokens", "tags"), tags="tags")
 
 
 def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
@@ -275,10 +245,11 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("trained", ["tags"], indirect=True)
 def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
     """Runs as one program, and states of the frozen backbone that are computed once."""
-    kind, _, folder, _ = trained
-    fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | (KINDS | PLAIN)[kind][1]
+    folder = trained[2]
+    fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | KINDS["tags"][1]
     fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
     plain = make_config(backbone, folder, "head_only", **fields)
     alone = run(plain, str(tmp_path / "alone")).to_json()

@@ -104,33 +104,6 @@ def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
     assert "tuned with jaxprompt" in (place / "README.md").read_text()
 
 
-@pytest.mark.long
-def test_a_family_that_transformers_does_not_load_is_not_written(data, tmp_path, refused, capsys):
-    folder = make_backbone(tmp_path / "glm", "glm")
-    c = make_config(folder, data, "full", **MASKED, data__max_len=24, train__total_steps=1)
-    (tmp_path / "config.json").write_text(c.to_json())
-    given = [f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path / 'run'}"]
-    assert jaxprompt(capsys, "train", *given)[0] == 0
-    line = refused("export", *given, f"--tuned={tmp_path / 'out'}")
-    assert "no class that loads a glm; export without --tuned, or with --delta" in line
-    assert not (tmp_path / "out").exists()
-    assert jaxprompt(capsys, "export", *given, "--delta")[0] == 0
-
-
-def test_from_python(tuned, whole, tmp_path):
-    folder, root, _ = tuned
-    backbone = jp.load_backbone(folder)
-    jp.save_prompt(jp.load_prompt(root / "whole"), tmp_path / "d", "delta", backbone=backbone)
-    texts = ["the old wolf with a hare", "a new saw"]
-    found, wanted = (
-        jp.predict(jp.attach(backbone, jp.load_prompt(x)), texts)
-        for x in (tmp_path / "d", root / "whole")
-    )
-    for one, other in zip(found, wanted, strict=True):
-        for label, score in other["scores"].items():
-            assert one["scores"][label] == pytest.approx(score, abs=2e-4)
-
-
 def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
     """Where the model axis does not divide the vocabulary its tables are filled up."""
     folder, root, given = tuned

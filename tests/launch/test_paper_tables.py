@@ -32,6 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS, RATES = (10, 20), ("0.01", "0.1")
 
 
+def write_run(folder, dev, test, **blocks):
+    """Writes what a finished run leaves; `blocks` are of the config."""
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"best_step": 1, "dev": dev, "test": test}))
+    (folder / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}} | blocks))
+
+
 def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
     """Writes what finished runs of a cell leave: of each seed the second learning rate is chosen.
 
@@ -41,10 +48,7 @@ def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
     for less, seed in enumerate(SEEDS):
         for rate, dev, test in ((RATES[0], 0.2, 0.99), (RATES[1], 0.3, score - less / 10)):
             run = folder / f"{name},lr={rate},seed={seed}"
-            run.mkdir(parents=True)
-            result = {"best_step": 1, "dev": {kind: dev}, "test": {kind: test}}
-            (run / "result.json").write_text(json.dumps(result))
-            (run / "config.json").write_text(json.dumps(blocks))
+            write_run(run, {kind: dev}, {kind: test}, **blocks)
 
 
 @pytest.fixture
@@ -60,6 +64,19 @@ def call(tmp_path, capsys):
     return run
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Collects the figures that are written."""
+    figures, write = [], paper_figures.write
+
+    def keep_and_write(path, figure, points, axis):
+        figures.append(figure)
+        return write(path, figure, points, axis)
+
+    monkeypatch.setattr(paper_figures, "write", keep_and_write)
+    return figures
+
+
 def arguments(**given):
     """Makes what the command line gives."""
     plain = dict(
@@ -72,16 +89,16 @@ def arguments(**given):
 # -- what the paper has --------------------------------------------------------------------------
 
 
-def read_all():
-    """Reads the published numbers as the product has them, in their order."""
-    with open(ROOT / "launch/papers/published/ppt.csv", newline="") as file:
+def read_all(name):
+    """Reads the published numbers of a paper as the product has them, in their order."""
+    with open(ROOT / f"launch/papers/published/{name}.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_published_numbers_are_the_papers(shared):
     """Cell by cell; only the largest model's row of full tuning has a shorter name here."""
     theirs = json.loads((shared / "papers/ppt_tables.json").read_text())["cells"]
-    ours = read_all()
+    ours = read_all("ppt")
     assert len(ours) == len(theirs) == 191
     for line, cell in zip(ours, theirs, strict=True):
         row = cell["row"].replace(" | ", " ")
@@ -100,7 +117,7 @@ def test_tables_have_exactly_the_published_cells():
             key = (name.removesuffix("_chinese"), cell.row, cell.task)
             assert key not in found
             found[key] = "T5-XXL" if cell.backbone == paper_ppt.ADAPTED else cell.backbone
-    published = {tuple(line[x] for x in ("table", "row", "task")): line for line in read_all()}
+    published = {tuple(line[x] for x in ("table", "row", "task")): line for line in read_all("ppt")}
     assert found == {key: line["backbone"] for key, line in published.items()}
 
 
@@ -203,8 +220,7 @@ def test_the_precision_is_that_of_the_size():
 def test_published_numbers_are_darts(shared):
     """Cell by cell; rows of relation extraction say how many examples there are."""
     theirs = json.loads((shared / "papers/dart_tables.json").read_text())["cells"]
-    with open(ROOT / "launch/papers/published/dart.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("dart")
     assert len(ours) == len(theirs) == 188
     known = {"semeval": "sem_eval_2010_task_8", "tacrev": "tacred_revisited"}
     for line, cell in zip(ours, theirs, strict=True):
@@ -236,6 +252,9 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         assert published[cell.row, cell.task, ""].backbone == cell.backbone
         c = paper.sweep.load(own[0], ())
         assert c.task.name == cell.task and c.data.seed == own[0].changes["seed"]
+        metric = c.task.metric or paper.metric_of(cell.task)
+        assert metric == (cell.metric or paper.metric_of(cell.task))
+        assert (cell.row, cell.task, metric) in published
         learns = cell.method.split(",")[-1]
         trained = {"dart", "no_fluency", "fixed_template", "fixed_labels"}
         expected = "dart" if learns in trained else "none"
@@ -267,23 +286,6 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
             assert (schedule.warmup_ratio, schedule.warmup_steps) == (0.1, 0)
         rates = paper_dart.PAPER.rates(cell, "x")
         assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
-
-
-@pytest.mark.parametrize("name", paper_dart.TABLES)
-def test_darts_heading_names_the_metric_that_is_measured(name):
-    args = arguments(paper="dart", table=name, backbone="x")
-    cells = paper.pick(paper_dart.TABLES[name], args)
-    with open(ROOT / "launch/papers/published/dart.csv", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["table"] == name]
-    theirs = {(line["row"], line["task"]): line["metric"] for line in lines}
-    for cell in cells:
-        c = paper.sweep.load(paper.list_runs(cell, args)[0], ())
-        shown = cell.metric or paper.metric_of(cell.task)
-        assert shown == theirs[cell.row, cell.task] == (c.task.metric or paper.metric_of(cell.task))
-    none = paper.Measured((), (), 0, 1, ())
-    heading = paper.heading(args, [(cell, none) for cell in cells])
-    assert ("micro_f1 of sem_eval_2010_task_8" in heading) == (name in ("table2", "table3"))
-    assert "semeval_f1" not in heading
 
 
 A_1 = {
@@ -332,19 +334,6 @@ def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
     )
 
 
-def test_darts_heading_says_what_its_rows_are(tmp_path, capsys):
-    for table, told in {"table1": True, "table4": False}.items():
-        run = "DART_length_3_-sst2" if table == "table4" else "dart-sst2"
-        finish(tmp_path / table, run, "x", 0.9)
-        words = [table, "--tasks=sst2", "--print", "--seeds=10,20", f"--workdir={tmp_path / table}"]
-        assert paper.main(["dart", *words, f"--learning-rates={','.join(RATES)}"]) == 0
-        heading = capsys.readouterr().out.split("\n\n")[0]
-        assert ("lm_bff has manual prompts" in heading) == told
-        assert ("numbers of lm_bff are of prompts that T5 generated" in heading) == told
-        assert "fine-tuning is that of LM-BFF" in heading
-        assert "the paper's grid is of weight decay, epochs, batch size" in heading
-
-
 def test_darts_templates_of_table_4_have_their_lengths(roberta, bert):
     for length, (template, text) in paper_dart.LENGTHS.items():
         slots = sum(int(n) for n in re.findall(r"\[soft\*(\d+)\]", template))
@@ -371,8 +360,7 @@ def test_published_numbers_are_dpts(shared):
     """Cell by cell, without the rows of differences."""
     theirs = json.loads((shared / "papers/dpt_tables.json").read_text())["cells"]
     theirs = [cell for cell in theirs if "delta" not in cell["row"]]
-    with open(ROOT / "launch/papers/published/dpt.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("dpt")
     assert len(ours) == len(theirs) == 92
     for line, cell in zip(ours, theirs, strict=True):
         row, examples = line["row"].split(", ")
@@ -419,13 +407,8 @@ def test_the_best_seeds_stand_before_all(tmp_path, capsys):
     """Best on dev, not on test; of a row with two metrics the same by both, the task's first."""
     for seed, (dev, test) in enumerate([(0.5, 0.9), (0.9, 0.5), (0.8, 0.4), (0.7, 0.3)]):
         run = tmp_path / f"large_electra_dpt_10_-quoref,lr=5e-06,seed={seed}"
-        run.mkdir()
-        result = {"best_step": 1} | {
-            "dev": {"f1": dev, "exact_match": 1 - dev},
-            "test": {"f1": test, "exact_match": test / 2},
-        }
-        (run / "result.json").write_text(json.dumps(result))
-        (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+        scores = {"f1": test, "exact_match": test / 2}
+        write_run(run, {"f1": dev, "exact_match": 1 - dev}, scores)
     words = ["--rows=large electra dpt, 10%", "--seeds=0,1,2,3", f"--workdir={tmp_path}", "--print"]
     assert paper.main(["dpt", "table2", *words]) == 0
     heading, table = capsys.readouterr().out.split("\n\n")
@@ -438,16 +421,11 @@ def test_the_best_seeds_stand_before_all(tmp_path, capsys):
     assert "of the 3 seeds that are best on dev, as the paper has it; of all" in heading
 
 
-def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, drawn):
     for method, scores in (("full", (0.2, 0.9)), ("dpt", (0.8, 0.85))):
         for seed, score in enumerate(scores):
             run = tmp_path / f"large_electra_{method}_10_-sst5,lr=2e-05,seed={seed}"
-            run.mkdir()
-            result = {name: {"accuracy": score} for name in ("dev", "test")} | {"best_step": 1}
-            (run / "result.json").write_text(json.dumps(result))
-            (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+            write_run(run, {"accuracy": score}, {"accuracy": score})
     words = ["--seeds=0,1", f"--workdir={tmp_path}", "--print", "--tasks=sst5"]
     assert paper.main(["dpt", "figure2", *words]) == 0
     numbers = read_numbers(tmp_path / "figure2.csv")
@@ -481,8 +459,7 @@ def test_published_numbers_are_ipts(shared):
     names = found["table3_rows"]["names"]
     pictured = {("CNN", "1.3"): 61.6, ("MLP", "26"): 64.3}
     more = {"1.3": 61.9, "3": 62.3, "5": 62.7, "10": 63.3, "21": 64.4, "30": 64.3}  # of the MLP
-    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
-        ours = list(csv.DictReader(file))
+    ours = read_all("ipt")
     lost = [f"Encoder IPT (MLP), {rate}%" for rate in more]
     lines = [line for line in ours if line["row"] not in lost]
     assert [float(line["mean"]) for line in ours if line["row"] in lost] == list(more.values())
@@ -509,8 +486,7 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
     cells = paper.pick(table, args)
     flat = [run for cell in cells for run in paper.list_runs(cell, args)]
     assert len({run.workdir for run in flat}) == len(flat)
-    with open(ROOT / "launch/papers/published/ipt.csv", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["table"] == name]
+    lines = [line for line in read_all("ipt") if line["table"] == name]
     printed = {(line["row"], line["task"]) for line in lines}
     own = {(cell.row, cell.task) for cell in cells}
     assert own == printed if lines else table.draw
@@ -548,11 +524,10 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
             ) if hard else not c.task.template  # fmt: skip
 
 
-@pytest.mark.parametrize("system", ["random", "pretrained", "lstm"])
-def test_both_settings_of_ipt_on_a_prefix_have_a_name(system):
+def test_both_settings_of_ipt_on_a_prefix_have_a_name():
     """The released code's: layer 1, times 0.05, beside the task's; the paper's: alone, in each."""
     released, published = (
-        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,{system},{place}").prompt
+        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,lstm,{place}").prompt
         for place in ("prefix", "prefix_paper")
     )
     read = lambda own: tuple(map(own.get, ("on", "layers", "added", "coefficient")))
@@ -589,20 +564,13 @@ def test_folds_choose_the_run_that_counts(tmp_path, capsys):
     means = {10: {"0.01": (0.9, 0.1, 0.5, 0.5), "0.1": (0.6, 0.5, 0.6, 0.5)},
              20: {"0.01": (0.7, 0.7, 0.7, 0.7), "0.1": (0.9, 0.9, 0.4, 0.5)}}  # fmt: skip
     tests = {(10, "0.01"): 0.11, (10, "0.1"): 0.8, (20, "0.01"): 0.6, (20, "0.1"): 0.99}
-    config = json.dumps({"backbone": {"path": "mine"}})
     for seed, rates in means.items():
         for rate, devs in rates.items():
             own = f"{name},lr={rate},seed={seed}"
             for fold, dev in enumerate(devs):
-                folder = tmp_path / "folds" / f"{own},fold={fold}"
-                folder.mkdir(parents=True)
-                left = {"best_step": 1, "dev": {"accuracy": dev}}
-                (folder / "result.json").write_text(json.dumps(left))
-            result = {split: {"accuracy": tests[seed, rate]} for split in ("dev", "test")}
-            result |= {"best_step": 1}
-            (tmp_path / own).mkdir()
-            (tmp_path / own / "result.json").write_text(json.dumps(result))
-            (tmp_path / own / "config.json").write_text(config)
+                write_run(tmp_path / f"folds/{own},fold={fold}", {"accuracy": dev}, {})
+            score = {"accuracy": tests[seed, rate]}
+            write_run(tmp_path / own, score, score)
     words = ["--rows=Prefix Tuning + Random IPT", "--tasks=cb", "--seeds=10,20", "--print"]
     words += ["--learning-rates=0.01,0.1", f"--workdir={tmp_path}"]
     assert paper.main(["ipt", "table3", *words]) == 0
@@ -639,9 +607,7 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
     ]
 
 
-def test_figure_5_of_ipt_is_over_the_prompts_length(tmp_path, capsys, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_5_of_ipt_is_over_the_prompts_length(tmp_path, capsys, drawn):
     for base, score in (("Prompt_Tuning", 0.6), ("Prompt_Tuning_Pretrained_IPT", 0.7)):
         finish(tmp_path, f"{base}_length_32-rte", "mine", score)
     words = ["--print", "--tasks=rte", "--seeds=10,20", f"--workdir={tmp_path}"]
@@ -742,8 +708,6 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
 @pytest.mark.parametrize("words", [
     ["ipt", "table3", "--config.data.protocol.folds=2"],
     ["dpt", "table3", "--config.data.protocol.ratio=0.5"],
-    ["ppt", "figure2", "--config.data.protocol.ratio=0.1"],
-    ["dart", "table1", "--config.data.protocol.ratio=0.1"],
     ["dart", "table5", "--config.data.protocol="],
     ["dart", "table5", "--config.data.protocol.name=kshot"],
     ["ppt", "table4", "--config.ppt.hard=True"], ["dart", "table3", "--config.prompt.fluency=1"],
@@ -794,6 +758,7 @@ def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
         call("table2")
 
 
+@pytest.mark.long
 def test_an_error_is_one_line_and_exit_code_2(tmp_path):
     words = [sys.executable, ROOT / "launch/papers", "ppt", "table3", f"--workdir={tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -920,9 +885,7 @@ def read_numbers(path):
         return {(x["task"], x["method"], x["examples"]): x for x in csv.DictReader(file)}
 
 
-def test_figure_4_is_of_the_runs(tmp_path, call, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_4_is_of_the_runs(tmp_path, call, drawn):
     for examples, score in ((32, 0.4), (128, 0.8)):
         finish(tmp_path, f"ppt_{examples}_examples-cb", "mine", score, kind="macro_f1")
     finish(tmp_path, "pt_64_examples-race_middle", "mine", 0.3)
@@ -953,9 +916,7 @@ def test_figure_4_is_of_the_runs(tmp_path, call, monkeypatch):
     assert np.isnan(shown["full tuning"].astype(float)).all()
 
 
-def test_figure_2_is_of_the_runs(tmp_path, call, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+def test_figure_2_is_of_the_runs(tmp_path, call, drawn):
     finish(tmp_path, "full_all_examples-sst2", "mine", 0.9)
     finish(tmp_path, "pt_32_examples-rte", "mine", 0.6)
     told = call("figure2", "--tasks=sst2;rte", f"--output={tmp_path / 'bars.svg'}")
@@ -987,13 +948,3 @@ def test_figures_need_matplotlib(monkeypatch, call):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="matplotlib, which is not installed; pip install matplot"):
         call("figure4")
-
-
-def keep(drawn, write):
-    """Makes a writer of figures that keeps what it writes."""
-
-    def both(path, figure, points, axis):
-        drawn.append(figure)
-        return write(path, figure, points, axis)
-
-    return both

@@ -149,6 +149,7 @@ def own(offsets="characters", **fields):
 
 @pytest.mark.parametrize("change, said", [
     ({"tail": [4, 12]}, "entity 2 is characters 4 to 12, but the text has 11"),
+    ({"tail": ["4", "12"]}, "entity 2 is characters 4 to 12"),  # cells of a CSV
     ({"tail": [-1, 3]}, "entity 2 is characters -1 to 3, but the text has 11"),
     ({"head": [5, 4]}, "entity 1 is characters 5 to 4"),
     ({"head": [2, 2]}, "entity 1 is empty, characters 2 to 2"),

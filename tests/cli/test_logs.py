@@ -1,11 +1,10 @@
-"""How a run is computed and told: settings that must not move a number, and the logs that agree."""
+"""What a run logs: the trackers that agree, and pictures."""
 
 import json
 import struct
 
-import numpy as np
 import pytest
-from tiny_run import make_config, read_lines, split_scores
+from tiny_run import make_config, read_lines
 
 from jaxprompt.errors import InputError
 from jaxprompt.runs.train import run
@@ -14,50 +13,6 @@ STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,
     data__multiple=8,
 )  # fmt: skip
-SAME = {
-    "unroll": dict(backbone__stack="unroll"),
-    "remat_full": dict(backbone__remat="full"),
-    "remat_dots_unrolled": dict(backbone__remat="dots", backbone__stack="unroll"),
-    "left_padding": dict(data__padding_side="left"),
-    "accumulate": dict(optim__accumulate=4),
-    "one_length": dict(data__multiple=24),
-    "small_eval_batches": dict(data__eval_batch=7),
-}
-OTHER = {
-    "group": dict(data__group=3),
-    "bfloat16": dict(backbone__dtype="bfloat16"),
-    "adafactor": dict(
-        optim__name="adafactor", optim__schedule="constant", optim__label_smoothing=0.1
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def expected(backbone, data, tmp_path_factory):
-    """Dev scores after three steps with the defaults."""
-    workdir = tmp_path_factory.mktemp("default")
-    c = make_config(backbone, data, "prefix", **STILL)
-    run(c, str(workdir))
-    return split_scores(c, workdir)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", SAME)
-def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
-    c = make_config(backbone, data, "prefix", **STILL | SAME[case])
-    run(c, str(tmp_path))
-    np.testing.assert_allclose(split_scores(c, tmp_path), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", OTHER)
-def test_a_run_ends_well(case, expected, backbone, data, tmp_path):
-    c = make_config(backbone, data, "prefix", **STILL | OTHER[case])
-    result = run(c, str(tmp_path)).to_json()
-    scores = split_scores(c, tmp_path)
-    assert result["skipped"] == 0 and np.isfinite(scores).all()
-    assert np.abs(scores - expected).max() > 1e-6  # the setting does something
-    assert np.abs(scores - expected).max() < 1.0
 
 
 def events(folder) -> dict[tuple[int, str], float]:
@@ -97,12 +52,6 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     best = max((r["dev"]["accuracy"], -r["step"]) for r in lines if "dev" in r)
     assert (result["dev"]["accuracy"], -result["best_step"]) == best
     assert json.loads((tmp_path / "result.json").read_text()) == result
-
-
-@pytest.mark.long
-def test_no_event_files_where_they_are_not_wanted(backbone, data, tmp_path):
-    run(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
-    assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "tensorboard").exists()
 
 
 @pytest.mark.long
