@@ -16,7 +16,7 @@ from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
-from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
+from jaxprompt.corpus.read import DOCUMENTS, DocumentSource, TextSettings
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.candidates import spread
 from jaxprompt.data.tasks.readers.reading import read_example, with_labels
@@ -240,7 +240,7 @@ def test_rows_of_any_value(tmp_path, rng, monkeypatch):
 
 def read_documents(path, documents, on_error) -> None:
     """Reads a file as running text."""
-    list(Source(str(path), TextSettings(documents=documents, on_error=on_error)))
+    list(DocumentSource(str(path), TextSettings(documents=documents, on_error=on_error)))
 
 
 def test_a_damaged_corpus(tmp_path, rng, monkeypatch):

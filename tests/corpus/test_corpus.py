@@ -19,7 +19,7 @@ from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus import Corpus, TextSettings, check_unchanged, check_vocabulary, index_corpus
 from jaxprompt.corpus import index as indexing
-from jaxprompt.corpus.read import Source
+from jaxprompt.corpus.read import DocumentSource
 from jaxprompt.corpus.split import split_units
 from jaxprompt.corpus.store import META
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
@@ -101,7 +101,7 @@ def test_ids_are_those_of_transformers_behind_a_space(shared, name, units, tmp_p
     source = tmp_path / "x.jsonl"
     place = shared / "data/corpus_books_en/dev.jsonl.gz"
     odd = "He <mask> said  </s> this.\nAnd [MASK]\t<extra_id_0> that — 東京 ﬁn."
-    texts = [*Source(str(place), TextSettings())][:6] + [odd]
+    texts = [*DocumentSource(str(place), TextSettings())][:6] + [odd]
     write(source, texts)
     corpus = index(source, tokenizer, tmp_path / "store", units=units)
     assert tokenizer.backend_tokenizer.to_str() == before
@@ -172,7 +172,9 @@ def test_a_store_is_made_anew_when_something_changes_only(folder, tiny, tmp_path
 
 
 def test_files_seen_before_are_not_read_again(folder, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)  # as if they were not just written
+    monkeypatch.setattr(
+        "jaxprompt.corpus.read._CLOCK_SECONDS", -1
+    )  # as if they were not just written
     index(folder, tiny, tmp_path / "store")
     monkeypatch.setattr(
         "jaxprompt.corpus.read.file_checksum", lambda path: pytest.fail(f"read {path}")
@@ -186,7 +188,7 @@ def test_an_edit_of_equal_size_and_time_is_seen(folder, tiny, tmp_path, monkeypa
     """The time is set back, as by rsync or tar; or the clock has not moved since the last look."""
     path = folder / "a.jsonl"
     if moment == "later":
-        monkeypatch.setattr("jaxprompt.corpus.read._CLOCK", -1)
+        monkeypatch.setattr("jaxprompt.corpus.read._CLOCK_SECONDS", -1)
     else:
         monkeypatch.setattr("jaxprompt.corpus.read.stat_key", lambda path: f"{path}:as before")
     before, first = path.stat(), index(folder, tiny, tmp_path / "store")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxprompt.corpus import index_corpus, train_tokenizer
-from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
@@ -21,7 +21,7 @@ SIZE = 1200
 @pytest.fixture(scope="module")
 def text(shared, tmp_path_factory):
     """A file with 25 chapters, 300,000 characters."""
-    source = Source(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
+    source = DocumentSource(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
     path = tmp_path_factory.mktemp("text") / "x.jsonl"
     rows = [json.dumps({"body": text}) for text in list(source)[:25]]
     path.write_text("\n".join(rows))
@@ -150,7 +150,7 @@ def test_every_second_document_is_taken(tmp_path):
 
 def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
     place = str(shared / "data/corpus_novels_zh/dev.jsonl.gz")
-    text = "".join(Source(place, TextSettings()))[:20_000]
+    text = "".join(DocumentSource(place, TextSettings()))[:20_000]
     for size, unknown in ((900, 0.15), (1500, 0.06)):
         tokenizer = train_tokenizer("bert", place, tmp_path / str(size), size)
         # No more than a third where words are to be had, here all: each character is a word.
