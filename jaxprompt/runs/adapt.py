@@ -14,7 +14,7 @@ from jaxprompt.build.placement import build_placement, tell_kernel
 from jaxprompt.config.run import ReplacedTokens, RunConfig
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import Corpus, check_unchanged
-from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
+from jaxprompt.corpus.denoise.batches import DenoisingSamples, EvalBatches
 from jaxprompt.data.text.identity import identify
 from jaxprompt.data.text.tokenizer import Tokenizer, load_tokenizer
 from jaxprompt.files import write_atomic
@@ -63,9 +63,9 @@ class PreparedBackbone(Prepared[AdaptationRecord]):
     tokenizer: Tokenizer
     folder: Path  # of the backbone
     corpus: Corpus
-    rows: DenoisingRows  # to learn from
-    held: DenoisingRows  # held out
-    dev: Pass  # over those
+    rows: DenoisingSamples  # to learn from
+    held: DenoisingSamples  # held out
+    dev: EvalBatches  # over those
     adapted: denoising.Adapted
 
 
@@ -92,7 +92,7 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
             check_unchanged(saved.corpus, corpus.fingerprint)
         rows, held = denoising.read_rows(config, corpus, denoiser, tokenizer)
         share = placement.share()
-        dev = Pass(
+        dev = EvalBatches(
             held,
             batch=config.data.eval_batch,
             seed=config.data.seed,

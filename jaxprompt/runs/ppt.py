@@ -21,14 +21,14 @@ from jaxprompt.build.scorer import build_scorer, layout_of
 from jaxprompt.build.task import open_fitting
 from jaxprompt.config.run import FREE, FREE_TRAINED, PPTConfig, RunConfig, TaskConfig
 from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import Corpus, check_unchanged, divide
-from jaxprompt.corpus.denoise.batches import Pass
+from jaxprompt.corpus import Corpus, check_unchanged, split_held_out
+from jaxprompt.corpus.denoise.batches import EvalBatches
 from jaxprompt.corpus.ppt import (
     PUBLISHED,
     Annotations,
     Forms,
     Pattern,
-    PptRows,
+    PptSamples,
     cls,
     get_pattern,
     make_forms,
@@ -251,8 +251,8 @@ class Text(NamedTuple):
 
     corpus: Corpus
     tasks: tuple[Examples, Examples]
-    rows: PptRows  # to learn from
-    held: Pass
+    rows: PptSamples  # to learn from
+    held: EvalBatches
     data: PretrainingData
     classes: tuple[str, ...] = ()  # of the annotator, by the label words of cls
 
@@ -263,10 +263,10 @@ def read_text(config: RunConfig, corpus: Corpus, ppt_task: PptTask, share: tuple
     `share` is (part, parts): which part of a held-out batch this process loads.
     """
     labels = open_annotations(config)
-    parts = divide(len(corpus), config.corpus.held_out, config.data.seed)
+    parts = split_held_out(len(corpus), config.corpus.held_out, config.data.seed)
     train, dev = (_make(config, corpus, part, ppt_task.forms, labels) for part in parts)
-    rows, held_rows = (PptRows(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
-    held = Pass(
+    rows, held_rows = (PptSamples(x, ppt_task.forms, ppt_task.scorer.layout) for x in (train, dev))
+    held = EvalBatches(
         held_rows,
         batch=config.data.eval_batch,
         seed=config.data.seed,

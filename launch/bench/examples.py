@@ -41,14 +41,16 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
         task = nsp.make(corpus, documents, forms)
     else:
         task = selection.make(name, corpus, documents, forms)
-    return ppt.PptRows(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
+    return ppt.PptSamples(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
 
 
 def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):
     """Gives examples a second of one stream of batches."""
-    from jaxprompt.corpus.denoise.batches import Visits
+    from jaxprompt.corpus.denoise.batches import ShuffledBatches
 
-    stream = Visits(make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch)
+    stream = ShuffledBatches(
+        make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch
+    )
     for _ in range(8):
         next(stream)
     count, start = 0, time.perf_counter()

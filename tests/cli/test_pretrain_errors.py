@@ -16,7 +16,7 @@ from tiny_pretrain import (
 )
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
-from jaxprompt.corpus import divide, index_corpus
+from jaxprompt.corpus import index_corpus, split_held_out
 from jaxprompt.corpus.ppt.annotations import Annotations, AnnotationWriter
 from jaxprompt.data.text.tokenizer import load_tokenizer
 
@@ -230,7 +230,7 @@ def test_labels_that_changed_places_under_a_run(refused, unfinished, tmp_path_fa
     corpus = index_corpus(str(tmp_path / "corpus"), tokenizer, workdir / "corpus", processes=1)
     found = Annotations(tmp_path / "labels")
     table = found.probabilities.copy()
-    train, _ = divide(len(corpus), 0.2, 0)
+    train, _ = split_held_out(len(corpus), 0.2, 0)
     first, *others = [number for document in train for number in corpus.units(document)]
     second = next(n for n in others if table[n].argmax() != table[first].argmax())
     table[[first, second]] = table[[second, first]]  # as many of each class as before

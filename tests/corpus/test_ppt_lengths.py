@@ -12,7 +12,7 @@ from ppt_corpus import (
     unit_numbers,
 )
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import nsp, selection
 from jaxprompt.corpus.ppt.units import _edges
 
@@ -30,7 +30,7 @@ def draw(name, corpus, matched):
         task = nsp.make(corpus, range(len(corpus)), forms, matched=matched)
     else:
         task = selection.make(name, corpus, range(len(corpus)), forms, matched=matched)
-    return task, [task(i % len(task), row_rng(0, i)) for i in range(COUNT)]
+    return task, [task(i % len(task), sample_rng(0, i)) for i in range(COUNT)]
 
 
 @pytest.mark.parametrize("name", ["nsp", "nss", "unified"])

@@ -16,7 +16,7 @@ from ppt_corpus import (
     wandering_corpus,
 )
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import get_pattern, make_forms, nsp
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -25,7 +25,7 @@ LABELS = {"no": 0, "maybe": 1, "yes": 2}
 
 
 def draw(task, count, seed=0):
-    return [task(i % len(task), row_rng(seed, i)) for i in range(count)]
+    return [task(i % len(task), sample_rng(seed, i)) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_row_for_t5_as_released(t5, corpus):
     """P slots, first, <extra_id_0>, second; the decoder is fed its start and <extra_id_0>."""
     forms = make_forms("nsp", get_pattern("nsp"), t5, "seq2seq", num_slots=3, max_len=32)
     task = nsp.make(corpus, range(len(corpus)), forms)
-    row, label = task(7, row_rng(0, 1))
+    row, label = task(7, sample_rng(0, 1))
     first, second = unit_numbers(row)
     assert row.ids.tolist() == [0] * 3 + [FIRST + 7] * 6 + [32099] + [FIRST + second] * 6
     assert first == 7
@@ -57,7 +57,7 @@ def test_a_row_for_t5_as_released(t5, corpus):
 
 
 def test_a_row_for_bert(task):
-    row, _ = task(7, row_rng(0, 1))
+    row, _ = task(7, sample_rng(0, 1))
     second = unit_numbers(row)[1]
     text = [2, *[FIRST + 7] * 6, 4, *[FIRST + second] * 6, 3]  # [CLS] first [MASK] second [SEP]
     assert row.ids.tolist() == [0] * 4 + text
@@ -154,7 +154,7 @@ def test_texts_that_repeat(tmp_path, matched):
     with pytest.raises(
         InputError, match="no example was found in 1000 units: .* remove the duplicates"
     ):
-        task(0, row_rng(0, 0))
+        task(0, sample_rng(0, 0))
 
 
 def test_the_other_neighbour_is_no_negative(tmp_path):
@@ -169,7 +169,7 @@ def test_the_other_neighbour_is_no_negative(tmp_path):
     task = nsp.make(corpus, range(4), bert_forms("nsp"))
     units, seen = [unit[0] for document in documents for unit in document], set()
     for i in range(1500):
-        row, label = task(i % 48, row_rng(0, i))
+        row, label = task(i % 48, sample_rng(0, i))
         first, second = (text[0] for text in texts_of(row))
         if first < FIRST + 10:  # a refrain stands in several places
             continue

@@ -19,7 +19,7 @@ from ppt_corpus import (
     wandering_corpus,
 )
 
-from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import get_pattern, make_forms, numbers_of_options, selection
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -39,7 +39,7 @@ TABLE = {
 
 
 def draw(task, count, seed=0):
-    return [task(i % len(task), row_rng(seed, i)) for i in range(count)]
+    return [task(i % len(task), sample_rng(seed, i)) for i in range(count)]
 
 
 def kind(one, first):
@@ -68,7 +68,7 @@ def test_a_row_for_t5_as_released(t5, corpus):
         "unified", get_pattern("unified"), t5, "seq2seq", num_slots=2, max_len=64, options=(3,),
         answer="[mask] {label} [mask]", whole=True,
     )  # fmt: skip
-    row, label = selection.make("unified", corpus, range(20), forms)(30, row_rng(0, 1))
+    row, label = selection.make("unified", corpus, range(20), forms)(30, sample_rng(0, 1))
     query, *options = ([FIRST + number] * 6 for number in unit_numbers(row))
     assert row.ids.tolist() == [
         0, 0, *query, 58, 188, 5, *options[0], 5, 279, 5, *options[1], 5, 254, 5, *options[2], 5,
@@ -85,7 +85,7 @@ def test_a_row_for_t5_as_released(t5, corpus):
 
 def test_a_row_for_bert(corpus):
     forms = bert_forms("unified", options=(2,), num_slots=1)
-    row, _ = selection.make("unified", corpus, range(20), forms)(30, row_rng(0, 1))
+    row, _ = selection.make("unified", corpus, range(20), forms)(30, sample_rng(0, 1))
     tokens = tiny_bert().convert_ids_to_tokens(row.ids[row.roles != Role.TEXT])
     text = "[PAD] [CLS] ? a . . b . . ? the correct one is [MASK] [SEP]"
     assert tokens == text.split() and row.label_pos.tolist() == [len(row.ids) - 2]
@@ -185,7 +185,7 @@ def test_too_long_a_row_keeps_every_option(t5, long):
     forms = make_forms(
         "nss", get_pattern("nss"), t5, "seq2seq", num_slots=100, max_len=1024, options=(6,)
     )
-    row, _ = selection.make("nss", long, range(12), forms)(5, row_rng(0, 0))
+    row, _ = selection.make("nss", long, range(12), forms)(5, sample_rng(0, 0))
     # 100 slots, 6 options of 86 with 3 tokens each, 7 others: 383 of 389 are left for the query.
     assert len(row.ids) == 1024 and [len(text) for text in texts_of(row)] == [383] + [86] * 6
     assert row.ids[-1] == 32099 and (row.slot >= 0).sum() == 100

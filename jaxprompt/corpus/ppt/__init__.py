@@ -17,13 +17,13 @@ from jaxprompt.corpus.ppt.annotations import (
 from jaxprompt.corpus.ppt.forms import Form, Forms, make_forms
 from jaxprompt.corpus.ppt.patterns import PATTERNS, TASKS, Pattern, get_pattern
 from jaxprompt.corpus.ppt.reading import Reader
-from jaxprompt.corpus.ppt.rows import PptRows
+from jaxprompt.corpus.ppt.samples import PptSamples
 from jaxprompt.corpus.ppt.selection import numbers_of_options
 from jaxprompt.corpus.ppt.unified import ask, unify
 from jaxprompt.corpus.ppt.units import Units
 
 __all__ = [
     "PATTERNS", "PUBLISHED", "TASKS", "AnnotationWriter", "Annotations", "Form", "Forms", "Pattern",
-    "PptRows", "Reader", "Units", "ask", "check_classes", "check_thresholds", "check_unfinished",
+    "PptSamples", "Reader", "Units", "ask", "check_classes", "check_thresholds", "check_unfinished",
     "get_pattern", "make_forms", "numbers_of_options", "unify",
 ]  # fmt: skip

@@ -177,8 +177,8 @@ class AnnotationWriter:
         """Raises InputError where the folder was started by a run with other settings."""
         # Told apart from the other fields, because its error can name the files that changed.
         if begun["corpus"] != self._work.corpus:
-            cure = f"delete {self.folder} to annotate again"
-            check_unchanged(begun["corpus"], self._work.corpus, cure)
+            advice = f"delete {self.folder} to annotate again"
+            check_unchanged(begun["corpus"], self._work.corpus, advice)
         elif changed := self._changed(begun):
             raise InputError(
                 f"{self.folder} was started with another {changed[0]}; restore it, or delete the "

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxprompt.corpus import Shuffle
-from jaxprompt.corpus.denoise.rows import own_part, row_rng
+from jaxprompt.corpus.denoise.samples import process_slice, sample_rng
 from jaxprompt.corpus.ppt.forms import Forms
 from jaxprompt.data.batches.batching import Layout, collate
 from jaxprompt.data.text.encoded import Encoded
@@ -23,7 +23,7 @@ class PptTask(Protocol):
         """Makes an example and its label, a pure function of the row and the random state."""
 
 
-class PptRows:
+class PptSamples:
     """The rows of a task for `Visits` and `Pass`; each visit samples its example again."""
 
     def __init__(self, task: PptTask, forms: Forms, layout: Layout):
@@ -47,7 +47,7 @@ class PptRows:
 
         Each row is sampled by (seed, its visit). Missing rows are padding of weight 0.
         """
-        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
+        mine, pairs = process_slice(size, share), list(zip(rows, visits, strict=True))
         made = [self._make(*pair, seed) for pair in pairs[mine]]
         like, _ = made[0] if made else self._make(*pairs[0], seed)
         at = self._layout
@@ -60,4 +60,4 @@ class PptRows:
         )  # fmt: skip
 
     def _make(self, row: int, visit: int, seed: int) -> tuple[Encoded, int]:
-        return self._task(self._order[row], row_rng(seed, visit))
+        return self._task(self._order[row], sample_rng(seed, visit))
