@@ -16,14 +16,14 @@ from flax import linen as nn
 
 from jaxprompt.backbones.gpt2 import Decoder, DecoderConfig
 from jaxprompt.convert.hf_config import (
+    read_dropout,
     read_positive,
-    read_share,
     read_size,
     read_tied,
-    refuse,
+    refuse_flags,
 )
 from jaxprompt.convert.llama_fields import (
-    KINDS,
+    LAYER_TYPES,
     read_activation,
     read_biases,
     read_cap,
@@ -32,7 +32,7 @@ from jaxprompt.convert.llama_fields import (
     read_type,
     read_windows,
 )
-from jaxprompt.convert.rope import Turning, read_turning
+from jaxprompt.convert.rope import RotaryParams, read_rotary
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import put_in_front, read_at, seen_before
 from jaxprompt.layers.cache import write, write_positions
@@ -53,7 +53,7 @@ class LlamaConfig(DecoderConfig):
 
     key_heads: int  # heads of keys and values
     head_dim: int
-    turnings: tuple[Turning, ...]  # of global and of local layers
+    turnings: tuple[RotaryParams, ...]  # of global and of local layers
     is_local: tuple[bool, ...]  # of each layer
     window: int = 0  # how many tokens one of a local layer sees, itself included
     activation: str = "silu"
@@ -299,7 +299,9 @@ class Backbone(Decoder):
 
     @nn.nowrap
     def _turns(self, positions):
-        return tuple(make_turns(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings)
+        return tuple(
+            make_turns(positions, np.array(t.frequencies), t.scale) for t in self.cfg.turnings
+        )
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
@@ -339,7 +341,7 @@ class Backbone(Decoder):
 def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     """Reads a config. Raises InputError if it needs an unsupported feature."""
     name, kind = read_type(hf)
-    refuse(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
+    refuse_flags(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
     heads, key_heads, size = read_heads(hf)
     layers = read_size(hf, "num_hidden_layers")
     is_local, window = read_windows(hf, name, layers)
@@ -370,7 +372,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         embed_scale=width**0.5 if kind.gemma else 1.0,
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
-        attention_dropout=read_share(hf, "attention_dropout", 0.0),
+        attention_dropout=read_dropout(hf, "attention_dropout", 0.0),
         tied=read_tied(hf, "llama"),
     )
     return dataclasses.replace(config, **changes)
@@ -378,7 +380,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
 
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
     if name != "gemma3_text":
-        return (read_turning(hf, size, positions),) * 2
+        return (read_rotary(hf, size, positions),) * 2
     bases = 1e6, 1e4  # of global and of local layers, where the config names none
-    pairs = zip(KINDS, bases, strict=True)
-    return tuple(read_turning(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)
+    pairs = zip(LAYER_TYPES, bases, strict=True)
+    return tuple(read_rotary(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

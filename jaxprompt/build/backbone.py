@@ -24,7 +24,7 @@ _KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
 _KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
 
 
-def family_of(model_type: str) -> str:
+def get_family(model_type: str) -> str:
     """Returns the backbone family for a model_type of transformers."""
     return _KIN.get(model_type, model_type)
 
@@ -51,7 +51,7 @@ def shape_backbone(
       heads: the heads of the module; by default those in the checkpoint.
     """
     kind = hf.get("model_type", "")
-    family = config.family or (family_of(kind) if isinstance(kind, str) else None)
+    family = config.family or (get_family(kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
         if not kind:

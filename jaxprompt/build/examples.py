@@ -11,7 +11,7 @@ from jaxprompt.build.notes import tell_minus_one, tell_misplaced, tell_moved, te
 from jaxprompt.build.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.config.run import DataConfig, Fraction, KFold, RunConfig, TaskConfig
 from jaxprompt.convert import folder
-from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
+from jaxprompt.corpus.ppt import TASKS, get_pattern, to_pretraining_form
 from jaxprompt.data.rows import Rows
 from jaxprompt.data.sampling import fewshot
 from jaxprompt.data.sources import splits as sources
@@ -130,7 +130,7 @@ def in_form(config: RunConfig, task: Task) -> Task:
         )
     pattern = get_pattern(block.form, config.ppt.patterns, hard=config.ppt.hard)
     texts = () if block.name == "custom" else block.fields
-    made = ask(task, block.form, pattern, texts=texts, query=block.template)
+    made = to_pretraining_form(task, block.form, pattern, texts=texts, query=block.template)
     return _as_written(made, block)
 
 

@@ -36,7 +36,7 @@ class Weights(NamedTuple):
 
     trainable: tree.Flat
     frozen: tree.Flat
-    report: load.Report
+    report: load.LoadReport
 
 
 def start(

@@ -151,8 +151,8 @@ class Adapting(Work[AdaptationRecord, PreparedBackbone, Job]):
         config, corpus, adapted = self.config, prepared.corpus, prepared.adapted
         source, report = config.backbone.init or config.backbone.path, adapted.report
         yield f"backbone {source} ({adapted.backbone.family}), {report.fingerprint[:12]}"
-        if report.fresh:
-            yield f"randomly initialised: {', '.join(report.fresh)}"
+        if report.absent:
+            yield f"randomly initialised: {', '.join(report.absent)}"
         if adapted.generator is not None and isinstance(config.objective, ReplacedTokens):
             generator = config.objective.generator_path or "randomly initialised"
             yield f"generator {generator} ({adapted.generator.family})"

@@ -24,7 +24,7 @@ from jaxprompt.config.run import (
     RunConfig,
     SpanCorruption,
 )
-from jaxprompt.convert.load import Loaded, Report
+from jaxprompt.convert.load import Loaded, LoadReport
 from jaxprompt.corpus import Corpus, split_held_out
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import (
@@ -72,7 +72,7 @@ class Adapted(NamedTuple):
     objectives: list[Objective]
     trainable: tree.Flat  # float32
     frozen: tree.Flat
-    report: Report
+    report: LoadReport
     fingerprint: str  # of all weights that it starts from
 
 

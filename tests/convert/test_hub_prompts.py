@@ -24,7 +24,7 @@ from jaxprompt.convert.model_card import (
     write_model_card,
     write_peft_card,
 )
-from jaxprompt.convert.peft import outputs_of, write_peft
+from jaxprompt.convert.peft import num_outputs, write_peft
 from jaxprompt.errors import InputError
 
 LABELS = {"labels": ["bad", "good"]}
@@ -101,9 +101,9 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
 def test_a_readme_of_others_stays(tmp_path):
     """Refused before the run is read. That of an export is written again."""
     write_artifact(tmp_path / "export", TENSORS, METADATA)
-    model_card.check_card(tmp_path / "export")
+    model_card.check_model_card(tmp_path / "export")
     write_model_card(tmp_path / "export", METADATA)
-    model_card.check_card(tmp_path / "export")
+    model_card.check_model_card(tmp_path / "export")
     own = tmp_path / "export" / "README.md"
     own.write_text("# Notes\n")
     words = (f"--workdir={tmp_path}", "--config=configs/base.py:prefix", "--push=owner/news")
@@ -167,7 +167,7 @@ def test_an_adapter_without_names_of_classes_says_how_many_outputs_it_has(tmp_pa
     own = dict(base="owner/bert", layers=2, heads=2, soft=np.ones((2, 8)), head=head)
     write_peft(tmp_path, **own)
     metadata = make_metadata(task={"labels": [], "number": "score"})
-    text = write_peft_card(tmp_path, metadata, outputs_of(own)).read_text()
+    text = write_peft_card(tmp_path, metadata, num_outputs(own)).read_text()
     assert f"from_pretrained({str(tmp_path)!r}, num_labels=1)" in text
     text = write_peft_card(tmp_path, METADATA, 2).read_text()
     assert "id2label={0: 'bad', 1: 'good'})" in text

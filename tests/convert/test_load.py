@@ -103,7 +103,7 @@ def test_report(pretraining):
     _, folder = pretraining
     params, report = load(folder)
     assert report.heads == ("pooler", "mlm")
-    assert report.fresh == report.missing == ()
+    assert report.absent == report.missing == ()
     assert report.unused == ("cls.seq_relationship.bias", "cls.seq_relationship.weight")
     assert report.tied
     assert report.bytes == sum(leaf.nbytes for leaf in flatten(params).values())
@@ -127,7 +127,7 @@ def test_heads_come_from_the_file(tmp_path, name, family, heads, first_missing):
     assert present_heads(tmp_path, family, read_config(tmp_path)) == set(report.heads) == heads
     assert set(params) - {"embed", "layers"} == heads
     assert (
-        set(report.fresh)
+        set(report.absent)
         == {"bert": {"pooler", "mlm"}, "roberta": {"pooler", "mlm"}}.get(family, {"mlm", "rtd"})
         - heads
     )

@@ -80,7 +80,7 @@ def folders(saved, tmp_path):
 @pytest.mark.parametrize("name", ["t5", "gated", "gpt2"])
 def test_report(saved, name):
     params, report = load(saved / name)
-    assert report.heads == ("lm",) and report.fresh == report.missing == report.unused == ()
+    assert report.heads == ("lm",) and report.absent == report.missing == report.unused == ()
     family, config = name.replace("gated", "t5"), read_config(saved / name)
     assert present_heads(saved / name, family, config) == {"lm"}
     assert report.tied == (name != "gated") == ("lm" not in params)

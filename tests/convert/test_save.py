@@ -156,13 +156,13 @@ def test_config_keeps_what_was_said(saved, tmp_path):
     ],
 )
 def test_the_class_that_loads_it_is_named(family, heads, kind, expected):
-    found = save.describe(family, {"model_type": kind}, heads)
+    found = save.saved_config(family, {"model_type": kind}, heads)
     assert found["architectures"] == [expected] and hasattr(transformers, expected)
 
 
 def test_a_config_that_transformers_refuses_is_one_line():
     with pytest.raises(InputError, match="rejects the config .*hidden_act.* of a bert") as caught:
-        save.describe("bert", CONFIGS["bert"] | {"hidden_act": 3}, ["mlm"])
+        save.saved_config("bert", CONFIGS["bert"] | {"hidden_act": 3}, ["mlm"])
     assert "\n" not in str(caught.value)
 
 

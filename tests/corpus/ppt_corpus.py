@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.encode import EncodedDocuments
-from jaxprompt.corpus.ppt import get_pattern, make_forms, numbers_of_options
+from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts
 from jaxprompt.corpus.store import StoreWriter
 from jaxprompt.types import Role
 
@@ -69,7 +69,7 @@ def bert_forms(name, *, max_len=1100, num_slots=4, style="en", options=None, **c
     """Lays a task out for a masked backbone."""
     tokenizer = tiny_bert(CHINESE + LETTERS if style == "zh" else ENGLISH + LETTERS)
     if options is None:
-        options = numbers_of_options(name) if name in ("nss", "unified") else (0,)
+        options = option_counts(name) if name in ("nss", "unified") else (0,)
     return make_forms(
         name, get_pattern(name, style), tokenizer, "masked", num_slots=num_slots,
         max_len=max_len, options=options, **changes,

@@ -161,7 +161,7 @@ def test_a_document_cut_within_a_word_begins_one():
         assert sample.label_pos.tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("starts", [None, np.ones(50, bool)])
+@pytest.mark.parametrize("word_starts", [None, np.ones(50, bool)])
 def test_unknown_text_is_never_chosen(word_starts):
     objective = masking(unk_id=9, word_starts=word_starts)
     for index in range(50):
@@ -222,7 +222,7 @@ def test_shares_equal_those_of_transformers(bert):
 def test_a_tokenizer_gives_its_specials(bert, roberta):
     for tokenizer, framed in ((bert, (101, 102, 103)), (roberta, (0, 2, 50264))):
         objective = make(tokenizer, 64)
-        assert (*objective.cls, *objective.end, objective.mask) == framed
+        assert (*objective.cls_ids, *objective.sep_ids, objective.mask_id) == framed
         assert not set(objective.word_ids) & set(tokenizer.all_special_ids)
         assert objective.lengths == (64,) and objective.max_targets == 9
 

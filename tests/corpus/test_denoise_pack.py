@@ -72,7 +72,7 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
         row = plan.chunks(index)
         pieces = []
         for document, start, stop in row:
-            assert start == seen[document] and stop - start >= capacity.least
+            assert start == seen[document] and stop - start >= capacity.min_tokens
             seen[document] = stop
             order.append(document)
             pieces.append(slice_document(documents[document], start, stop, end_ids))
@@ -84,15 +84,15 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
         if sample.decoder is not None:
             assert len(sample.decoder.ids) <= objective.lengths[1]
         segments = sample.encoder.segments
-        assert segments.max() == len(row) if objective.separate_documents else segments is None
+        assert segments.max() == len(row) if objective.separate else segments is None
         if not packed:
             assert len(row) == 1
         elif index + 1 < len(plan):
             cost = sum(capacity.cost[:, stop - start] for _, start, stop in row)
             free = np.array(capacity.length) - cost
-            assert (capacity.cost[:, capacity.least] > free).any(), "a piece more would have fitted"
+            assert (capacity.cost[:, capacity.min_tokens] > free).any(), "a larger chunk would fit"
     assert order == sorted(order)
-    assert all(0 <= n - used < capacity.least for n, used in zip(lengths, seen, strict=True))
+    assert all(0 <= n - used < capacity.min_tokens for n, used in zip(lengths, seen, strict=True))
 
 
 def test_one_text_fills_rows_to_the_last_token():

@@ -81,8 +81,8 @@ def test_documents_are_one_text_or_apart():
 
 def test_a_tokenizer_gives_its_specials(t5):
     objective = make(t5, 64, start=0, mark=True)
-    assert (objective.eos, objective.end, objective.mark) == (1, (1,), (32099,))
-    assert make(t5, 64, start=0, eos=False).end == ()
+    assert (objective.eos, objective.encoder_end, objective.mark) == (1, (1,), (32099,))
+    assert make(t5, 64, start=0, eos=False).encoder_end == ()
 
 
 def test_bad_input(t5, roberta, bert):

@@ -84,7 +84,7 @@ def test_the_length_that_is_named_has_room_for_all_numbers_of_options(bert):
     with pytest.raises(InputError, match="for 5 texts; raise max_len to") as error:
         lay(10)
     enough = int(re.search(r"raise max_len to (\d+)", str(error.value))[1])
-    assert lay(enough).forms.keys() == {2, 3, 4} and lay(enough).forms[4].room == 5
+    assert lay(enough).forms.keys() == {2, 3, 4} and lay(enough).forms[4].max_text_tokens == 5
     with pytest.raises(InputError, match=f"raise max_len to {enough} or more"):
         lay(enough - 1)
 

@@ -184,7 +184,7 @@ def test_what_is_too_short_is_left_out_and_counted(tmp_path):
     lengths = [[6, 4, 6, 6, 6, 6], [6, 6, 6, 6], [6, 6, 6, 6, 6], [6, 6, 6, 6, 3, 1]]
     corpus = make_corpus(tmp_path / "store", number_documents(lengths))
     task = nsp.make(corpus, range(4), bert_forms("nsp"))
-    assert len(task) == 10 and task.units.documents == 2 and task.units.short == 3
+    assert len(task) == 10 and task.units.documents == 2 and task.units.num_short == 3
     assert task.units.summary() == (
         "10 units of 2 documents; excluded: 3 units below 5 tokens, "
         "2 documents with fewer than 5 other units"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
 
-from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
-from jaxprompt.corpus.ppt.reading import Reader
+from jaxprompt.corpus.ppt import get_pattern, make_forms, to_selection_form
+from jaxprompt.corpus.ppt.reading import UnitEncoder
 from jaxprompt.data.sources.files import read_file
 from jaxprompt.data.tasks.readers.reading import read_example
 from jaxprompt.data.tasks.registry import custom_task, get_task
@@ -82,7 +82,9 @@ def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
     names = ["query", *(f"option{i}" for i in range(number))]
     made = forms.forms[number].fill(dict(zip(names, map(np.array, own), strict=True)))
     assert len(made.ids) == max_len if max_len == 48 else len(made.ids) < max_len
-    encoder = make_encoder(tokenizer, family, unify(PASSAGE, pattern), max_len=max_len, slots=5)
+    encoder = make_encoder(
+        tokenizer, family, to_selection_form(PASSAGE, pattern), max_len=max_len, slots=5
+    )
     (row,) = encoder.encode(Example({"query": query}, tuple(options)))
     assert row.num_choices == made.num_choices == number
     for name in ("ids", "slot", "types", "roles", "positions", "label_pos"):
@@ -102,7 +104,7 @@ def test_chinese_rows_are_those_of_pretraining():
     names = ("query", "option0", "option1", "option2")
     own = map(np.array, pieces(tokenizer, *texts))
     made = forms.forms[3].fill(dict(zip(names, own, strict=True)))
-    encoder = make_encoder(tokenizer, "masked", unify(PASSAGE, pattern), slots=2)
+    encoder = make_encoder(tokenizer, "masked", to_selection_form(PASSAGE, pattern), slots=2)
     (row,) = encoder.encode(Example({"query": texts[0]}, tuple(texts[1:])))
     shown = "".join(tokenizer.convert_ids_to_tokens(row.ids[3:]))
     assert shown == "它在哪里？一、外面。二、在里面。三、哪里。答案是[MASK][MASK]。[SEP]"
@@ -139,7 +141,7 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, li
     task = get_task(name)
     if words:
         task = replace(task, words=tuple((word,) for word in words))
-    made = unify(task, get_pattern("unified"))
+    made = to_selection_form(task, get_pattern("unified"))
     encoder = make_encoder(t5, "seq2seq", made, max_len=2000, slots=3)
     marks = {"?": [ASKED], ".": [STOP], ";": [THEN]}
     (tail,) = pieces(t5, TAIL)
@@ -164,7 +166,7 @@ def test_a_pair_is_asked_by_both_texts(style, mark):
     """Of a task without a query of its own, as LCQMC (section 3.3)."""
     task = get_task("lcqmc")
     assert not task.query
-    made = unify(task, get_pattern("unified", style))
+    made = to_selection_form(task, get_pattern("unified", style))
     stop = made.option[-1]
     assert made.template.startswith(f" {{sentence1}}{mark} {{sentence2}}{stop}{{choices}}")
 
@@ -183,7 +185,7 @@ def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names)
     """Section 3.3, whatever the order of the classes; other words stand in the latter."""
     pair = custom_task(fields=["a", "b"], labels=list("vwxyz")[: len(words.split())])
     pair = replace(pair, words=tuple((word,) for word in words.split()))
-    made = unify(pair, get_pattern("unified", style))
+    made = to_selection_form(pair, get_pattern("unified", style))
     assert " ".join(made.options) == options
     assert " ".join(word for (word,) in made.words) == names
     assert made.labels == pair.labels
@@ -192,7 +194,7 @@ def test_no_maybe_and_yes_are_listed_in_this_order(style, words, options, names)
 def test_a_left_to_right_model_ends_with_the_question(gpt2):
     """Byte-level BPE is GPT-2's; what a pattern has behind the mask is left out."""
     for style, end in (("en", "ĠThe Ġcorrect Ġone Ġis"), ("en_paper", ". ĠAnswer Ġis")):
-        made = unify(get_task("sst2"), get_pattern("unified", style))
+        made = to_selection_form(get_task("sst2"), get_pattern("unified", style))
         encoder = make_encoder(gpt2, "causal", made)
         (row,) = encoder.encode(Example({"sentence": "fine"}, made.options))
         shown = " ".join(gpt2.convert_ids_to_tokens(row.ids.tolist()))
@@ -201,13 +203,17 @@ def test_a_left_to_right_model_ends_with_the_question(gpt2):
 
 
 def test_the_users_own_words():
-    made = unify(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
+    made = to_selection_form(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
     assert (made.options, made.words, made.labels) == (("x", "y"), (("A",), ("B",)), ("x", "y"))
     assert made.template == " {a}?{choices}? The correct one is [mask]"
     pair = custom_task(fields=["a", "b"], labels=["x", "y"], words=[("ja", "si"), "no"])
-    assert unify(pair, get_pattern("unified")).template.startswith(" {a}? {b}.{choices}?")
-    assert unify(pair, get_pattern("unified", "zh")).template.startswith(" {a}？ {b}。{choices}答")
-    made = unify(pair, get_pattern("unified"), "{b} or {a|whole}?")
+    assert to_selection_form(pair, get_pattern("unified")).template.startswith(
+        " {a}? {b}.{choices}?"
+    )
+    assert to_selection_form(pair, get_pattern("unified", "zh")).template.startswith(
+        " {a}？ {b}。{choices}答"
+    )
+    made = to_selection_form(pair, get_pattern("unified"), "{b} or {a|whole}?")
     assert made.template.startswith(" {b} or {a|whole}?{choices}") and made.options == ("ja", "no")
     example = read_example(made, {"a": 1, "b": 2, "label": "y"}, "x:1")
     assert example == Example({"a": "1", "b": "2"}, ("ja", "no"), 1)
@@ -226,7 +232,7 @@ def test_an_annotator_leaves_out_what_is_too_short(bert, tmp_path):
     task = custom_task(fields=["text"], labels=["bad", "good"], template="{text} [mask]")
     encoder = make_encoder(bert, "masked", task)
     corpus = make_corpus(tmp_path / "store", [ids])
-    chosen, rows = Reader(corpus, bert, encoder, parse(task.template), 256).rows(range(4))
+    chosen, rows = UnitEncoder(corpus, bert, encoder, parse(task.template), 256).rows(range(4))
     assert chosen == [1, 3]
     assert [len(row.ids) for (row,) in rows] == [4 + 3, 256]  # with [CLS], [MASK] and [SEP]
     assert rows[1][0].ids[1:-2].tolist() == ids[3][:253]  # a long one is cut, not left out
@@ -299,7 +305,7 @@ def test_only_the_article_is_cut(request, shared, kind, form):
     """Question, options, slots and mask survive on real dialogues; what is left is a beginning."""
     tokenizer = request.getfixturevalue(kind)
     task = get_task("dream")
-    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    task = to_selection_form(task, get_pattern("unified")) if form == "unified" else task
     examples, cut = real_rows(shared, task, count=100), 0
     full = make_encoder(tokenizer, STYLES[kind], task, max_len=4000, slots=7)
     short = make_encoder(tokenizer, STYLES[kind], task, max_len=96, slots=7)
@@ -359,7 +365,7 @@ def test_units_within_the_limits_are_read(t5):
     assert [len(own) for own in ids[:2]] == [4, 5] and min(map(len, ids[2:])) > 5
     corpus = SimpleNamespace(unit=ids.__getitem__)
     task = custom_task(fields=["text"], labels=["a", "b"], template="{text} [mask]")
-    reader = Reader(corpus, t5, make_encoder(t5, "seq2seq", task), parse(task.template), 512)
+    reader = UnitEncoder(corpus, t5, make_encoder(t5, "seq2seq", task), parse(task.template), 512)
     read, rows = reader.rows(range(len(texts)))
     assert [at in read for at in range(len(texts))] == list(texts.values())
     assert len(rows) == len(read) and contains(rows[0][0].ids, ids[1])
@@ -392,7 +398,7 @@ def test_units_within_the_limits_are_read(t5):
 def test_rows_that_do_not_fit(name, form, choices, message):
     task = custom_task(fields=["question"], label="answer", choices=["choice"])
     task = get_task(name) if name != "custom" else task
-    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    task = to_selection_form(task, get_pattern("unified")) if form == "unified" else task
     row = {"dialogue": "a", "question": "q", "answer": "none"}
     with pytest.raises(InputError) as error:
         read_example(task, row | {"choice": [str(i) for i in range(choices)]}, "x:3")
@@ -413,7 +419,7 @@ MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
 )
 def test_tasks_that_do_not_fit(task, query, message):
     with pytest.raises(InputError, match=message):
-        unify(task, get_pattern("unified"), query)
+        to_selection_form(task, get_pattern("unified"), query)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jaxprompt.corpus.ppt import (
     get_pattern,
     make_forms,
     nsp,
-    numbers_of_options,
+    option_counts,
     selection,
 )
 from jaxprompt.data.batches.batching import Layout
@@ -145,7 +145,7 @@ def test_real_text(real, name):
     """Rows are whole, and the lengths of their texts tell nothing."""
     corpus, tokenizer, style = real
     train, held = split_held_out(len(corpus), 0.3, 0)
-    options = (0,) if name == "nsp" else numbers_of_options(name, 4, 4)
+    options = (0,) if name == "nsp" else option_counts(name, 4, 4)
     forms = make_forms(
         name, get_pattern(name), tokenizer, style, num_slots=100, max_len=400,
         options=options,

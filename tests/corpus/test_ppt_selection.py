@@ -20,7 +20,7 @@ from ppt_corpus import (
 )
 
 from jaxprompt.corpus.denoise.samples import sample_rng
-from jaxprompt.corpus.ppt import get_pattern, make_forms, numbers_of_options, selection
+from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts, selection
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -203,13 +203,13 @@ def test_too_long_a_row_keeps_every_option(t5, long):
 @pytest.mark.parametrize("bounds", [(1, 4), (2, 17), (5, 3), (0, 0)])
 def test_options_out_of_range(bounds, tmp_path):
     with pytest.raises(InputError, match=f"{bounds[0]} to {bounds[1]} options .* 2 to 16"):
-        numbers_of_options("unified", *bounds)
+        option_counts("unified", *bounds)
     corpus = even_corpus(tmp_path / "store", 6, 6)
     with pytest.raises(InputError, match="1 options are not valid: unified has 2, 3, .*, 16; use"):
         selection.make("unified", corpus, range(6), bert_forms("unified", options=(1, 2)))
     with pytest.raises(InputError, match="5 options are not valid: nss has 6"):
         selection.make("nss", corpus, range(6), bert_forms("nss", options=(5,)))
-    assert numbers_of_options("nss") == (6,) and numbers_of_options("unified", 3, 5) == (3, 4, 5)
+    assert option_counts("nss") == (6,) and option_counts("unified", 3, 5) == (3, 4, 5)
 
 
 @pytest.mark.parametrize(("number", "needed"), [(2, 1), (3, 2), (5, 4), (6, 5), (16, 5)])

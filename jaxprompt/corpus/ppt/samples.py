@@ -14,7 +14,7 @@ from jaxprompt.types import Batch
 
 
 class PptTask(Protocol):
-    """A pre-training task: examples by row."""
+    """A pre-training task with a number of examples."""
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -24,40 +24,48 @@ class PptTask(Protocol):
 
 
 class PptSamples:
-    """The rows of a task for `Visits` and `Pass`; each visit samples its example again."""
+    """The examples of a task as a SampleSource; each visit samples its example again."""
 
     def __init__(self, task: PptTask, forms: Forms, layout: Layout):
-        """Takes a task, and the layout of rows; size and share come with each batch."""
+        """Takes a task and the layout of its rows."""
         self._task, self._layout = task, layout
-        # A Pass takes the first rows, which then are of many documents.
-        # The seed is fixed, so that runs of any seed are evaluated on the same rows.
+        # Shuffled, so that EvalBatches, which takes the first rows, has many documents. The seed is
+        # fixed, so that runs of any seed are evaluated on the same rows.
         self._order = Shuffle(len(task), 0)
         form = next(iter(forms.forms.values()))
-        self._reads, self._decoder_length = form.reads, form.decoder_length
+        self._label_width, self._decoder_length = form.label_width, form.decoder_length
 
     def __len__(self) -> int:
         """Returns the number of rows."""
         return len(self._task)
 
     def batch(
-        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        self, indices: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
         share: tuple[int, int] = (0, 1),
     ) -> Batch:  # fmt: skip
-        """Builds a batch of `size` rows, or the part `share` (index, number of parts) of it.
+        """Builds a batch of `size` examples, or the part `share` (index, number of parts) of it.
 
-        Each row is sampled by (seed, its visit). Missing rows are padding of weight 0.
+        Each example is sampled by (seed, its visit). Missing ones are padding of weight 0.
         """
-        mine, pairs = process_slice(size, share), list(zip(rows, visits, strict=True))
-        made = [self._make(*pair, seed) for pair in pairs[mine]]
-        like, _ = made[0] if made else self._make(*pairs[0], seed)
-        at = self._layout
+        part, pairs = process_slice(size, share), list(zip(indices, visits, strict=True))
+        examples = [self._make(*pair, seed) for pair in pairs[part]]
+        like, _ = examples[0] if examples else self._make(*pairs[0], seed)
+        layout = self._layout
         return collate(
-            [[row] for row, _ in made], [label for _, label in made], rows[mine],
-            batch=mine.stop - mine.start,
-            length=at.length(at.max_len), pad_id=at.pad_id, label_width=self._reads, side=at.side,
-            shift=at.shift, branches=at.branches, decoder_length=self._decoder_length,
-            decoder_shift=at.decoder_shift, like=like,
-        )  # fmt: skip
+            [[row] for row, _ in examples],
+            [label for _, label in examples],
+            indices[part],
+            batch=part.stop - part.start,
+            length=layout.length(layout.max_len),
+            pad_id=layout.pad_id,
+            label_width=self._label_width,
+            side=layout.side,
+            shift=layout.shift,
+            branches=layout.branches,
+            decoder_length=self._decoder_length,
+            decoder_shift=layout.decoder_shift,
+            like=like,
+        )
 
-    def _make(self, row: int, visit: int, seed: int) -> tuple[Encoded, int]:
-        return self._task(self._order[row], sample_rng(seed, visit))
+    def _make(self, index: int, visit: int, seed: int) -> tuple[Encoded, int]:
+        return self._task(self._order[index], sample_rng(seed, visit))
