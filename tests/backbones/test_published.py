@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.build.backbone import family_of
+from jaxprompt.build.backbone import get_family
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.planning.published import published
 from jaxprompt.tree import count, flatten
@@ -131,7 +131,7 @@ def counted_by_torch(hf):
 def abstract(hf, **options):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
     plain = "gpt2" if "n_embd" in hf else "t5"
-    family = family_of(hf["model_type"]) if "model_type" in hf else plain
+    family = get_family(hf["model_type"]) if "model_type" in hf else plain
     module = make_backbone(family, hf, ("lm",), **options)
     ids, rows = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
     tokens = Tokens(ids, ids == 0, ids - 1, ids, ids, ids)
@@ -149,7 +149,7 @@ def test_llamas(name):
 
 def test_every_llama_is_counted():
     found = {
-        name for name, own in published().items() if family_of(own.hf["model_type"]) == "llama"
+        name for name, own in published().items() if get_family(own.hf["model_type"]) == "llama"
     }
     assert found == LLAMAS.keys()
 
@@ -205,7 +205,7 @@ def test_published_encoder(name):
     with torch.device("meta"):
         config = getattr(transformers, f"{kind}Config")(**fields)
         model = getattr(transformers, f"{kind}ForMaskedLM")(config)
-    module = make_backbone(family_of(hf["model_type"]), hf, ("mlm",), stack="scan")
+    module = make_backbone(get_family(hf["model_type"]), hf, ("mlm",), stack="scan")
     ids, rows = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
     batch = Batch(Tokens(ids, ids == 0, ids - 1, ids, ids, ids), ids, rows, rows, rows)
     init = lambda key: module.init(key, batch, method="init_all")["params"]

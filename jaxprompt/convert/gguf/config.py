@@ -157,10 +157,7 @@ class _Metadata:
             "query_pre_attn_scalar": sizes["hidden_size"] // heads if large else sizes["head_dim"],
             "sliding_window": self.read_int("attention.sliding_window", 4096),
             "layer_types": self._layer_types(layers),
-            **{
-                name: self.read_positive(name, cap if has_caps else None)
-                for name, cap in caps.items()
-            },
+            **{name: self.read_positive(name, default) for name, default in caps.items()},
         }
 
     def _layer_types(self, layers: int) -> list[str]:
