@@ -21,8 +21,6 @@ T5 = dict(
 )  # fmt: skip
 GPT2 = dict(vocab_size=30, n_embd=12, n_layer=2, n_head=3, n_positions=9)
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-CROSS = "decoder.block.2.layer.1.EncDecAttention.q.weight"
-RELATIVE = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def save_model(folder, name, **extra):
@@ -89,30 +87,6 @@ def test_report(saved, name):
     assert report.bytes == 4 * size
 
 
-def test_gpt2s_fused_projection_is_split(saved):
-    tensors = load_file(saved / "gpt2" / "model.safetensors")
-    attention = load(saved / "gpt2").params["layers"]["attention"]
-    for i in range(2):
-        kernel, bias = (tensors[f"transformer.h.{i}.attn.c_attn.{x}"] for x in ("weight", "bias"))
-        for part, name in enumerate(("query", "key", "value")):
-            columns = slice(12 * part, 12 * part + 12)
-            found = attention[name]
-            np.testing.assert_array_equal(found["kernel"][i].reshape(12, 12), kernel[:, columns])
-            np.testing.assert_array_equal(found["bias"][i].reshape(12), bias[columns])
-
-
-def test_t5s_layers_of_both_stacks(saved):
-    tensors, params = load_file(saved / "gated" / "model.safetensors"), load(saved / "gated").params
-    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 12, 14)
-    cross = params["decoder_layers"]["cross"]
-    assert cross["query"]["kernel"].shape == (3, 12, 2, 5)
-    np.testing.assert_array_equal(cross["query"]["kernel"][2].reshape(12, 10), tensors[CROSS].T)
-    last = tensors["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"]
-    np.testing.assert_array_equal(params["decoder_layers"]["mlp"]["gate"]["kernel"][1], last.T)
-    np.testing.assert_array_equal(params["bias"]["table"], tensors[RELATIVE])
-    np.testing.assert_array_equal(params["lm"]["table"], tensors["lm_head.weight"])
-
-
 @pytest.mark.parametrize(
     "name, model", [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
 )
@@ -137,11 +111,9 @@ def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model)
         assert_equal_trees(got.params, expected.params)
 
 
-@pytest.mark.parametrize("kept", [("shared.weight",), *zip(COPIES[:2]), COPIES, COPIES[:2]])
-@pytest.mark.parametrize("with_shared", [True, False])
-def test_copies_of_the_word_table_are_one(saved, folders, kept, with_shared):
+@pytest.mark.parametrize("copies", [*zip(COPIES[:2]), COPIES, (*COPIES, "shared.weight")])
+def test_copies_of_the_word_table_are_one(saved, folders, copies):
     expected, folder = load(saved / "t5"), folders("t5")
-    copies = (*kept, "shared.weight") if with_shared else kept
 
     def change(tensors):
         table = tensors.pop("shared.weight")
@@ -223,47 +195,8 @@ def test_weights_that_another_library_has_quantized_are_named(folders):
             load(folder)
 
 
-@pytest.mark.parametrize(
-    "name, tensor",
-    [
-        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE), ("gated", "lm_head.weight"),
-        ("t5", "decoder.final_layer_norm.weight"), ("gpt2", "transformer.h.1.attn.c_attn.bias"),
-        ("gpt2", "transformer.wpe.weight"),
-    ],
-)  # fmt: skip
-def test_any_changed_number_changes_the_fingerprint(saved, folders, name, tensor):
-    before, folder = load(saved / name).report.fingerprint, folders(name)
-
-    def nudge(tensors):
-        flat = tensors[tensor].reshape(-1)
-        flat[-1] = np.nextafter(flat[-1], np.float32(9))
-
-    rewrite(folder, nudge)
-    assert load(folder).report.fingerprint != before
-
-
-@pytest.mark.parametrize(
-    "name, lost",
-    [
-        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE),
-        ("t5", "encoder.block.1.layer.1.DenseReluDense.wi.weight"),
-        ("gated", "decoder.block.0.layer.2.DenseReluDense.wi_0.weight"),
-        ("gated", "lm_head.weight"), ("gpt2", "transformer.h.0.mlp.c_fc.bias"),
-        ("gpt2", "transformer.ln_f.weight"),
-    ],
-)  # fmt: skip
-def test_a_missing_tensor_is_an_error(folders, name, lost):
-    folder = folders(name)
-    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
-    with pytest.raises(InputError, match=f"the needed tensors: {lost}.*give a complete") as caught:
-        load(folder)
-    assert "\n" not in str(caught.value)
-
-
 BAD = [
     ("t5", dict(d_kv=6), r"SelfAttention.q.weight .* has shape \[10, 12\], .* says \[12, 12\]"),
-    ("t5", dict(num_heads=5), r"has shape \[10, 12\], config.json says \[25, 12\]"),
-    ("t5", dict(d_ff=15), r"wi.weight in .* has shape \[14, 12\], config.json says \[15, 12\]"),
     ("t5", dict(vocab_size=31), r"shared.weight in .* has shape \[30, 12\], .* says \[31, 12\]"),
     ("t5", dict(relative_attention_num_buckets=32), r"has shape \[8, 2\], .* says \[32, 2\]"),
     ("t5", dict(num_decoder_layers=4), r"lacks 13 of the needed tensors: decoder.block.3"),
@@ -275,11 +208,8 @@ BAD = [
         r"lacks 10 of .*block.0.layer.1.DenseReluDense.wi_0",
     ),
     ("gated", dict(feed_forward_proj="relu"), "wi_0.weight, which belongs to a gated feed-forward"),
-    ("gated", dict(vocab_size=29), r"shape \[30, 12\], config.json says \[29, 12\]"),
     ("gpt2", dict(n_head=5), "n_embd=12 must be divisible by n_head=5"),
     ("gpt2", dict(n_inner=40), r"h.0.mlp.c_fc.weight .* has shape \[12, 48\], .* says \[12, 40\]"),
-    ("gpt2", dict(n_embd=24), r"shape \[30, 12\], config.json says \[30, 24\]"),
-    ("gpt2", dict(n_positions=10), r"wpe.weight .* has shape \[9, 12\], .* says \[10, 12\]"),
     ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
     ("gpt2", dict(tie_word_embeddings=False), "lacks 1 of the needed tensors: lm_head.weight"),
     ("gpt2", dict(model_type="t5"), "d_model=None, which must be an integer"),

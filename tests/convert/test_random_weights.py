@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from folders import ENCODER, KINDS, NARROW, UNTIED
+from folders import ENCODER, UNTIED
 from processes import Processes
 
 from jaxprompt.backbones import make_backbone
@@ -211,8 +211,8 @@ def test_heads_that_a_checkpoint_lacks(tmp_path):
     both = with_heads(loaded, "bert", config, ["pooler", "mlm"], seed=0, placement=place)
     assert both.report.heads == ("pooler",) and both.report.absent == ("mlm",)
     same = with_heads(loaded, "bert", config, ["pooler"], seed=0, placement=place)
-    assert same.report._replace(fresh=(), missing=()) == loaded.report._replace(
-        fresh=(), missing=()
+    assert same.report._replace(absent=(), missing=()) == loaded.report._replace(
+        absent=(), missing=()
     )
 
 
@@ -263,15 +263,3 @@ def test_a_wrong_config_is_one_line(kind, change, message):
     with pytest.raises(InputError, match=message) as caught:
         init_backbone(family, config | change, heads, seed=0, placement=place)
     assert "\n" not in str(caught.value)
-
-
-def test_the_kinds_of_folders_can_be_drawn():
-    """What is read can be started from nothing too."""
-    place = make_placement(2, 4)
-    for family, _, config in {name: KINDS[name] for name in ("mt5", "xlm-roberta")}.values():
-        heads = ["lm"] if family == "t5" else ["mlm"]
-        assert init_backbone(family, config, heads, seed=0, placement=place).params
-    assert (
-        "project"
-        in init_backbone("electra", NARROW, ["rtd"], seed=0, placement=place).params["embed"]
-    )

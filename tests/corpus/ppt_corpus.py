@@ -42,14 +42,6 @@ def even_corpus(folder, documents=20, units=12, length=6):
     return make_corpus(folder, number_documents([[length] * units] * documents))
 
 
-def wandering_corpus(folder, documents=150, units=20):
-    """A corpus in which neighbours, and units of a document, are alike in length."""
-    rng = np.random.RandomState(0)
-    walk = rng.normal(0, 0.3, (documents, units)).cumsum(1) + rng.normal(0, 0.4, (documents, 1))
-    lengths = np.exp(3 + walk + rng.normal(0, 0.3, walk.shape))
-    return make_corpus(folder, number_documents(lengths.clip(5, 80).astype(int)))
-
-
 def close_corpus(folder, documents=100, units=20):
     """A corpus in which neighbours are 3 tokens apart at most: nearer than a class of lengths."""
     rng = np.random.RandomState(0)
@@ -91,20 +83,6 @@ def unit_numbers(row):
 def text_lengths(examples):
     """Lengths of the texts of examples. [examples, texts]"""
     return np.array([[len(text) for text in texts_of(row)] for row, _ in examples], float)
-
-
-def chi_square(counts):
-    """Distance of counts from even ones. Above 13.8 for 3 of them, 20.5 for 6: one in 1,000."""
-    counts = np.asarray(counts)
-    mean = counts.sum() / len(counts)
-    return ((counts - mean) ** 2 / mean).sum()
-
-
-def fit_guess(seen, answers, wanted):
-    """Fits a linear map from features [N, F] to answers [N, C] by least squares, and applies it."""
-    ones = lambda x: np.concatenate([x, np.ones((len(x), 1))], 1)
-    weights = np.linalg.lstsq(ones(seen), answers, rcond=None)[0]
-    return ones(wanted) @ weights
 
 
 def guess_by_trees(examples):

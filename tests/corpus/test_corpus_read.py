@@ -216,15 +216,6 @@ def test_parquet_errors(tmp_path):
         read_all(path, on_error="skip")
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.txt.gz"])
-def test_a_gzip_file_without_a_byte_is_broken(name, tmp_path):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=f"{name}: broken gzip file .it has 0 bytes.; copy or"):
-        read_all(tmp_path / name)
-    (tmp_path / name).write_bytes(gzip.compress(b""))
-    assert read_all(tmp_path / name) == []
-
-
 def test_a_column_of_parquet_is_found_by_its_whole_name(tmp_path):
     import pyarrow
     import pyarrow.parquet

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxprompt.corpus import index_corpus, train_tokenizer
+from jaxprompt.corpus import train_tokenizer
 from jaxprompt.corpus.read import DocumentSource, TextSettings
 from jaxprompt.data.text.specials import read_specials
 from jaxprompt.data.text.tokenizer import encode_texts, load_tokenizer
@@ -126,17 +126,6 @@ def test_case(text, trained, tmp_path):
     assert (
         upper[0] and sum(any(map(str.isupper, word)) for word in trained["bert"].get_vocab()) == 5
     )
-
-
-def test_a_trained_tokenizer_indexes(text, trained, tmp_path):
-    store = index_corpus(
-        str(text), trained["t5"], tmp_path, TextSettings(field="body"), processes=1
-    )
-    assert len(store) == 25 and store.max_id < SIZE - 100
-    ids = store.unit(0)
-    expected = trained["t5"].convert_tokens_to_string(trained["t5"].convert_ids_to_tokens(ids))
-    with open(text) as file:
-        assert json.loads(file.readline())["body"].startswith(expected.strip())
 
 
 def test_every_second_document_is_taken(tmp_path):

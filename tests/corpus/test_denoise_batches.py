@@ -1,7 +1,5 @@
 """Batches of an objective's rows: any of them from its number alone, on any number of hosts."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -161,19 +159,6 @@ def stand_at(rows, number):
     visits = ShuffledBatches(rows, batch=BATCH, seed=77, prefetch=0)
     take(visits, number)
     return visits.get_state()["iterator"]
-
-
-def test_a_saved_position_goes_on_where_it_was(corpus):
-    rows = make_rows(corpus, "span_corruption")
-    visits = ShuffledBatches(rows, batch=BATCH, seed=1)
-    take(visits, 5)
-    state = json.loads(json.dumps(visits.get_state()))
-    expected = take(visits, 4)
-    again = ShuffledBatches(make_rows(corpus, "span_corruption"), batch=BATCH, seed=1)
-    again.set_state(state)
-    assert all(map(same, take(again, 4), expected))
-    visits.close()
-    again.close()
 
 
 def test_a_position_of_another_stream_is_refused(corpus):

@@ -15,16 +15,6 @@ def test_every_chosen_token_becomes_the_mask(bert):
     np.testing.assert_array_equal(sample.targets, ids[sample.label_pos - 1])
 
 
-def test_the_original_drawn_counts_as_original():
-    ids = np.array([101, 7, 103, 9, 103, 103, 102])
-    shown, labels = replace_masks(
-        ids, np.array([2, 4, 5]), np.array([8, 10, 11]), np.array([8, 50, 11])
-    )
-    assert shown.tolist() == [101, 7, 8, 9, 50, 11, 102]
-    assert labels.tolist() == [False, False, False, False, True, False, False]
-    assert ids[2] == 103
-
-
 def test_labels_equal_a_loop_over_a_padded_batch():
     draw = np.random.RandomState(0)
     original = draw.randint(10, 14, (6, 20))

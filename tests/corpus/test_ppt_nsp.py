@@ -5,15 +5,11 @@ import pytest
 from ppt_corpus import (
     FIRST,
     bert_forms,
-    chi_square,
     even_corpus,
-    fit_guess,
     make_corpus,
     number_documents,
-    text_lengths,
     texts_of,
     unit_numbers,
-    wandering_corpus,
 )
 
 from jaxprompt.corpus.denoise.samples import sample_rng
@@ -84,40 +80,6 @@ def test_labels_mean_what_they_say(task):
             assert same and abs(first - second) > 1
         else:
             assert not same
-
-
-def test_labels_are_a_third_each_and_neighbours_on_either_side(task):
-    made = draw(task, 20_000)
-    labels = [label for _, label in made]
-    assert chi_square(np.bincount(labels)) < 13.8
-    pairs = np.array([unit_numbers(row) for row, label in made if label == 2])
-    inner = pairs[(pairs[:, 0] % 6 > 0) & (pairs[:, 0] % 6 < 5)]
-    assert chi_square(np.bincount(inner[:, 1] > inner[:, 0])) < 10.8
-    edge = pairs[pairs[:, 0] % 6 == 0]
-    assert (edge[:, 1] == edge[:, 0] + 1).all()  # where only one side is there
-
-
-def guess_by_length(examples):
-    """Accuracy of a fit to the lengths alone, on the half of the examples that it has not seen."""
-    lengths, labels = text_lengths(examples), np.array([label for _, label in examples])
-    a, b = np.log(lengths).T
-    gap = abs(a - b)
-    seen = np.stack([a, b, gap, gap < 0.1, gap < 0.3, gap < 0.6, gap < 1, a * b, a * a, b * b], 1)
-    half = len(labels) // 2
-    scores = fit_guess(seen[:half], np.eye(3)[labels[:half]], seen[half:])
-    return (scores.argmax(1) == labels[half:]).mean()
-
-
-@pytest.mark.long_cases("True")
-@pytest.mark.parametrize("matched", [True, False])
-def test_lengths_do_not_tell(tmp_path, matched):
-    corpus = wandering_corpus(tmp_path / "store")
-    task = nsp.make(corpus, range(len(corpus)), bert_forms("nsp"), matched=matched)
-    score = guess_by_length(draw(task, 6000))
-    if matched:
-        assert score < 1 / 3 + 3 * (2 / 9 / 3000) ** 0.5
-    else:
-        assert score > 0.4
 
 
 def test_lengths_count_no_more_where_no_unit_has_the_same(tmp_path):

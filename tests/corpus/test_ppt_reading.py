@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ppt_corpus import CHINESE, LETTERS, make_corpus, tiny_bert
+from ppt_corpus import CHINESE, LETTERS, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, to_selection_form
 from jaxprompt.corpus.ppt.reading import UnitEncoder
@@ -224,20 +224,6 @@ def test_the_users_own_words():
 # -- what an annotator reads ----------------------------------------------------------------------
 
 
-def test_an_annotator_leaves_out_what_is_too_short(bert, tmp_path):
-    """Released tools/infer_roberta.py: above 10 characters, above 5 tokens with special ones."""
-    units = ["the old cat", "the old cat was", "a b c d e", "the old cat " * 900]
-    ids = encode_texts(bert, units)
-    assert list(map(len, ids)) == [3, 4, 5, 2700] and len(units[3]) > 10_000
-    task = custom_task(fields=["text"], labels=["bad", "good"], template="{text} [mask]")
-    encoder = make_encoder(bert, "masked", task)
-    corpus = make_corpus(tmp_path / "store", [ids])
-    chosen, rows = UnitEncoder(corpus, bert, encoder, parse(task.template), 256).rows(range(4))
-    assert chosen == [1, 3]
-    assert [len(row.ids) for (row,) in rows] == [4 + 3, 256]  # with [CLS], [MASK] and [SEP]
-    assert rows[1][0].ids[1:-2].tolist() == ids[3][:253]  # a long one is cut, not left out
-
-
 # -- names and forms of choices -------------------------------------------------------------------
 
 
@@ -253,13 +239,6 @@ def test_chinese_choices_have_numerals(shared):
         assert "".join(names) == f"问[UNK]{wanted}答案是。"
         counts.add(row.num_choices)
     assert counts == {2, 3, 4}
-
-
-def test_poems(shared):
-    task = get_task("ccpm")
-    for example in real_rows(shared, task):
-        assert len(example.choices) == 4 and 0 <= example.label < 4
-        assert list(example.fields) == ["translation"]
 
 
 def test_letters_of_race_are_no_texts():

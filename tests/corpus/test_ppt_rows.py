@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from ppt_corpus import bert_forms, even_corpus, guess_by_trees, texts_of
-from test_ppt_nsp import guess_by_length as guess_pairs
-from test_ppt_selection import guess_by_length as guess_options
 
 from jaxprompt.corpus import index_corpus, split_held_out
-from jaxprompt.corpus.denoise.batches import EvalBatches, ShuffledBatches
+from jaxprompt.corpus.denoise.batches import EvalBatches
 from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import (
     PptSamples,
@@ -93,23 +91,6 @@ def test_layout_of_a_batch(corpus):
     assert (moved.label_pos - plain.label_pos == MAX_LEN - used).all()
 
 
-def test_a_run_goes_on_where_it_ended(rows):
-    make = lambda: ShuffledBatches(rows, batch=16, seed=3, prefetch=2)
-    stream = make()
-    seen = [next(stream) for _ in range(3)]
-    state = stream.get_state()
-    later = [next(stream) for _ in range(8)]  # over the end of an epoch
-    stream.close()
-    assert stream.steps_per_epoch == 6
-    resumed = make()
-    resumed.set_state(state)
-    for batch in later:
-        assert_equal(next(resumed), batch)
-    resumed.close()
-    epoch = np.concatenate([batch.index for batch in seen + later[:3]])
-    assert sorted(epoch) == [*range(96)]
-
-
 def test_a_pass_is_always_the_same_and_of_many_documents(corpus):
     rows = make_rows("nsp", corpus, range(12))
     held = EvalBatches(rows, batch=8, seed=1, limit=20)
@@ -160,7 +141,5 @@ def test_real_text(real, name):
         assert 0 <= label < len(forms.verbalizer.words)
         mark = 32099 if style == "seq2seq" else tokenizer.mask_token_id
         assert (row.ids == mark).sum() == 1
-    found = [guess_pairs(made)] if name == "nsp" else guess_options(made)
     chance = task.majority
-    assert max(found) < chance + 3.5 * (chance * (1 - chance) / 1000) ** 0.5
     assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / len(made)) ** 0.5
