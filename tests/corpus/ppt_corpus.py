@@ -6,6 +6,11 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.encode import EncodedDocuments
 from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts
 from jaxprompt.corpus.store import StoreWriter
+from jaxprompt.data.text.encode import Answer, ExampleEncoder
+from jaxprompt.data.text.specials import SENTINEL, read_specials
+from jaxprompt.data.text.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.text.template import parse
+from jaxprompt.data.text.verbalizer import make_verbalizer
 from jaxprompt.types import Role
 
 FIRST = 2000  # ids below stand in no text
@@ -101,3 +106,34 @@ def guess_by_trees(examples):
     )
     with threadpool_limits(1):  # threads wait for each other where tests run side by side
         return (cross_val_predict(trees, seen, labels, cv=3) == labels).mean()
+
+
+def make_encoder(
+    tokenizer, style, template, words, *, spaced, max_len=512, slots=0, decoder_slots=0, eos=False,
+    option="", names=(),
+):  # fmt: skip
+    """Returns the encoder of a downstream task with a verbalizer."""
+    answer, sentinels = read_answer("[mask] {label}")
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
+    is_seq2seq = style == "seq2seq"
+    around = frame(answer, specials) if is_seq2seq else Frame((), ())
+    plan = masked_plan(verbalizer.ids)
+    if style != "masked":
+        plan = branch_plan(verbalizer.ids, around, whole=False)
+    stem = (0, *around.stem) if is_seq2seq else ()
+    return ExampleEncoder(
+        tokenizer, parse(template), specials, num_slots=slots, num_masks=verbalizer.num_masks,
+        max_len=max_len, needs_mask=True, num_types=2, option=option, names=names,
+        answer=Answer(plan, stem, decoder_slots),
+    )  # fmt: skip
+
+
+def task_encoder(tokenizer, style, task, **options):
+    """Returns the encoder of a task with a verbalizer."""
+    template = task.causal if style == "causal" else task.template
+    names = task.widest if task.options else [group[0] for group in task.words]
+    return make_encoder(
+        tokenizer, style, template, task.words, spaced=task.spaced, option=task.option,
+        names=names, **options,
+    )  # fmt: skip
