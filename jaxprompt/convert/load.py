@@ -117,14 +117,14 @@ def load_backbone(
         tensors = select_tensors(table, config, sizes, heads, tied=tied)
         names.check_complete(tensors, sizes)
         names.check_num_layers(tensors, sizes)
-        found = {tensor: names.checked(tensor, sizes) for tensor in tensors}
+        names_by_tensor = {tensor: names.checked(tensor, sizes) for tensor in tensors}
         if quantize in BITS:
             for tensor in tensors:
                 if (axis := input_axis(tensor.path)) is not None:
                     size = sizes[(tensor.stack + tensor.axes)[axis]]
                     check_blocks(f"backbone/{tensor.path}", size, quantize)
         filler = ParameterFiller(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
-        flat, digests = filler.fill(found)
+        flat, digests = filler.fill(names_by_tensor)
         absent = tuple(head for head in table.heads if head not in heads)
         missing = select_tensors(table._replace(trunk=()), config, sizes, absent, tied=True)
         report = LoadReport(

@@ -116,18 +116,18 @@ class ParameterFiller:
         devices: Iterable[jax.Device] = () if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
 
-    def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
+    def fill(self, file_names: Mapping[Tensor, list[str]]) -> tuple[Flat, list[str]]:
         """Reads tensors.
 
         Args:
-          found: the names in the file of each tensor, one per layer.
+          file_names: the names in the file of each tensor, one per layer.
 
         Returns:
           (flat params, digests of all layers of all tensors, whichever process hashed them).
         """
         flat: Flat = {}
         digests: list[str] = []
-        hashed = self._layers_to_hash(found)
+        hashed = self._layers_to_hash(file_names)
         pending: deque[tuple[Tensor, list[_Shard], list[Future[str]]]] = deque()
 
         def finish() -> None:
@@ -138,7 +138,7 @@ class ParameterFiller:
         error: InputError | None = None
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
-                for tensor, names in found.items():
+                for tensor, names in file_names.items():
                     # Allocated one after the other, to limit the memory of the host.
                     shards = self._shards(tensor)
                     jobs = [
@@ -162,22 +162,24 @@ class ParameterFiller:
         if len(self.processes) > 1:
             # Vectors are hashed by all: if they differ, there are too many digests.
             digests = list(set(" ".join(processes.gather(" ".join(digests))).split()))
-            if len(digests) != sum(map(len, found.values())):
+            if len(digests) != sum(map(len, file_names.values())):
                 raise InputError(
                     f"the processes read different weights from {self.weights.folder}; use the "
                     "same checkpoint for all of them"
                 )
         return flat, digests
 
-    def _layers_to_hash(self, found: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
+    def _layers_to_hash(self, file_names: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
         """Chooses what this process hashes: the largest first, each to the least loaded process.
 
         Vectors are hashed by all, so that different weights on one host are detected.
         """
-        layers = [(tensor, i) for tensor, names in found.items() for i in range(len(names))]
+        layers = [(tensor, i) for tensor, names in file_names.items() for i in range(len(names))]
         if len(self.processes) < 2:
             return set(layers)
-        sizes = {tensor: math.prod(self.sizes[axis] for axis in tensor.axes) for tensor in found}
+        sizes = {
+            tensor: math.prod(self.sizes[axis] for axis in tensor.axes) for tensor in file_names
+        }
         loads = dict.fromkeys(self.processes, 0)
         chosen = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
         # A total order, so that all processes make the same division without communication.

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import transformers
+from folders import assert_same_params, load_folder, random_model, rewrite
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.folder import read_config
@@ -26,27 +27,13 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
 def save_model(folder, name, **extra):
-    """Saves a random transformers model whose every number counts."""
-    family = name.partition("For")[0].removesuffix("Model")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES, **extra)
-    model = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+    model = random_model(name, SIZES | extra)
     model.save_pretrained(folder)
     return model
 
 
-def load(folder, family="bert", **kwargs):
-    return load_backbone(folder, family, read_config(folder), **kwargs)
-
-
-def rewrite(folder, change):
-    """Applies `change` to the dict of tensors in the folder's file."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file(change(tensors) or tensors, path)
+def load(folder, family="bert", **options):
+    return load_folder(folder, family, **options)
 
 
 @pytest.fixture
@@ -116,7 +103,7 @@ def test_names_of_old_checkpoints(pretraining):
     rewrite(folder, to_old)
     got = load(folder)
     assert got.report == expected.report
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(pretraining):
@@ -133,14 +120,6 @@ def test_a_tensor_under_two_names_is_reported_where_its_numbers_differ(pretraini
     report = load(folder).report
     assert report.unused == (f"{norm}.weight", *expected.unused)
     assert report.fingerprint == expected.fingerprint
-
-
-def assert_equal_trees(got, expected):
-    got, expected = flatten(got), flatten(expected)
-    assert got.keys() == expected.keys()
-    for name, leaf in expected.items():
-        assert got[name].dtype == leaf.dtype
-        assert got[name].tobytes() == leaf.tobytes(), name
 
 
 def test_one_fingerprint_for_every_layout(pretraining, tmp_path):
@@ -163,7 +142,7 @@ def test_one_fingerprint_for_every_layout(pretraining, tmp_path):
     for name, layout in layouts.items():
         got = load(layout)
         assert got.report == expected.report, name
-        assert_equal_trees(got.params, expected.params)
+        assert_same_params(got.params, expected.params)
 
 
 @pytest.mark.parametrize("name", [WORD, QUERY, "bert.pooler.dense.bias", "cls.predictions.bias"])

@@ -6,10 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import transformers
-from safetensors.numpy import load_file, save_file
+from folders import assert_same_params, load_folder, random_model, rewrite
+from jaxprompt.convert.load_folder import load_backbone, present_heads
+from safetensors.numpy import load_file
 
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 
@@ -24,37 +25,7 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head
 
 
 def save_model(folder, name, **extra):
-    """Saves a random transformers model whose every number counts."""
-    short = name.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{short}Config")(**{"T5": T5, "GPT2": GPT2}[short] | extra)
-    model = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return model
-
-
-def load(folder, **kwargs):
-    config = read_config(folder)
-    return load_backbone(folder, config["model_type"], config, **kwargs)
-
-
-def rewrite(folder, change=lambda tensors: None, **config):
-    """Applies `change` to the dict of tensors in the folder's file, and fields to its config."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file(change(tensors) or tensors, path)
-    (folder / "config.json").write_text(json.dumps(read_config(folder) | config))
-
-
-def assert_equal_trees(got, expected):
-    got, expected = flatten(got), flatten(expected)
-    assert got.keys() == expected.keys()
-    for name, leaf in expected.items():
-        assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape
-        assert got[name].tobytes() == leaf.tobytes(), name
+    random_model(name, (T5 if name.startswith("T5") else GPT2) | extra).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +48,7 @@ def folders(saved, tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "gated", "gpt2"])
 def test_report(saved, name):
-    params, report = load(saved / name)
+    params, report = load_folder(saved / name)
     assert report.heads == ("lm",) and report.absent == report.missing == report.unused == ()
     family, config = name.replace("gated", "t5"), read_config(saved / name)
     assert present_heads(saved / name, family, config) == {"lm"}
@@ -92,7 +63,7 @@ def test_report(saved, name):
 )
 def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model):
     """Single, sharded, torch (with its tied copies), and with or without a prefix."""
-    expected, folder = load(saved / name), saved / name
+    expected, folder = load_folder(saved / name), saved / name
     model = getattr(transformers, model).from_pretrained(folder)
     layouts = {layout: tmp_path / layout for layout in ("sharded", "torch")}
     model.save_pretrained(layouts["sharded"], max_shard_size="2KB")
@@ -106,40 +77,40 @@ def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model)
     rename = lambda n: n.removeprefix("transformer.") if name == "gpt2" else f"transformer.{n}"
     rewrite(layouts["other"], lambda tensors: {rename(n): t for n, t in tensors.items()})
     for layout, path in layouts.items():
-        got = load(path)
+        got = load_folder(path)
         assert got.report == expected.report, layout
-        assert_equal_trees(got.params, expected.params)
+        assert_same_params(got.params, expected.params)
 
 
 @pytest.mark.parametrize("copies", [*zip(COPIES[:2]), COPIES, (*COPIES, "shared.weight")])
 def test_copies_of_the_word_table_are_one(saved, folders, copies):
-    expected, folder = load(saved / "t5"), folders("t5")
+    expected, folder = load_folder(saved / "t5"), folders("t5")
 
     def change(tensors):
         table = tensors.pop("shared.weight")
         return tensors | {name: table.copy() for name in copies}
 
     rewrite(folder, change)
-    got = load(folder)
+    got = load_folder(folder)
     assert got.report == expected.report
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 @pytest.mark.parametrize("name", COPIES[:2])
 def test_shared_is_read_where_another_word_table_differs(saved, folders, name):
     """Torch's decoder and logits read `shared`; the report tells of the other table."""
-    expected, folder = load(saved / "t5"), folders("t5")
+    expected, folder = load_folder(saved / "t5"), folders("t5")
     rewrite(folder, lambda tensors: tensors | {name: tensors["shared.weight"] + 1})
-    got = load(folder)
+    got = load_folder(folder)
     assert got.report == expected.report._replace(unused=(name,))
-    assert_equal_trees(got.params, expected.params)
+    assert_same_params(got.params, expected.params)
 
 
 def test_an_output_table_of_other_numbers_is_used_though_config_says_tied(folders):
     """As transformers does; files of mT5 are so."""
     folder = folders("t5")
     rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["shared.weight"] + 1})
-    params, report = load(folder)
+    params, report = load_folder(folder)
     assert not report.tied and report.unused == ()
     np.testing.assert_array_equal(params["lm"]["table"], params["embed"]["word"]["table"] + 1)
     model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
@@ -148,7 +119,7 @@ def test_an_output_table_of_other_numbers_is_used_though_config_says_tied(folder
 
 def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
     save_model(tmp_path / "classes", "T5ForSequenceClassification")
-    report = load(tmp_path / "classes").report
+    report = load_folder(tmp_path / "classes").report
     heads = [
         f"classification_head.{x}.{y}" for x in ("dense", "out_proj") for y in ("bias", "weight")
     ]
@@ -156,10 +127,10 @@ def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
     folder = folders("t5")  # as in the files of T5 1.0
     name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     rewrite(folder, lambda tensors: tensors | {name: np.ones((8, 2), np.float32)})
-    assert load(folder).report.unused == (name,)
+    assert load_folder(folder).report.unused == (name,)
     folder = folders("gpt2")
     rewrite(folder, lambda tensors: tensors | {"transformer.h.0.ln_3.weight": np.ones(12)})
-    assert load(folder).report.unused == ("transformer.h.0.ln_3.weight",)
+    assert load_folder(folder).report.unused == ("transformer.h.0.ln_3.weight",)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +146,7 @@ def test_a_config_of_fewer_layers_than_the_file_is_refused(folders, family, name
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {name: 1}))
     with pytest.raises(InputError) as caught:
-        load(folder)
+        load_folder(folder)
     assert f"{folder} has {more}" in str(caught.value)
     assert "but config.json says 1 such layers; give the" in str(caught.value)
 
@@ -185,14 +156,14 @@ def test_weights_that_another_library_has_quantized_are_named(folders):
     path = folder / "config.json"
     held = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     path.write_text(json.dumps(json.loads(path.read_text()) | held))
-    load(folder)  # they may stand as numbers all the same
+    load_folder(folder)  # they may stand as numbers all the same
     name = "transformer.h.0.mlp.c_fc.weight"
     for tensor in (np.ones((72, 1), np.uint8), None):  # as bitsandbytes has them; as GPTQ has
         rewrite(folder, lambda old, new=tensor: old | {name: new} if new is not None else {
             key: x for key, x in old.items() if key != name
         })  # fmt: skip
         with pytest.raises(InputError, match="weights quantised with bitsandbytes, which is n"):
-            load(folder)
+            load_folder(folder)
 
 
 BAD = [
@@ -229,7 +200,7 @@ def test_a_fused_projection_of_another_width_is_an_error(folders):
     folder, name = folders("gpt2"), "transformer.h.1.attn.c_attn.weight"
     rewrite(folder, lambda tensors: tensors | {name: tensors[name][:, :24].copy()})
     with pytest.raises(InputError, match=r"has shape \[12, 24\], config.json says \[12, 36\]"):
-        load(folder)
+        load_folder(folder)
 
 
 @pytest.mark.parametrize("file_dtype", [np.float32, np.float16])
@@ -237,7 +208,7 @@ def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
     """Of a gated product half the factor is in its linear part: 10 x 10 = 100."""
     folder = folders("gated")
     rewrite(folder, lambda tensors: {n: t.astype(file_dtype) for n, t in tensors.items()})
-    plain, divided = (load(folder, rescale=factor) for factor in (1.0, 100.0))
+    plain, divided = (load_folder(folder, rescale=factor) for factor in (1.0, 100.0))
     assert plain.report == divided.report
     by = {"attention/out": 100, "cross/out": 100, "embed/word": 100, "mlp/up": 10, "mlp/down": 10}
     found = flatten(divided.params)
@@ -245,7 +216,7 @@ def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
         factor = next((f for part, f in by.items() if part in name), 1)
         assert found[name].dtype == np.float32
         np.testing.assert_allclose(found[name] * factor, leaf, rtol=2e-7, err_msg=name)
-    half = load(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
+    half = load_folder(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
     np.testing.assert_array_equal(half, found["embed/word/table"].astype(half.dtype))
 
 
@@ -271,4 +242,4 @@ def test_fingerprint_is_stable_over_versions(saved, folders, name, fingerprint):
     rewrite(
         folder, lambda tensors: {n: count(i, tensors[n]) for i, n in enumerate(sorted(tensors))}
     )
-    assert load(folder).report.fingerprint == fingerprint
+    assert load_folder(folder).report.fingerprint == fingerprint
