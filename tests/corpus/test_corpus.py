@@ -208,29 +208,30 @@ def test_stores_of_two_tokenizers_agree_on_numbers(folder, tiny, tmp_path, rober
     assert len(first.unit(4)) == 0 < len(second.unit(4))  # BERT drops control characters
 
 
-def test_what_changed_is_named(folder, tiny, tmp_path):
-    saved = json.loads(json.dumps(index(folder, tiny, tmp_path / "store").fingerprint))
-    again = lambda **kw: index(folder, tiny, tmp_path / "store", **kw).fingerprint
-    check_unchanged(saved, again())
-    write(folder / "a.jsonl", ["one two\nthree\n", "", "a [MASK] twos"])
-    with pytest.raises(
-        InputError, match="saved run: a.jsonl has different text; restore it, or use"
-    ):
-        check_unchanged(saved, again())
-    write(folder / "a.jsonl", ["one"])
-    (folder / "b.jsonl.gz").rename(folder / "c.jsonl.gz")
-    with pytest.raises(
-        InputError,
-        match=r"run: a.jsonl has a different size, \d+ -> 16; b.jsonl.gz is missing; "
-        "c.jsonl.gz is new; and 2 more; restore",
-    ):
-        check_unchanged(saved, again(units="sentence") | {"tokenizer": saved["tokenizer"]})
-    now = {**saved, "tokenizer": "f00"}
-    with pytest.raises(InputError, match=f"the tokenizer, {saved['tokenizer']} -> f00; restore"):
-        check_unchanged(saved, now)
-    now = {**saved, "settings": {**saved["settings"], "units": "sentence"}}
-    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence"):
-        check_unchanged(saved, now)
+FINGERPRINT = {
+    "files": {"a.txt": [1, 5], "b.txt": [2, 6]}, "settings": {"units": "paragraph"},
+    "tokenizer": "f00",
+}  # fmt: skip
+SENTENCES = {"settings": {"units": "sentence"}}
+FILES = {"files": {"a.txt": [3, 5], "c.txt": [2, 6]}}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"files": {"a.txt": [1, 4], "b.txt": [2, 6]}}, "run: a.txt has different text; restore"),
+        (
+            FILES | SENTENCES | {"tokenizer": "b0"},
+            "a.txt has a different size, 1 -> 3; b.txt is missing; c.txt is new; and 2 more; rest",
+        ),
+        ({"tokenizer": "b0"}, "the tokenizer, f00 -> b0; restore"),
+        (SENTENCES, "corpus.units, paragraph -> sentence; restore"),
+    ],
+)
+def test_what_changed_is_named(changes, message):
+    check_unchanged(FINGERPRINT, dict(FINGERPRINT))
+    with pytest.raises(InputError, match=message):
+        check_unchanged(FINGERPRINT, FINGERPRINT | changes)
 
 
 # -- bad input ------------------------------------------------------------------------------------
