@@ -221,7 +221,8 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
     # Relative names: a corpus that is moved keeps its fingerprint.
     names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
     files = dict(zip(names, texts, strict=True))
-    others = [p for p in paths if p not in set(texts) and runs.isdisjoint(p.parents)]
+    read = set(texts)
+    others = [p for p in paths if p not in read and runs.isdisjoint(p.parents)]
     # Sorted, because their order numbers the documents and must not depend on the file system.
     return dict(sorted(files.items())), sorted(map(str, runs)), sorted(map(str, others))
 
