@@ -47,35 +47,6 @@ def test_number_of_predictions(tokens, count):
         assert len(sample.label_pos) == count
 
 
-def test_what_becomes_of_the_tokens():
-    counts = dict.fromkeys(("mask", "other", "same"), 0)
-    per_position, per_word, total = np.zeros(66, int), np.zeros(50, int), 0
-    ids = np.full(64, 9)  # no word that is drawn
-    objective = masking()
-    for index in range(3000):
-        sample = objective([ids], sample_rng(11, index))
-        shown = sample.encoder.ids
-        at = sample.label_pos
-        assert (np.diff(at) > 0).all() and len(at) == objective.max_targets == 10
-        assert (sample.targets == 9).all()
-        rest = np.delete(shown, at)
-        assert (rest[1:-1] == 9).all() and (rest[0], rest[-1]) == (CLS, SEP)
-        read = shown[at]
-        counts["mask"] += (read == MASK).sum()
-        counts["same"] += (read == 9).sum()
-        counts["other"] += ((read != MASK) & (read != 9)).sum()
-        per_position[at] += 1
-        per_word += np.bincount(read[(read != MASK) & (read != 9)], minlength=50)
-        total += len(at)
-    assert within(counts["mask"], total, 0.8)
-    assert within(counts["other"], total, 0.1)
-    assert within(counts["same"], total, 0.1)
-    assert per_position[0] == per_position[-1] == 0
-    assert all(within(count, 3000, 10 / 64) for count in per_position[1:-1])
-    assert per_word[:10].sum() == 0
-    assert all(within(count, counts["other"], 1 / len(WORDS)) for count in per_word[10:])
-
-
 def test_other_shares():
     ids = np.full(64, 9)
     all_masks = masking(masked=1.0, random=0.0)([ids], sample_rng(0, 0))

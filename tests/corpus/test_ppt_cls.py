@@ -59,13 +59,6 @@ def test_units_become_examples(tmp_path, corpus):
     assert row.ids.tolist() == [0, 0, 2, *[2000] * 8, 4, 3]  # slots [CLS] text [MASK] [SEP]
 
 
-def test_the_mask_survives_a_long_text(tmp_path):
-    corpus = make_corpus(tmp_path / "store", number_documents([[500]]))
-    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)])
-    row, _ = cls.make(corpus, [0], bert_forms("cls", max_len=64), found)(0, sample_rng(0, 0))
-    assert len(row.ids) == 64 and row.ids[row.label_pos].tolist() == [4] and row.ids[-1] == 3
-
-
 def test_writing_goes_on_where_it_ended(tmp_path, corpus):
     folder, rows = tmp_path / "labels", np.array([sure_of(i % 5, 0.9) for i in range(12)])
     first = AnnotationWriter(folder, corpus, CLASSES, "roberta")

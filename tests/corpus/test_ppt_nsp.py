@@ -52,15 +52,6 @@ def test_a_row_for_t5_as_released(t5, corpus):
     assert row.targets is None and row.segments is None
 
 
-def test_a_row_for_bert(task):
-    row, _ = task(7, sample_rng(0, 1))
-    second = unit_numbers(row)[1]
-    text = [2, *[FIRST + 7] * 6, 4, *[FIRST + second] * 6, 3]  # [CLS] first [MASK] second [SEP]
-    assert row.ids.tolist() == [0] * 4 + text
-    assert row.slot.tolist() == [0, 1, 2, 3] + [-1] * 15
-    assert row.label_pos.tolist() == [11] and row.decoder is None
-
-
 def test_examples_never_change(task):
     """A run that goes on after an update of this package must draw what it would have drawn."""
     found = [(*unit_numbers(row), label) for row, label in draw(task, 8, seed=3)]

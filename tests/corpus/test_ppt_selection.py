@@ -11,14 +11,12 @@ from ppt_corpus import (
     make_corpus,
     number_documents,
     texts_of,
-    tiny_bert,
     unit_numbers,
 )
 
 from jaxprompt.corpus.denoise.samples import sample_rng
 from jaxprompt.corpus.ppt import get_pattern, make_forms, option_counts, selection
 from jaxprompt.errors import InputError
-from jaxprompt.types import Role
 
 UNITS = 12  # of each document below
 # Options -> tokens of the query and of an option; the neighbour, others of its document, and those
@@ -77,14 +75,6 @@ def test_a_row_for_t5_as_released(t5, corpus):
     assert row.decoder.ids.tolist() == [0, 32099, *letters]
     assert row.label_pos.tolist() == [0, 1, *range(2, 18)]
     assert forms.plan.whole.ids[0, 0].tolist() == [32099, 188, 32098]
-
-
-def test_a_row_for_bert(corpus):
-    forms = bert_forms("unified", options=(2,), num_slots=1)
-    row, _ = selection.make("unified", corpus, range(20), forms)(30, sample_rng(0, 1))
-    tokens = tiny_bert().convert_ids_to_tokens(row.ids[row.roles != Role.TEXT])
-    text = "[PAD] [CLS] ? a . . b . . ? the correct one is [MASK] [SEP]"
-    assert tokens == text.split() and row.label_pos.tolist() == [len(row.ids) - 2]
 
 
 def test_examples_never_change(corpus):
