@@ -1,6 +1,5 @@
 """The special tokens, words and sentinels of a tokenizer that objectives use."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,15 +39,16 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model: Any = getattr(backend, "model", None)
     pre_tokenizer = str(getattr(backend, "pre_tokenizer", ""))  # shows the members of a Sequence
-    is_start: Callable[[str], bool]
+    prefixes: tuple[str, ...]
+    mark_start = True  # the prefixes are those of words, not of their other tokens
     # By its class: a BPE model has a continuing_subword_prefix too, which is None.
     if type(model).__name__ == "WordPiece":
-        is_start = lambda token: not token.startswith(model.continuing_subword_prefix)
+        prefixes, mark_start = (model.continuing_subword_prefix,), False
     elif "ByteLevel" in pre_tokenizer:
-        is_start = lambda token: token.startswith(_SPACES)
+        prefixes = _SPACES
     # Written by the pre-tokenizer, or by the normalizer, as Gemma's.
     elif "Metaspace" in pre_tokenizer or "▁" in str(getattr(backend, "normalizer", "")):
-        is_start = lambda token: token.startswith("▁")
+        prefixes = ("▁",)
     else:
         raise InputError(
             f"tokenizer {tokenizer.name_or_path!r} does not mark where words begin; whole words "
@@ -56,7 +56,7 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
         )
     vocab = tokenizer.get_vocab()
     starts = np.zeros(max(vocab.values()) + 1, bool)
-    starts[[token_id for token, token_id in vocab.items() if is_start(token)]] = True
+    starts[[i for token, i in vocab.items() if token.startswith(prefixes) == mark_start]] = True
     return starts
 
 

@@ -4,6 +4,7 @@ Two units are neighbours in either order, or from the same document, or from two
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -33,11 +34,11 @@ class NextSentence(UnitTask):
         random = RandomInts(rng)
         # Once per example, not per row tried, so that skipped rows do not change the shares.
         label = random.below(3)
-        sample = lambda unit, matched: self._sample(unit, label, random, matched)
+        sample = partial(self._sample, label=label, random=random)
         return self._form.fill(first_example(sample, row, len(self))), label
 
     def _sample(
-        self, unit: int, label: int, random: RandomInts, matched: bool
+        self, unit: int, matched: bool, *, label: int, random: RandomInts
     ) -> dict[str, np.ndarray] | None:
         max_tokens = self._form.max_text_tokens
         query = Query(self.units, unit, random, max_tokens=max_tokens, matched=matched)

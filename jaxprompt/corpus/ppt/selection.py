@@ -5,6 +5,7 @@ has six options, the unified task 2 to 16, whose lengths and shares are the rele
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class Selection(UnitTask):
         # Once per example, not per row tried, so that counts that are hard to fill stay as likely.
         count = self._counts[random.below(len(self._counts))]
         composition = self._compositions[count]
-        sample = lambda unit, matched: self._sample(unit, composition, random, matched)
+        sample = partial(self._sample, composition=composition, random=random)
         query, options = first_example(sample, row, len(self))
         order = list(range(count))
         # A Fisher-Yates shuffle; option 0 is the neighbour.
@@ -89,7 +90,7 @@ class Selection(UnitTask):
         return self._forms[count].fill({"query": query} | texts), order.index(0)
 
     def _sample(
-        self, unit: int, composition: Composition, random: RandomInts, matched: bool
+        self, unit: int, matched: bool, *, composition: Composition, random: RandomInts
     ) -> tuple[np.ndarray, list[np.ndarray]] | None:
         """Samples options. Returns the texts of the query and of the options, neighbour first."""
         query = Query(self.units, unit, random, max_tokens=composition.option, matched=matched)
