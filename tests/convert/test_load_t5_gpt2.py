@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import transformers
 from folders import assert_same_params, load_folder, random_model, rewrite
-from jaxprompt.convert.load_folder import load_backbone, present_heads
 from safetensors.numpy import load_file
 
 from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
 
